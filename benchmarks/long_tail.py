@@ -25,7 +25,7 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -50,7 +50,8 @@ SHARES = (1 / 12, 1 / 6, 1 / 3)
 """Thresholds of the sweep, of the batch; with four workers the pool is one or two of them."""
 MEASURED = {
     "seconds": "seconds/generation_and_inference", "generation": "seconds/generation", "inference": "seconds/inference",
-    "simulated": "fusion/simulated_seconds", "simulated_generation": "fusion/simulated_generation_seconds",
+    "simulated": "fusion/simulated_seconds",
+    "predicted": "fusion/predicted_seconds", "simulated_generation": "fusion/simulated_generation_seconds",
     "threshold": "fusion/threshold", "moved": "samples/migrated", "moved_kv": "fusion/moved_kv",
     "overhead": "fusion/overhead_share", "control": "control_share", "idle": "idle/generation",
     "decode_ratio": "fusion/decode_ratio", "score_ratio": "fusion/score_ratio",
@@ -145,10 +146,12 @@ def in_turns(turns: Turns, seconds: float) -> Iterator[None]:
         actions.random_key = random_key  # type: ignore[attr-defined]
 
 
-def run_scenario(folder: Path, scenario: str, turns: Turns, seconds: float) -> Path:
+def run_scenario(
+    folder: Path, scenario: str, turns: Turns, seconds: float, speculation: Mapping[str, Any] | None = None
+) -> Path:
     """Runs the job; its run folder."""
     what = SCENARIOS[scenario]
-    manifest = write_job(folder, what, turns.iterations)
+    manifest = write_job(folder, what, turns.iterations, speculation)
     with in_turns(turns, seconds):
         return run_job(manifest, ["generation"] * what.workers, pace=what.pace)
 

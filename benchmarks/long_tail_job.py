@@ -1,7 +1,9 @@
 """The jobs of the long tail's benchmark: their workers, their models, and what each is to show."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from benchmarks import pinned_job
 from benchmarks.long_tail_policy import write_policy
@@ -23,6 +25,8 @@ class Scenario:
     """Of the policy."""
     pace: StepPace | None = None
     """None: workers are as fast as their core."""
+    repeated: float = 0.0
+    """Share of the tokens that follow by rule, so that they can be drafted."""
 
     @property
     def pools(self) -> range:
@@ -40,16 +44,18 @@ SCENARIOS = {
     "A": Scenario({"hidden_size": 256, "num_hidden_layers": 12}),
     "B": Scenario(SMALL),
     "C": Scenario({"hidden_size": 256, "num_hidden_layers": 6}),
+    "E": Scenario({"hidden_size": 256, "num_hidden_layers": 6}, repeated=0.85),
     "paced-A": paced(1.3e-3),
     "paced-B": paced(2e-6),
     "paced-C": paced(0.65e-3),
     "paced-D": paced(1.3e-3, workers=4, batch=192),
+    "paced-E": replace(paced(0.65e-3), repeated=0.85),
 }
 
 
-def write_job(folder: Path, scenario: Scenario, iterations: int) -> Path:
-    """Models, prompts, reward and the resolved manifest."""
-    write_policy(folder / "policy", scenario.layers)
+def write_job(folder: Path, scenario: Scenario, iterations: int, speculation: Mapping[str, Any] | None = None) -> Path:
+    """Models, prompts, reward and the resolved manifest; `speculation` None: nothing is drafted."""
+    write_policy(folder / "policy", scenario.layers, scenario.repeated)
     return pinned_job.write_job(
         folder,
         "long-tail",
@@ -57,7 +63,11 @@ def write_job(folder: Path, scenario: Scenario, iterations: int) -> Path:
         batch=scenario.batch,
         max_tokens=MAX_TOKENS,
         reference=scenario.scorer,
-        generation={"replicas": scenario.workers, "maxBatchSize": ROWS},
+        generation={
+            "replicas": scenario.workers,
+            "maxBatchSize": ROWS,
+            "speculation": dict(speculation or {"mode": "Disabled"}),
+        },
         inference={"replicas": 0, "incremental": "Disabled"},
         fusion={"interStage": {"mode": "Auto", "balance": "Disabled"}},
     )

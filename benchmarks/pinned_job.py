@@ -1,6 +1,6 @@
 """A job of the long-tailed policy with real workers pinned to cores, and its coordinator in the process that measures.
 
-Prompts are all the same, the reward costs nothing, the learning rate changes no weight: what iterations differ in is
+Prompts are all the same, the reward costs nothing, the learning rate changes no token: what iterations differ in is
 what a benchmark sets. The coordinator is here so that it can be told, every iteration anew, which setting's turn it is.
 """
 
@@ -14,7 +14,7 @@ from typing import Any
 import yaml
 from benchmarks.long_tail_policy import PROMPT, write_scorer
 from benchmarks.pinned_workers import pinned_workers
-from tests.support.coordinated import free_address
+from tests.support.loopback import free_address
 
 from rlhf_api.names import Env
 from rlhf_coordinator import __main__ as coordinator
@@ -41,7 +41,7 @@ def write_job(
         },
         "prompts": {"path": str(folder / "prompts.jsonl"), "shuffle": False},
         "rollout": {"batchSize": batch, "maxPromptTokens": 8, "maxResponseTokens": max_tokens},
-        "training": {"microBatchSize": 8, "optimizer": {"learningRate": 1e-30}},
+        "training": {"microBatchSize": 8, "optimizer": {"learningRate": 2e-12}},
         **spec,
     }
     job = {"apiVersion": "rlhf.dev/v1alpha1", "kind": "RLHFJob", "metadata": {"name": name}, "spec": content}

@@ -14,9 +14,9 @@ import logging
 import os
 import socket
 import statistics
-import sys
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -39,8 +39,8 @@ PHASES = {"F": "forward", "B": "backward", "wait-F": "waiting", "wait-B": "waiti
 VOCABULARY = 512
 
 
-def arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+def arguments(description: str = __doc__) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=description.splitlines()[0])
     for name, default in (
         ("pipeline", 2), ("data", 1), ("samples", 64), ("mini-batch", 64), ("micro-batch", 8), ("prompt", 8),
         ("response", 12), ("hidden", 96), ("layers", 4), ("iterations", 6), ("epochs", 1), ("seed", 0),
@@ -87,10 +87,11 @@ def samples_of(options: argparse.Namespace, iteration: int) -> list[pb.TrainSamp
     return made
 
 
-def job_of(folder: Path, options: argparse.Namespace) -> RLHFJob:
+def job_of(folder: Path, options: argparse.Namespace, **fields: Any) -> RLHFJob:
+    """The job; `fields` are more of its PPO."""
     model = {"path": str(folder)}
     spec = {
-        "algorithm": {"ppo": {"miniBatchSize": options.mini_batch, "epochs": options.epochs}},
+        "algorithm": {"ppo": {"miniBatchSize": options.mini_batch, "epochs": options.epochs, **fields}},
         "models": {"actor": model, "critic": model, "reward": {"function": {"module": "none"}}},
         "prompts": {"path": "none"},
         "rollout": {"batchSize": options.samples},
@@ -100,8 +101,8 @@ def job_of(folder: Path, options: argparse.Namespace) -> RLHFJob:
     return RLHFJob.model_validate(body)
 
 
-def run_rank(rank: int, world: int, address: str, folder: Path, options: argparse.Namespace) -> None:
-    """One rank; writes its iterations (seconds, phases) to a file."""
+def rank_of(rank: int, world: int, address: str, options: argparse.Namespace) -> tuple[pb.BecomeTraining, torch.device]:
+    """What this process becomes, on a core of its own where there are enough, and the device it trains on."""
     cores = sorted(os.sched_getaffinity(0))
     if options.device == "cpu" and len(cores) >= world:
         os.sched_setaffinity(0, {cores[rank]})
@@ -115,6 +116,12 @@ def run_rank(rank: int, world: int, address: str, folder: Path, options: argpars
     become = pb.BecomeTraining(
         rank=rank, world_size=world, rendezvous=address, group_epoch=1, schedule=table.model_dump_json()
     )
+    return become, device
+
+
+def run_rank(rank: int, world: int, address: str, folder: Path, options: argparse.Namespace) -> None:
+    """One rank; writes its iterations (seconds, phases) to a file."""
+    become, device = rank_of(rank, world, address, options)
     phases: dict[str, float] = {}
 
     def span(name: str, start_ns: int, end_ns: int, **_: str) -> None:
@@ -139,8 +146,14 @@ def run_rank(rank: int, world: int, address: str, folder: Path, options: argpars
     os._exit(0)  # without taking the group down politely: the others may still be in it
 
 
-def main() -> int:
-    options = arguments()
+Measured = list[dict[str, float]]
+"""An iteration each."""
+
+
+def forked(
+    options: argparse.Namespace, run: Callable[[int, int, str, Path, argparse.Namespace], None]
+) -> tuple[int, list[Measured]]:
+    """Write the model, run every rank in a process of its own, and return (parameters, what each rank wrote)."""
     world = options.pipeline * options.data
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as name, socket.socket() as listener:
@@ -153,18 +166,21 @@ def main() -> int:
         for rank in range(world):
             pid = os.fork()
             if pid == 0:
-                run_rank(rank, world, address, folder, options)
+                run(rank, world, address, folder, options)
             pids.append(pid)
         codes = [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in pids]
         if any(codes):
-            print(f"ranks ended with {codes}", file=sys.stderr)
-            return 1
-        ranks = [json.loads((folder / f"rank-{rank}.json").read_text()) for rank in range(world)]
-    report(options, parameters, ranks)
+            raise SystemExit(f"ranks ended with {codes}")
+        return parameters, [json.loads((folder / f"rank-{rank}.json").read_text()) for rank in range(world)]
+
+
+def main() -> int:
+    options = arguments()
+    report(options, *forked(options, run_rank))
     return 0
 
 
-def report(options: argparse.Namespace, parameters: int, ranks: list[list[dict[str, float]]]) -> None:
+def report(options: argparse.Namespace, parameters: int, ranks: list[Measured]) -> None:
     """Medians over iterations, of the slowest rank in each."""
     slowest = [max(iteration, key=lambda rank: rank["seconds"]) for iteration in zip(*ranks, strict=True)]
     steps = options.epochs * options.samples // options.mini_batch

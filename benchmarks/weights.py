@@ -1,8 +1,10 @@
-"""Measures how fast a worker fetches a model's weights from training ranks over gRPC on loopback, checksums included.
+"""Measures how fast a worker gets a model's weights from training ranks on its machine, checksums included.
 
 `python benchmarks/weights.py --megabytes 1024 --sources 2 [--tls] [--json]`. Every source is a process of its own with
-its share of the model in bfloat16 matrices. The first fetch includes the checksums that a source computes once a
-version; later ones are what every further generation worker pays. Beside them: a copy of as many bytes in memory.
+its share of the model in bfloat16 matrices. In turn, weights are streamed by gRPC on loopback and borrowed in shared
+host memory, and copied into tensors that an engine would hold. The first time includes what a source does once a
+version: checksums of a stream, a copy and its checksums for a loan; later ones are what every further worker pays.
+Beside them: a copy of as many bytes in memory.
 """
 
 import argparse
@@ -13,7 +15,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from datetime import UTC, datetime
 from pathlib import Path
@@ -22,11 +24,16 @@ import torch
 
 from rlhf_api import control_pb2 as pb
 from rlhf_workers.peer_server import start_server
+from rlhf_workers.shared_memory.choice import lent_by
+from rlhf_workers.shared_memory.regions import MemorySharing
+from rlhf_workers.weight_copies import WeightCopies
 from rlhf_workers.weight_source import WeightSourceService
-from rlhf_workers.weights import fetch
+from rlhf_workers.weights import opened
 
 MATRIX = (4096, 4096)
 """A weight matrix of a 7B model; 32 MiB in bfloat16."""
+
+HOST = torch.device("cpu")
 
 
 class Matrices:
@@ -47,7 +54,8 @@ class Matrices:
 async def serve(stage: int, count: int, certificates: Path | None) -> None:
     """A source process: prints its port, then serves until it is killed."""
     matrices = Matrices(stage, count)
-    server = await start_server("127.0.0.1:0", certificates, WeightSourceService(lambda: matrices))
+    service = WeightSourceService(lambda: matrices, WeightCopies(lent_by(HOST)))
+    server = await start_server("127.0.0.1:0", certificates, service)
     print(server.port, flush=True)
     await asyncio.Event().wait()
 
@@ -73,33 +81,57 @@ def new_certificates(folder: Path) -> Path:
 
 
 def measure(megabytes: int, sources: int, repeats: int, *, tls: bool) -> dict[str, float]:
-    """Seconds and MiB/s of fetches; bytes are of the whole model."""
+    """Seconds and MiB/s of both ways, in turn; bytes are of the whole model."""
     item = max(1, round(megabytes / 32 / sources))
     size = item * sources * MATRIX[0] * MATRIX[1] * 2 / 2**20
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="rlhf-weights-")))
         certificates = new_certificates(folder) if tls else None
         locations = [start_source(stack, stage, item, certificates) for stage in range(sources)]
-        seconds: list[float] = []
+        held = engine_tensors(sources, item)
+        streamed: list[float] = []
+        borrowed: list[float] = []
         for _ in range(repeats + 1):
-            start = time.perf_counter()
-            tensors = fetch("actor", 1, locations, certificates)
-            seconds.append(time.perf_counter() - start)
-    assert len(tensors) == item * sources
+            streamed.append(timed_load(held, locations, certificates, ()))
+            borrowed.append(timed_load(held, locations, certificates, lent_by(HOST)))
     start = time.perf_counter()
-    copies = [tensor.clone() for tensor in tensors.values()]
+    copies = [tensor.clone() for tensor in held.values()]
     copying = time.perf_counter() - start
-    assert len(copies) == len(tensors)
-    typical = statistics.median(seconds[1:])
-    return {
-        "mebibytes": size,
-        "sources": sources,
-        "tls": tls,
-        "first_seconds": round(seconds[0], 3),
-        "seconds": round(typical, 3),
-        "mebibytes_per_second": round(size / typical, 1),
-        "copy_mebibytes_per_second": round(size / copying, 1),
+    assert len(copies) == item * sources
+    answer = {"mebibytes": size, "sources": sources, "tls": tls, "copy_mebibytes_per_second": round(size / copying, 1)}
+    for name, seconds in (("stream", streamed), ("borrow", borrowed)):
+        typical = statistics.median(seconds[1:])
+        answer |= {
+            f"{name}_first_seconds": round(seconds[0], 3),
+            f"{name}_seconds": round(typical, 3),
+            f"{name}_mebibytes_per_second": round(size / typical, 1),
+        }
+    ratios = [stream / borrow for stream, borrow in zip(streamed[1:], borrowed[1:], strict=True)]
+    return answer | {
+        "stream_over_borrow_first": round(streamed[0] / borrowed[0], 2),
+        "stream_over_borrow": round(statistics.median(ratios), 2),
     }
+
+
+def engine_tensors(sources: int, count: int) -> dict[str, torch.Tensor]:
+    """Return what an engine would hold, its memory touched."""
+    names = [f"layers.{stage}.{index}.weight" for stage in range(sources) for index in range(count)]
+    return {name: torch.zeros(MATRIX, dtype=torch.bfloat16) for name in names}
+
+
+def timed_load(
+    held: dict[str, torch.Tensor],
+    locations: list[pb.WeightLocation],
+    certificates: Path | None,
+    sharings: Sequence[MemorySharing],
+) -> float:
+    """Seconds until all weights are in `held`."""
+    start = time.perf_counter()
+    with opened("actor", 1, locations, certificates, sharings) as weights:
+        assert weights.ways == ("host_memory" if sharings else "stream"), weights.ways
+        for name, target in held.items():
+            target.copy_(weights.tensors[name])
+    return time.perf_counter() - start
 
 
 def main() -> int:

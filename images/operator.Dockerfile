@@ -2,6 +2,7 @@
 #
 # BASE: any Linux with glibc and `python3` of 3.11 or later. UV: an image with the binary /uv.
 # The dependencies are those of uv.lock, by hash; a lock that does not fit pyproject.toml ends the build.
+# Without configuration: the overrides of pyproject.toml are for making the lock, and would unpin what it pins.
 ARG BASE=docker.io/library/python:3.11-slim-bookworm
 ARG UV=ghcr.io/astral-sh/uv:0.13.9
 
@@ -16,7 +17,7 @@ WORKDIR /source
 COPY pyproject.toml uv.lock ./
 RUN uv export --locked --extra operator --no-emit-project --no-annotate --quiet --output-file=/tmp/requirements.txt \
     && uv venv --python="$(command -v python3)" "$VIRTUAL_ENV" \
-    && uv pip install --no-deps --require-hashes --requirements=/tmp/requirements.txt \
+    && uv pip install --no-config --no-deps --require-hashes --requirements=/tmp/requirements.txt \
     && find "$VIRTUAL_ENV" -type d -name tests -prune -exec rm -rf {} +
 COPY README.md LICENSE ./
 COPY crds crds

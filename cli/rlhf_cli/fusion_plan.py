@@ -1,4 +1,4 @@
-"""What inter-stage fusion would bring a job, for `rlhf plan`: from what its last run measured, or from assumptions.
+"""What fusion and drafts would bring a job, for `rlhf plan`: from what its last run measured, or from assumptions.
 
 Rule: it reads the journal of the job's newest run in `runs/` and writes nothing. Where nothing was measured, costs are
 a roofline of public hardware figures and lengths are assumed; every assumption is listed in `assumptions`. A job that
@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
-from rlhf_api.algorithms import ModelKind, graph_of
+from rlhf_api.algorithms import ModelKind, graph_of, samples_of_batch
 from rlhf_api.job import RLHFJob
 from rlhf_api.names import Group
 from rlhf_coordinator.model_sizes import read_size
@@ -22,6 +22,8 @@ from rlhf_planner.inter_stage.forecast import Forecast, IterationSetup
 from rlhf_planner.inter_stage.lengths import WINDOW, LengthModel
 from rlhf_planner.inter_stage.roofline import CPU_CORE, HOPPER, ModelShape, assumed_costs
 from rlhf_planner.inter_stage.simulate import simulate
+from rlhf_planner.speculation.assumed_gain import assumed_forecast
+from rlhf_planner.speculation.forecast import NO_SPECULATION
 
 TOKEN_BYTES: Final = 4
 """Bytes of a token in the journal: int32."""
@@ -38,18 +40,39 @@ class FusionPlan:
     lengths: LengthModel
     assumptions: tuple[str, ...] = ()
     missing: str = ""
+    undrafted: FusionChoice | None = None
+    """The choice with generation.speculation.mode Disabled; None where nothing is drafted, or nothing to forecast
+    from."""
 
 
 def fusion_plan(job: RLHFJob, runs: Path) -> FusionPlan:
     """Return the forecast of a resolved job; `runs` is the parent of run folders, whose content never raises."""
-    run = _newest_run(job, runs)
-    costs, assumptions, missing = _costs(job, run)
+    graph, run = graph_of(job.spec), _newest_run(job, runs)
     lengths, prompts, guessed = _lengths(job, run)
     layout = _layout(job, prompts)
+    if not graph.generates:
+        return FusionPlan(None, layout, None, lengths, (), f"algorithm {graph.algorithm} generates nothing")
+    costs, assumptions, missing = _costs(job, run)
     if costs is None:
         return FusionPlan(None, layout, None, lengths, (), missing)
+    costs, supposed = _with_drafts(job, costs, assumed=run is None)
     choice = choose(lengths, layout, costs, job.spec.seed)
-    return FusionPlan(choice, layout, costs, lengths, (*assumptions, *guessed))
+    plain = replace(costs, speculation=NO_SPECULATION)
+    undrafted = choose(lengths, layout, plain, job.spec.seed) if costs.speculation else None
+    return FusionPlan(choice, layout, costs, lengths, (*assumptions, *guessed, *supposed), undrafted=undrafted)
+
+
+def _with_drafts(job: RLHFJob, costs: StageCosts, *, assumed: bool) -> tuple[StageCosts, tuple[str, ...]]:
+    """Return (costs with what drafts give in this job, assumptions); of a job that ran, what drafts gave there."""
+    settings = job.spec.generation.speculation
+    if settings.mode == "Disabled":
+        return replace(costs, speculation=NO_SPECULATION), ()
+    always = settings.mode == "Fixed"
+    if not assumed:
+        return replace(costs, speculation=replace(costs.speculation, zero_allowed=not always)), ()
+    forecast = assumed_forecast(costs.decode, costs.max_batch_size, settings.max_tokens, always=always)
+    words = "no run has drafted yet: every other drafted token is taken to be right, and drafting to cost nothing"
+    return replace(costs, speculation=forecast), (words,)
 
 
 def forecasts(plan: FusionPlan) -> list[tuple[str, Forecast]]:
@@ -86,7 +109,40 @@ def document(plan: FusionPlan) -> dict[str, Any]:
         "reason": choice.reason,
         "curve": [point._asdict() for point in choice.curve],
         "assumptions": list(plan.assumptions),
+        "speculation": _drafts(plan),
     }
+
+
+def _drafts(plan: FusionPlan) -> dict[str, Any] | None:
+    """What drafts are expected to give, by batch, and the choice without them; None where nothing is drafted."""
+    if plan.undrafted is None:
+        return None
+    assert plan.costs is not None
+    without = plan.undrafted
+    return {
+        "points": [
+            {
+                "batch": batch,
+                "tokensPerStep": tokens,
+                "secondsOverPlain": cost,
+                "gain": tokens / cost,
+            }
+            for batch, tokens, cost in drafts_by_batch(plan.costs)
+        ],
+        "disabled": {
+            "threshold": without.threshold,
+            "pool": without.pool,
+            "seconds": without.seconds,
+            "offSeconds": without.off_seconds,
+        },
+    }
+
+
+def drafts_by_batch(costs: StageCosts) -> list[tuple[int, float, float]]:
+    """Return (batch, tokens of a sample in a step, seconds of a step over those of a plain one), by powers of two."""
+    batches = [1 << power for power in range(costs.max_batch_size.bit_length())]
+    tokens, cost = costs.speculation.factors([float(batch) for batch in batches])
+    return list(zip(batches, tokens.tolist(), cost.tolist(), strict=True))
 
 
 # ---------------------------------------------------------------- from the last run
@@ -151,11 +207,12 @@ def _lengths(job: RLHFJob, run: Path | None) -> tuple[LengthModel, list[int], tu
     """Return (response lengths, prompt lengths of one batch, assumptions), lengths in tokens."""
     rollout = job.spec.rollout
     model = LengthModel.prior(rollout.max_response_tokens)
-    prompts, assumptions = [max(1, rollout.max_prompt_tokens // 2)] * rollout.batch_size, []
+    samples = samples_of_batch(job.spec)
+    prompts, assumptions = [max(1, rollout.max_prompt_tokens // 2)] * samples, []
     if run is not None:
         known = _prompt_lengths(run)
         if known:
-            prompts = [known[index % len(known)] for index in range(rollout.batch_size)]
+            prompts = [known[index % len(known)] for index in range(samples)]
         for segment in sorted((run / "journal").glob("iteration-*.log"))[-WINDOW:]:
             model = model.with_batch((prompts[0], length) for length in _response_lengths(segment))
     if not model.samples:

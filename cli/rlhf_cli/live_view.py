@@ -22,8 +22,8 @@ _WAITS_SHOWN: Final = 3
 _STATES: Final = {"Busy": "green", "Ready": "cyan", "Starting": "yellow", "Missing": "yellow", "Lost": "red"}
 _WORKER_COLUMNS: Final = ("worker", "state", "doing", "busy", "tokens/s", "weights", "restarts")
 _STAGES: Final = (
-    ("generate", ("generated", "scored", "trained"), "blue"),
-    ("score", ("scored", "trained"), "yellow"),
+    ("generate", ("generated", "scored", "dropped", "trained"), "blue"),
+    ("score", ("scored", "dropped", "trained"), "yellow"),
     ("train", ("trained",), "green"),
 )
 """(stage, ledger states of samples that have passed it, colour)."""
@@ -31,6 +31,7 @@ _CURVES: Final = (
     ("reward", "reward", 3),
     ("kl", "kl", 3),
     ("kl_per_token", "kl/token", 4),
+    ("loss", "loss", 4),
     ("samples_per_second", "samples/s", 1),
 )
 """(metric, label, digits). KL is in nats per response, and per token."""
@@ -44,6 +45,7 @@ def render(status: pb.JobStatus, lines: Sequence[Mapping[str, Any]], notices: Se
         _headline(status),
         *samples,
         *_tail(status),
+        *_drafts(status),
         _curves(lines),
         _workers(status),
     ]
@@ -84,7 +86,7 @@ def _headline(status: pb.JobStatus) -> Text:
 
 
 def _stages(status: pb.JobStatus) -> Table:
-    total = sum(status.ledger.values())
+    total = sum(count for state, count in status.ledger.items() if state != "cut")
     table = Table.grid(padding=(0, 1))
     decoding = sum(w.tokens_per_second for w in status.workers if w.worker.startswith("generation"))
     # A job in a cluster is seen through its metrics, which count no tokens of the iteration.
@@ -98,7 +100,7 @@ def _stages(status: pb.JobStatus) -> Table:
 
 
 def _ledger(status: pb.JobStatus) -> Text:
-    order = ("queued", "decoding", "migrating", "generated", "scored", "trained")
+    order = ("queued", "decoding", "migrating", "generated", "scored", "dropped", "trained", "cut")
     counts = [f"{state} {status.ledger[state]}" for state in order if status.ledger.get(state, 0)]
     return Text(f"{'ledger':>8} " + (" · ".join(counts) or "empty"), style="dim")
 
@@ -118,6 +120,15 @@ def _tail(status: pb.JobStatus) -> list[Text]:
     if status.fusion.predicted_seconds:
         words += f", predicted {status.fusion.predicted_off_seconds / status.fusion.predicted_seconds:.2f}x"
     return [Text(f"{'tail':>8} {words}", style="dim")]
+
+
+def _drafts(status: pb.JobStatus) -> list[Text]:
+    """Return what drafts do, and when they were switched last; nothing where the job decodes token by token."""
+    speculation = status.speculation
+    if not speculation.tokens_per_step:
+        return []
+    lines = [Text(f"{'drafts':>8} {speculation.summary}", style="dim")]
+    return lines + [Text(f"{'':>8} {text}", style="dim") for text in speculation.switches[:1]]
 
 
 def _curves(lines: Sequence[Mapping[str, Any]]) -> Table:

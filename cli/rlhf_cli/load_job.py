@@ -2,7 +2,8 @@
 
 Every document goes through one pass: parse, apply `--set`, check models and rules, add advice, resolve paths and
 defaults, and check what only the target knows: a cluster the pods, this machine the files. The result is a `LoadedJob`.
-Rule: files are looked for, never opened, except the manifest; nothing is written and nothing is started.
+Rule: files are looked for, never opened, except the manifest and, of a policy that is split over devices, config.json;
+nothing is written and nothing is started.
 """
 
 import json
@@ -16,13 +17,16 @@ from rlhf_api import manifest
 from rlhf_api.algorithms import ModelRole
 from rlhf_api.job import RLHFJob
 from rlhf_api.job.policy import Checkpoints
-from rlhf_api.names import ExitCode
+from rlhf_api.job.rewards import GivenReward
+from rlhf_api.job.rollout import Prompts
+from rlhf_api.names import ADAPTER_CONFIG, ADAPTER_FIELD, DRAFT_MODEL_FIELD, ExitCode
 from rlhf_api.problems import ManifestError, Problem, Severity
 from rlhf_api.rules.advice import advice
 from rlhf_api.yaml_document import Document, read_documents
 from rlhf_cli.local.errors import RunError
 from rlhf_cli.local.run_folder import RunPaths
 from rlhf_cli.overrides import apply
+from rlhf_coordinator import tensor_split_check
 from rlhf_operator.manifests.pod_problems import problems_of_pods
 
 CHECKPOINTS: Final = "checkpoints"
@@ -172,19 +176,42 @@ def _check_files(job: RLHFJob) -> None:
     for role in ModelRole:
         if source := spec.models.given(role):
             _check_model(spec.models.path_field(role), source.path)
-    reward = spec.models.reward
-    if reward.function is not None:
-        field = "spec.models.reward.function"
-        if reward.function.file is not None:
-            _check_file(f"{field}.file", reward.function.file, ExitCode.USAGE)
-        if reward.function.config_map is not None:
-            raise RunError(
-                f"{field}.configMap = {reward.function.config_map!r}: there are no ConfigMaps on one machine; "
-                f"give {field}.file or {field}.module"
-            )
+    if (draft := spec.generation.speculation.draft_model) is not None:
+        _check_model(DRAFT_MODEL_FIELD, draft.path)
+    if (lora := spec.training.lora) is not None and lora.adapter is not None:
+        _check_adapter(lora.adapter)
+    if problem := tensor_split_check.tensor_split_problem(spec):
+        raise RunError(f"{tensor_split_check.FIELD} = {spec.generation.parallelism.tensor}: {problem}")
+    for given in spec.models.all_rewards:
+        _check_reward(given)
     for name, path in spec.algorithm.fields.files.items():
         _check_file(f"spec.algorithm.{spec.algorithm.name}.{name}", path, ExitCode.USAGE)
-    _check_file("spec.prompts.path", spec.prompts.path, ExitCode.BAD_DATA)
+    _check_prompts("spec.prompts", spec.prompts)
+    if spec.evaluation is not None and spec.evaluation.prompts is not None:
+        _check_prompts("spec.evaluation.prompts", spec.evaluation.prompts)
+
+
+def _check_prompts(field: str, prompts: Prompts) -> None:
+    for number, file in enumerate(prompts.files):
+        name = f"sources[{number}].path" if prompts.sources else "path"
+        if not Path(file.path).is_dir():
+            _check_file(f"{field}.{name}", file.path, ExitCode.BAD_DATA)
+    if prompts.chat_template_file is not None:
+        _check_file(f"{field}.chatTemplateFile", prompts.chat_template_file, ExitCode.BAD_DATA)
+
+
+def _check_reward(given: GivenReward) -> None:
+    own = given.reward.own_model
+    if own is not None and given.name:  # of a single one its role was asked
+        _check_model(f"{given.field}.{given.reward.own_model_field}.path", own.path)
+    function, field = given.reward.function, f"{given.field}.function"
+    if function is not None and function.file is not None:
+        _check_file(f"{field}.file", function.file, ExitCode.USAGE)
+    if function is not None and function.config_map is not None:
+        raise RunError(
+            f"{field}.configMap = {function.config_map!r}: there are no ConfigMaps on one machine; "
+            f"give {field}.file or {field}.module"
+        )
 
 
 def _check_model(field: str, path: str) -> None:
@@ -195,6 +222,11 @@ def _check_model(field: str, path: str) -> None:
         raise RunError(f"{field} = {path!r}: no such folder; give a Hugging Face model folder", ExitCode.BAD_MODEL)
     if not (folder / "config.json").is_file():
         raise RunError(f"{field} = {path!r}: the folder has no config.json", ExitCode.BAD_MODEL)
+
+
+def _check_adapter(path: str) -> None:
+    if Path(path).is_absolute() and not (Path(path) / ADAPTER_CONFIG).is_file():
+        raise RunError(f"{ADAPTER_FIELD} = {path!r}: no PEFT folder; it has no {ADAPTER_CONFIG}", ExitCode.BAD_MODEL)
 
 
 def _check_file(field: str, path: str, exit_code: ExitCode) -> None:

@@ -89,7 +89,7 @@ def validate(
     from rlhf_cli.validate import validate as validate_manifest
 
     if target not in list(Target):
-        raise typer.BadParameter("use cluster or local", param_hint="--for")
+        raise typer.BadParameter(f"{target!r} is no place to run: use cluster or local", param_hint="--for")
     raise typer.Exit(validate_manifest(manifest, target=Target(target), as_json=as_json))
 
 
@@ -115,11 +115,111 @@ def plan(
 
 
 @app.command()
+def samples(
+    run_dir: Annotated[
+        Path | None,
+        typer.Argument(metavar="RUN", help="Run folder. Default: the newest in runs/.", show_default=False),
+    ] = None,
+    iteration: Annotated[
+        int | None,
+        typer.Option("--iteration", "-i", metavar="N", help="Iteration, from 0. Default: the last with a table."),
+    ] = None,
+    best: Annotated[int | None, typer.Option(metavar="N", help="Only the N of the highest reward, best first.")] = None,
+    worst: Annotated[
+        int | None, typer.Option(metavar="N", help="Only the N of the lowest reward, worst first.")
+    ] = None,
+    sample: Annotated[
+        int | None, typer.Option("--sample", "-s", metavar="N", help="Show this one whole. Default: a table of all.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object a line. Default: off.")] = False,
+    parquet: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE.parquet", help="Write all tables of the run to a file, by pyarrow. Default: none."),
+    ] = None,
+) -> None:
+    """Look at samples of a run: prompts, responses, rewards, advantages.
+
+    Reads the tables that spec.samples asks for. Nothing in a text reaches the terminal as a command to it.
+    """
+    from rlhf_cli.samples import SampleChoice, show_samples
+
+    choice = SampleChoice(iteration, best, worst, sample)
+    raise typer.Exit(show_samples(run_dir, choice, as_json=as_json, parquet=parquet))
+
+
+@app.command()
+def explain(
+    job: Annotated[
+        str,
+        typer.Argument(
+            metavar="RUN|JOB", help="Run folder, live or over; else the name of an RLHFJob.", show_default=False
+        ),
+    ],
+    everything: Annotated[
+        bool, typer.Option("--all", help="Of a run folder, all losses that are known. Default: the three largest.")
+    ] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Of a run folder, print one JSON object. Default: off.")
+    ] = False,
+    namespace: verbs.Namespace = None,
+    context: verbs.Context = None,
+    kubeconfig: verbs.Kubeconfig = None,
+) -> None:
+    """Say why a job takes as long as it does, and what would change it.
+
+    The largest losses in words, each with the field to set and the gain that is predicted.
+    """
+    if Path(job).is_dir() or "/" in job:
+        from rlhf_cli.explain import explain_run
+
+        raise typer.Exit(explain_run(Path(job), everything=everything, as_json=as_json))
+    if everything or as_json:
+        raise typer.BadParameter(f"{job!r} is no folder, and --all and --json read the files of one: leave them out")
+    from rlhf_cli.cluster import explain as explaining
+
+    verbs.run_verb(kubeconfig, context, namespace, lambda session: explaining.explain(session, job))
+
+
+@app.command()
+def export(
+    run_dir: Annotated[Path, typer.Argument(metavar="RUN", help="Run folder.", show_default=False)],
+    target: Annotated[
+        Path, typer.Option("--to", metavar="DIR", help="Folder to write, new or empty.", show_default=False)
+    ],
+    best: Annotated[
+        bool, typer.Option("--best", help="The checkpoint of the best evaluation. Default: the newest.")
+    ] = False,
+    iteration: Annotated[
+        int | None, typer.Option("--iteration", "-i", metavar="N", help="The checkpoint of N iterations.")
+    ] = None,
+    push: Annotated[
+        str | None,
+        typer.Option(metavar="OWNER/NAME", help="Upload the folder, with the token of HF_TOKEN. Default: do not."),
+    ] = None,
+    public: Annotated[
+        bool, typer.Option("--public", help="A repository that --push makes is public. Default: private.")
+    ] = False,
+) -> None:
+    """Write a trained model as a folder for a model hub, with a model card.
+
+    The checkpoint is checked first. HF_ENDPOINT names another hub than huggingface.co.
+    """
+    from rlhf_cli.hub.export import ExportOptions
+    from rlhf_cli.hub.export import export as export_model
+
+    raise typer.Exit(export_model(ExportOptions(run_dir, target, best, iteration, push, not public)))
+
+
+@app.command()
 def version() -> None:
     """Print the version."""
+    from importlib.metadata import PackageNotFoundError
     from importlib.metadata import version as version_of
 
-    typer.echo(version_of("rlhf-operator"))
+    try:
+        typer.echo(version_of("rlhf-operator"))
+    except PackageNotFoundError:
+        typer.echo("a source tree that is not installed: it has no version")
 
 
 verbs.register(app)

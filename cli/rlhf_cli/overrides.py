@@ -17,7 +17,10 @@ _PART: Final = re.compile(r"[A-Za-z][A-Za-z0-9_./-]*")
 
 
 def apply(data: Any, override: str) -> Any:
-    """Return `data` with one `path=value` set, or the field removed for null. Raises RunError for what is no path."""
+    """Return `data` with one `path=value` set, or the field removed for null.
+
+    Raises RunError for what is no path, and for a value in brackets or quotes that is no YAML.
+    """
     path, separator, text = override.partition("=")
     parts = path.strip().split(".")
     if not separator or parts[0] not in ("spec", "metadata") or len(parts) < 2 or not all(map(_PART.fullmatch, parts)):
@@ -32,7 +35,10 @@ def apply(data: Any, override: str) -> Any:
         place = place[part]
         if not isinstance(place, dict):
             raise RunError(f"--set {override!r}: {'.'.join(parts[: depth + 1])} is no mapping in this manifest")
-    value = parse_value(text)
+    try:
+        value = parse_value(text)
+    except yaml.YAMLError as error:
+        raise RunError(f"--set {override!r}: the value is not valid YAML; close every bracket and quote") from error
     if value is None:
         place.pop(parts[-1], None)
     else:
@@ -41,7 +47,7 @@ def apply(data: Any, override: str) -> Any:
 
 
 def parse_value(text: str) -> Any:
-    """Return the value that a person means by `text`. Raises RunError for broken YAML in brackets or quotes."""
+    """Return the value that a person means by `text`. Raises YAMLError for broken YAML in brackets or quotes."""
     stripped = text.strip()
     words: dict[str, Any] = {"true": True, "false": False, "null": None}
     if stripped in words:
@@ -49,8 +55,5 @@ def parse_value(text: str) -> Any:
     if _NUMBER.fullmatch(stripped):
         return int(stripped) if re.fullmatch(r"[-+]?\d+", stripped) else float(stripped)
     if stripped[:1] in ("[", "{", '"', "'"):
-        try:
-            return yaml.safe_load(stripped)
-        except yaml.YAMLError as error:
-            raise RunError(f"--set: {text!r} is not valid YAML") from error
+        return yaml.safe_load(stripped)
     return text

@@ -17,13 +17,14 @@ from rlhf_api import manifest as manifests
 from rlhf_api.job import RLHFJob
 from rlhf_api.names import ExitCode, Group
 from rlhf_cli.console import output, size
-from rlhf_cli.fusion_plan import FusionPlan, document, forecasts, fusion_plan
+from rlhf_cli.fusion_plan import FusionPlan, document, drafts_by_batch, forecasts, fusion_plan
 from rlhf_cli.load_job import load_resolved
 from rlhf_cli.local.devices import this_machine
 from rlhf_cli.local.errors import RunError
 from rlhf_cli.local.local_job import LocalJob, plan_processes
 from rlhf_cli.local.pods_to_processes import LocalProcess
 from rlhf_cli.local.run_folder import RUNS
+from rlhf_cli.output_file import PICTURES, check_output_file
 from rlhf_coordinator.model_sizes import read_sizes
 from rlhf_planner.device_memory import Budget, Estimate, budget, estimates
 from rlhf_planner.inter_stage.threshold_chart import threshold_chart
@@ -33,7 +34,8 @@ NO_ESTIMATE: Final = Estimate({})
 
 def show_plan(path: Path, overrides: Sequence[str], *, as_json: bool, picture: Path | None = None) -> int:
     """Print the plan of a job and return the exit code. Raises ManifestError, RunError, TemplateError."""
-    _check_picture(picture)
+    if picture is not None:
+        check_output_file("--picture", picture, PICTURES)
     loaded = load_resolved(path, overrides, lambda job: RUNS / f"{job.name}-<time>")
     resolved = loaded.resolved
     local = plan_processes(loaded, this_machine())
@@ -53,11 +55,6 @@ def show_plan(path: Path, overrides: Sequence[str], *, as_json: bool, picture: P
     return ExitCode.OK
 
 
-def _check_picture(picture: Path | None) -> None:
-    if picture is not None and picture.suffix not in (".svg", ".png"):
-        raise RunError(f"--picture {picture}: must end in .svg or .png")
-
-
 def _draw(fusion: FusionPlan, picture: Path) -> None:
     """Draw generation and inference without and with fusion, worker by worker."""
     if fusion.choice is None:
@@ -68,7 +65,7 @@ def _draw(fusion: FusionPlan, picture: Path) -> None:
     names = [f"generation-{index}" for index in range(layout.generation_workers)]
     names += [f"inference-{index}" for index in range(layout.inference_workers)]
     try:
-        picture.write_bytes(draw_forecasts(forecasts(fusion), names, picture.suffix.removeprefix(".")))
+        picture.write_bytes(draw_forecasts(forecasts(fusion), names, picture.suffix.lower().removeprefix(".")))
     except OSError as error:
         raise RunError(f"--picture {picture}: {error.strerror}", ExitCode.STORAGE) from error
 
@@ -84,10 +81,27 @@ def _print_fusion(fusion: FusionPlan) -> None:
         f"predicted {choice.off_seconds:.3g} s without fusion, {choice.seconds:.3g} s with the choice ({gain:.2f}x)"
     )
     out.print(choice.reason, markup=False, soft_wrap=True)
+    _print_drafts(fusion, choice.seconds)
     if len(choice.curve) > 1:
         out.print(threshold_chart(choice, fusion.layout.batch, min(out.width, 100)), markup=False, soft_wrap=True)
     for assumption in fusion.assumptions:
         out.print(f"assumption: {assumption}", markup=False, soft_wrap=True)
+
+
+def _print_drafts(fusion: FusionPlan, seconds: float) -> None:
+    """What speculative decoding is expected to give, and the same job without it."""
+    without, out = fusion.undrafted, output()
+    if without is None or fusion.costs is None:
+        return
+    gains = [f"{batch}: {tokens:.2f} ({tokens / cost:.2f}x)" for batch, tokens, cost in drafts_by_batch(fusion.costs)]
+    out.print(f"drafts, tokens a step (tokens a second) by batch: {', '.join(gains)}", markup=False, soft_wrap=True)
+    ratio = without.seconds / seconds if seconds > 0 else 1.0
+    out.print(
+        f"with generation.speculation.mode Disabled: {without.seconds:.3g} s ({ratio:.2f} times as long), "
+        f"R_t {without.threshold}, pool {without.pool}",
+        markup=False,
+        soft_wrap=True,
+    )
 
 
 def _document(job: RLHFJob, local: LocalJob, memory: dict[Group, Estimate]) -> dict[str, Any]:
@@ -125,7 +139,7 @@ def _print_tables(job: RLHFJob, local: LocalJob, memory: dict[Group, Estimate]) 
         table.add_row(*_row(process, memory.get(process.group, NO_ESTIMATE)))
     out.print(table)
     out.print(
-        "\nMemory is estimated: weights, key-value cache at the full batch, gradients and optimizer; "
+        "\nMemory of each device is estimated: weights, key-value cache at the full batch, gradients and optimizer; "
         "activations come on top. Ports are chosen anew at each start.",
         style="dim",
     )

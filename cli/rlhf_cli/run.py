@@ -19,7 +19,7 @@ from typing import Any, Final
 from rich.live import Live
 
 from rlhf_api import control_pb2 as pb
-from rlhf_api.algorithms.graph import GENERATE
+from rlhf_api.algorithms import graph_of
 from rlhf_api.names import ExitCode
 from rlhf_cli.console import errors, output
 from rlhf_cli.live_view import render
@@ -85,6 +85,7 @@ class _LocalRun:
             self._notice,
             hang_seconds=policy.hang_timeout_seconds,
         )
+        self._model = graph_of(local.job.spec).policy
         self._interrupts = 0
 
     async def run(self) -> int:
@@ -185,9 +186,9 @@ class _LocalRun:
         return dict(summary)
 
     def _draw(self, run_dir: Path) -> list[Path]:
-        from rlhf_coordinator.reports.run_figures import draw_run
-
         try:
+            from rlhf_coordinator.reports.run_figures import draw_run
+
             return draw_run(run_dir)
         except Exception as error:  # a picture is never worth the outcome of a run
             self._print(f"no pictures: {error}")
@@ -197,8 +198,9 @@ class _LocalRun:
         shown = _short(run_dir)
         checkpoint = summary.get("checkpoint") or (self._status.last_checkpoint if self._status else "")
         if checkpoint:
-            self._print(f"  model        {_short(Path(checkpoint) / GENERATE.model)}")
-        self._print(f"  TensorBoard  tensorboard --logdir {shown / 'tensorboard'}")
+            self._print(f"  model        {_short(Path(checkpoint) / self._model)}")
+        if (run_dir / "tensorboard").is_dir():
+            self._print(f"  TensorBoard  tensorboard --logdir {shown / 'tensorboard'}")
         if pictures:
             self._print(f"  pictures     {' '.join(str(_short(picture)) for picture in pictures)}")
         self._print(f"  timeline     {shown / 'timeline.json'} (ui.perfetto.dev or chrome://tracing)")

@@ -70,7 +70,12 @@ def iteration_line(line: Mapping[str, Any], iterations: int, seconds_left: float
     """Return one line per iteration, such as `iteration 3/100 reward 0.412 kl 3.013 kl/token 0.2511 24.1 samples/s 410
     tokens/s 2m 10s left`."""
     parts = [f"iteration {line['iteration'] + 1}/{iterations}"]
-    for name, label, digits in (("reward", "reward", 3), ("kl", "kl", 3), ("kl_per_token", "kl/token", 4)):
+    for name, label, digits in (
+        ("reward", "reward", 3),
+        ("kl", "kl", 3),
+        ("kl_per_token", "kl/token", 4),
+        ("loss", "loss", 4),
+    ):
         if (value := line.get(name)) is not None:
             parts.append(f"{label} {value:.{digits}f}")
     for name, label in (("samples_per_second", "samples/s"), ("tokens_per_second", "tokens/s")):
@@ -90,6 +95,8 @@ def summary_line(summary: Mapping[str, Any]) -> str:
     first, last = summary.get("reward_first"), summary.get("reward_last")
     if first is not None and last is not None:
         parts.append(f"reward {first:.3f} -> {last:.3f} (first, last tenth)")
+    if (loss := summary.get("loss")) is not None:
+        parts.append(f"loss {loss:.4f} in the last iteration")
     if (speed := summary.get("samples_per_second")) is not None:
         parts.append(f"{speed:.1f} samples/s")
     if skipped := summary.get("nonfinite_steps"):

@@ -73,14 +73,23 @@ def solve(
     cache: Annotated[
         Path | None,
         typer.Option(
-            metavar="DIR", help="Folder that keeps answers, so that none is searched for twice. Default: none."
+            metavar="DIR",
+            help="Folder that keeps answers, so that none is searched for twice. Default: none.",
+            file_okay=False,
         ),
     ] = None,
 ) -> None:
     """Find the shortest schedule, then the one that holds the least activation."""
+    from rlhf_cli.local.errors import RunError
+    from rlhf_cli.output_file import PICTURES, check_output_file
     from rlhf_planner.schedule.instance import InstanceError
     from rlhf_planner.schedule.solve import SearchOptions
 
+    try:
+        if picture is not None:
+            check_output_file("--picture", picture, PICTURES)
+    except RunError as error:
+        _fail(str(error), ExitCode.USAGE)
     try:
         problem = _instance(instance, memory_cap)
         options = SearchOptions(seconds, split_backward, seed, makespan_slack)
@@ -132,7 +141,7 @@ def check(
         problem = _instance(instance, None)
         steps = devices_from_json(_read(schedule, "--schedule"))
     except InstanceError as error:
-        _fail(str(error), ExitCode.USAGE)
+        _fail(f"--schedule {schedule}: {error}", ExitCode.USAGE)
     try:
         checked = check_schedule(problem, steps)
     except ScheduleError as error:
@@ -161,9 +170,12 @@ def _read(path: Path, option: str) -> Any:
 
 
 def _instance(path: Path, cap: float | None) -> Instance:
-    from rlhf_planner.schedule.instance import from_json
+    from rlhf_planner.schedule.instance import InstanceError, from_json
 
-    problem = from_json(_read(path, "--instance"))
+    try:
+        problem = from_json(_read(path, "--instance"))
+    except InstanceError as error:
+        _fail(f"--instance {path}: {error}", ExitCode.USAGE)
     return problem if cap is None else problem.with_cap(cap)
 
 
@@ -183,8 +195,6 @@ def _draw(problem: Instance, answer: dict[str, Any], picture: Path) -> None:
     from rlhf_planner.schedule.schedule_figures import draw
 
     form = picture.suffix.lower().lstrip(".")
-    if form not in ("svg", "png"):
-        _fail(f"--picture {picture}: give a name that ends in .svg or .png", ExitCode.USAGE)
     title = f"{answer['method']}: makespan {answer['makespan']:g}, peak activation {answer['peakActivation']:g}"
     try:
         picture.write_bytes(draw(problem, devices_from_json(answer), title, form))

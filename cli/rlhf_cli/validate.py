@@ -14,6 +14,7 @@ from rich.console import Console
 from rich.padding import Padding
 from rich.text import Text
 
+from rlhf_api.algorithms import graph_of
 from rlhf_api.job import RLHFJob
 from rlhf_api.manifest import read_text
 from rlhf_api.names import ExitCode, Group
@@ -34,7 +35,7 @@ def validate(
             problems = [problem.as_dict() for problem in error.problems]
             _print_json(console, {"path": str(path), "valid": False, "documents": [], "problems": problems})
         else:
-            print_problems(error, console)
+            print_problems(ManifestError(error.problems, str(path)), console)
         return ExitCode.USAGE
     if as_json:
         _print_json(console, _report(path, documents))
@@ -109,9 +110,13 @@ def _print_json(console: Console, report: dict[str, object]) -> None:
 
 def _summary(job: RLHFJob) -> str:
     spec = job.spec
-    workers = (
-        f"{spec.generation.replicas} generation, {spec.inference.replicas} inference, {spec.training.ranks} training"
-    )
+    counts = {
+        Group.GENERATION: spec.generation.replicas,
+        Group.INFERENCE: spec.inference.replicas,
+        Group.TRAINING: spec.training.ranks,
+    }
+    graph = graph_of(spec)
+    workers = ", ".join(f"{count} {group}" for group, count in counts.items() if graph.tasks_of(group))
     if spec.rank_group is not Group.TRAINING:
         workers += f" ranks in {spec.rank_group} workers"
     text = f"{job.name}, {spec.algorithm.name}, {spec.iterations} iterations, workers: {workers}"

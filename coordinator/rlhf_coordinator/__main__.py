@@ -33,6 +33,7 @@ from rlhf_coordinator.service.server import order_stop
 from rlhf_coordinator.service.serving import ServiceAddresses, serve
 from rlhf_coordinator.state.job_state import job_context
 from rlhf_coordinator.storage.restore import Restored
+from rlhf_coordinator.tensor_split_check import check_tensor_split
 
 log = logging.getLogger("coordinator")
 
@@ -59,6 +60,7 @@ def read_job(path: Path) -> RLHFJob:
 def prepare() -> tuple[JobRun, Restored]:
     """Do everything that can fail before the first worker is let in; return the job's parts. Raises JobError."""
     job = read_job(Path(environment(Env.JOB_FILE)))
+    check_tensor_split(job.spec)
     run_dir = Path(environment(Env.RUN_DIR))
     awaits = os.environ.get(Env.AWAIT_WORKERS) == "1"
     context = job_context(job, schedule_json(job.spec), awaits_workers=awaits)
@@ -83,7 +85,8 @@ async def run_job(run: JobRun, restored: Restored, endpoint: Endpoint | None) ->
 
 def failed(failure: pb.Failure) -> int:
     """Write the last log line; return the exit code."""
-    where = f"{failure.field}: " if failure.field else ""
+    said = not failure.field or failure.message.startswith(f"{failure.field}: ")
+    where = "" if said else f"{failure.field}: "
     log.error("%s: %s%s", failure.reason or "Failed", where, failure.message)
     return failure.exit_code or ExitCode.FAILED
 

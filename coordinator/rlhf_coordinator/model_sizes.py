@@ -9,20 +9,29 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from rlhf_api.algorithms import ModelRole
+from rlhf_api.algorithms import ModelKind, ModelRole
 from rlhf_api.job import RLHFJobSpec
+from rlhf_api.job.model_source import ModelSource
+from rlhf_api.names import DRAFT_MODEL
 from rlhf_coordinator.model_folders import local_folder
-from rlhf_planner.device_memory import ModelSize
+from rlhf_planner.device_memory import ModelSize, reward_model
+from rlhf_planner.training_memory import shape_of
 
 _MAX_HEADER: Final = 100 * 1024 * 1024
 """Bytes of a safetensors header, as the format's own library limits it."""
 
 
-def read_sizes(spec: RLHFJobSpec) -> dict[ModelRole, ModelSize | None]:
-    """Return the size of the model of every role that has one, by role; `spec` is of a resolved job."""
-    sources = {role: spec.models.given(role) for role in ModelRole}
-    folders = {role: local_folder(source.path) for role, source in sources.items() if source is not None}
-    return {role: read_size(folder) if folder is not None else None for role, folder in folders.items()}
+def read_sizes(spec: RLHFJobSpec) -> dict[str, ModelSize | None]:
+    """Return the size of the model of every role that has one, of each of several rewards that is a model, and of the
+    draft model, as `rlhf_planner.device_memory` names them; `spec` is of a resolved job."""
+    sources: dict[str, ModelSource | None] = {}
+    sources |= {role: spec.models.given(role) for role in ModelRole if role.kind is not ModelKind.REWARD}
+    sources |= {reward_model(reward): reward.reward.own_model for reward in spec.models.all_rewards}
+    draft = spec.generation.speculation.draft_model
+    paths = {name: source.path for name, source in sources.items() if source is not None}
+    paths |= {DRAFT_MODEL: draft.path} if draft is not None else {}
+    folders = {name: local_folder(path) for name, path in paths.items()}
+    return {name: read_size(folder) if folder is not None else None for name, folder in folders.items()}
 
 
 def read_size(folder: Path) -> ModelSize | None:
@@ -33,7 +42,8 @@ def read_size(folder: Path) -> ModelSize | None:
         if not files:
             return None
         parameters = sum(_parameters(file) for file in files)
-        return ModelSize(parameters, _cache_values(config.get("text_config") or config))
+        text = config.get("text_config") or config
+        return ModelSize(parameters, _cache_values(text), _map_widths(text))
     except (OSError, ValueError, KeyError, TypeError, struct.error):
         return None
 
@@ -53,6 +63,18 @@ def _product(shape: Sequence[int]) -> int:
     for extent in shape:
         total *= extent
     return total
+
+
+def _map_widths(config: Mapping[str, Any]) -> dict[str, int]:
+    """Return inputs and outputs of each linear map, over all layers; none where the configuration does not say them."""
+    try:
+        shape = shape_of(config)
+    except (KeyError, TypeError, ValueError):
+        return {}
+    hidden, queries, keys, inner = shape.hidden, shape.queries, shape.keys, shape.intermediate
+    widths = {"q_proj": hidden + queries, "k_proj": hidden + keys, "v_proj": hidden + keys, "o_proj": queries + hidden}
+    widths |= dict.fromkeys(("gate_proj", "up_proj", "down_proj"), hidden + inner)
+    return {name: width * shape.layers for name, width in widths.items()}
 
 
 def _cache_values(config: Mapping[str, Any]) -> int:

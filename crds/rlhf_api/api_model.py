@@ -51,17 +51,21 @@ class ApiModel(BaseModel):
 
     exactly_one: ClassVar[tuple[str, ...]] = ()
     """Members (Python names) of a union: exactly one must be set. The CRD's rule is generated from this."""
+    at_most_one: ClassVar[tuple[str, ...]] = ()
+    """Members (Python names) that exclude each other. The CRD's rule is generated from this, too."""
 
     @model_validator(mode="after")
     def _exactly_one(self) -> Self:
-        given = [name for name in self.exactly_one if getattr(self, name) is not None]
-        if self.exactly_one and len(given) != 1:
+        members = self.exactly_one or self.at_most_one
+        given = [name for name in members if getattr(self, name) is not None]
+        if (self.exactly_one and not given) or len(given) > 1:
             # The text says it all for whoever builds a job in Python; manifests get the rule's own (rlhf_api.rules).
             raise PydanticCustomError(
                 "exactly_one",
-                "exactly one of {members} must be set, got {given}",
+                "{most} one of {members} must be set, got {given}",
                 {
-                    "members": ", ".join(to_camel(name) for name in self.exactly_one),
+                    "most": "exactly" if self.exactly_one else "at most",
+                    "members": ", ".join(to_camel(name) for name in members),
                     "given": " and ".join(to_camel(name) for name in given) or "none",
                 },
             )

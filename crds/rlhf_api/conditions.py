@@ -130,5 +130,6 @@ class FinishedReason(StrEnum):
     BAD_MODEL = "BadModel"
     BAD_DATA = "BadPrompts"
     STORAGE = "StorageFailed"
+    SAMPLE = "SampleFailed"
     INVALID = "InvalidManifest"
     ERROR = "WorkerError"

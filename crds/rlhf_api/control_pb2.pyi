@@ -50,6 +50,24 @@ WORKER_ROLE_INFERENCE: WorkerRole.ValueType  # 2
 WORKER_ROLE_TRAINING: WorkerRole.ValueType  # 3
 Global___WorkerRole: _TypeAlias = WorkerRole  # noqa: Y015
 
+class _Drawing:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _DrawingEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Drawing.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    DRAWING_ROLLOUT: _Drawing.ValueType  # 0
+    DRAWING_GREEDY: _Drawing.ValueType  # 1
+    DRAWING_EVALUATION: _Drawing.ValueType  # 2
+
+class Drawing(_Drawing, metaclass=_DrawingEnumTypeWrapper):
+    """How tokens are drawn (rlhf_api.samples.Drawing)."""
+
+DRAWING_ROLLOUT: Drawing.ValueType  # 0
+DRAWING_GREEDY: Drawing.ValueType  # 1
+DRAWING_EVALUATION: Drawing.ValueType  # 2
+Global___Drawing: _TypeAlias = Drawing  # noqa: Y015
+
 @_typing.final
 class Array(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
@@ -142,6 +160,7 @@ class WorkerMessage(_message.Message):
     BATCH_FIELD_NUMBER: _builtins.int
     PREFIX_FIELD_NUMBER: _builtins.int
     OBSERVATION_FIELD_NUMBER: _builtins.int
+    FAILED_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def register(self) -> Global___Register: ...
     @_builtins.property
@@ -162,6 +181,8 @@ class WorkerMessage(_message.Message):
     def prefix(self) -> Global___ScoredPrefix: ...
     @_builtins.property
     def observation(self) -> Global___Observation: ...
+    @_builtins.property
+    def failed(self) -> Global___FailedSample: ...
     def __init__(
         self,
         *,
@@ -175,12 +196,13 @@ class WorkerMessage(_message.Message):
         batch: Global___Batch | None = ...,
         prefix: Global___ScoredPrefix | None = ...,
         observation: Global___Observation | None = ...,
+        failed: Global___FailedSample | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["batch", b"batch", "done", b"done", "finished", b"finished", "heartbeat", b"heartbeat", "message", b"message", "observation", b"observation", "prefix", b"prefix", "progress", b"progress", "register", b"register", "scored", b"scored", "span", b"span"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["batch", b"batch", "done", b"done", "failed", b"failed", "finished", b"finished", "heartbeat", b"heartbeat", "message", b"message", "observation", b"observation", "prefix", b"prefix", "progress", b"progress", "register", b"register", "scored", b"scored", "span", b"span"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch", b"batch", "done", b"done", "finished", b"finished", "heartbeat", b"heartbeat", "message", b"message", "observation", b"observation", "prefix", b"prefix", "progress", b"progress", "register", b"register", "scored", b"scored", "span", b"span"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch", b"batch", "done", b"done", "failed", b"failed", "finished", b"finished", "heartbeat", b"heartbeat", "message", b"message", "observation", b"observation", "prefix", b"prefix", "progress", b"progress", "register", b"register", "scored", b"scored", "span", b"span"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_message: _TypeAlias = _typing.Literal["register", "heartbeat", "progress", "finished", "scored", "done", "span", "batch", "prefix", "observation"]  # noqa: Y015
+    _WhichOneofReturnType_message: _TypeAlias = _typing.Literal["register", "heartbeat", "progress", "finished", "scored", "done", "span", "batch", "prefix", "observation", "failed"]  # noqa: Y015
     _WhichOneofArgType_message: _TypeAlias = _typing.Literal["message", b"message"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_message) -> _WhichOneofReturnType_message | None: ...
 
@@ -227,6 +249,7 @@ class Register(_message.Message):
     STATE_FIELD_NUMBER: _builtins.int
     HELD_FIELD_NUMBER: _builtins.int
     PROTOCOL_FIELD_NUMBER: _builtins.int
+    DRAWS_BY_REQUEST_FIELD_NUMBER: _builtins.int
     worker: _builtins.str
     """names.worker_name(group, index)"""
     group: _builtins.str
@@ -244,6 +267,8 @@ class Register(_message.Message):
     pid: _builtins.int
     protocol: _builtins.int
     """rlhf_api.protocol.PROTOCOL of the worker; 0: it is older than the number"""
+    draws_by_request: _builtins.bool
+    """it heeds GenerateSample.drawing"""
     @_builtins.property
     def state(self) -> Global___WorkerState:
         """what a reconnecting worker still is; default for a fresh process"""
@@ -268,10 +293,11 @@ class Register(_message.Message):
         state: Global___WorkerState | None = ...,
         held: _abc.Iterable[Global___SampleProgress] | None = ...,
         protocol: _builtins.int = ...,
+        draws_by_request: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["state", b"state"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "device", b"device", "device_memory_bytes", b"device_memory_bytes", "device_name", b"device_name", "group", b"group", "held", b"held", "incarnation", b"incarnation", "index", b"index", "pid", b"pid", "protocol", b"protocol", "rendezvous", b"rendezvous", "state", b"state", "worker", b"worker"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "device", b"device", "device_memory_bytes", b"device_memory_bytes", "device_name", b"device_name", "draws_by_request", b"draws_by_request", "group", b"group", "held", b"held", "incarnation", b"incarnation", "index", b"index", "pid", b"pid", "protocol", b"protocol", "rendezvous", b"rendezvous", "state", b"state", "worker", b"worker"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -365,6 +391,9 @@ class Heartbeat(_message.Message):
     BUSY_SECONDS_FIELD_NUMBER: _builtins.int
     MEMORY_BYTES_FIELD_NUMBER: _builtins.int
     LEAVING_FIELD_NUMBER: _builtins.int
+    STAGE_FIELD_NUMBER: _builtins.int
+    LEARNS_SIBLINGS_FIELD_NUMBER: _builtins.int
+    ENGINE_FIELD_NUMBER: _builtins.int
     active_samples: _builtins.int
     queued_samples: _builtins.int
     tokens: _builtins.int
@@ -374,6 +403,12 @@ class Heartbeat(_message.Message):
     memory_bytes: _builtins.int
     leaving: _builtins.bool
     """it was asked to end, and stays as long as its rank may be needed and its grace allows"""
+    stage: _builtins.str
+    """what it does in a command that takes long, in words: "loading weights 40%" """
+    learns_siblings: _builtins.bool
+    """it drafts by the tokens of siblings: SiblingTokens may be sent to it"""
+    engine: _builtins.str
+    """generation: the engine it decodes by and why it is this one, in words"""
     def __init__(
         self,
         *,
@@ -383,10 +418,13 @@ class Heartbeat(_message.Message):
         busy_seconds: _builtins.float = ...,
         memory_bytes: _builtins.int = ...,
         leaving: _builtins.bool = ...,
+        stage: _builtins.str = ...,
+        learns_siblings: _builtins.bool = ...,
+        engine: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["active_samples", b"active_samples", "busy_seconds", b"busy_seconds", "leaving", b"leaving", "memory_bytes", b"memory_bytes", "queued_samples", b"queued_samples", "tokens", b"tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["active_samples", b"active_samples", "busy_seconds", b"busy_seconds", "engine", b"engine", "learns_siblings", b"learns_siblings", "leaving", b"leaving", "memory_bytes", b"memory_bytes", "queued_samples", b"queued_samples", "stage", b"stage", "tokens", b"tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -444,10 +482,19 @@ class FinishedSample(_message.Message):
     VERSIONS_FIELD_NUMBER: _builtins.int
     FINISH_REASON_FIELD_NUMBER: _builtins.int
     TEXT_FIELD_NUMBER: _builtins.int
+    QUEUE_SECONDS_FIELD_NUMBER: _builtins.int
+    DRAFTED_TOKENS_FIELD_NUMBER: _builtins.int
+    ACCEPTED_TOKENS_FIELD_NUMBER: _builtins.int
     finish_reason: _builtins.str
     """"stop" | "length" """
     text: _builtins.str
     """response decoded, special tokens skipped; what reward functions are given"""
+    queue_seconds: _builtins.float
+    """from when the engine had it to its first new token; 0: not measured"""
+    drafted_tokens: _builtins.int
+    """that were drafted for it and verified, where it ended"""
+    accepted_tokens: _builtins.int
+    """of them"""
     @_builtins.property
     def key(self) -> Global___SampleKey: ...
     @_builtins.property
@@ -469,18 +516,76 @@ class FinishedSample(_message.Message):
         versions: _abc.Iterable[Global___VersionSpan] | None = ...,
         finish_reason: _builtins.str = ...,
         text: _builtins.str = ...,
+        queue_seconds: _builtins.float = ...,
+        drafted_tokens: _builtins.int = ...,
+        accepted_tokens: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "log_probabilities", b"log_probabilities", "tokens", b"tokens"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["finish_reason", b"finish_reason", "key", b"key", "log_probabilities", b"log_probabilities", "text", b"text", "tokens", b"tokens", "versions", b"versions"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepted_tokens", b"accepted_tokens", "drafted_tokens", b"drafted_tokens", "finish_reason", b"finish_reason", "key", b"key", "log_probabilities", b"log_probabilities", "queue_seconds", b"queue_seconds", "text", b"text", "tokens", b"tokens", "versions", b"versions"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___FinishedSample: _TypeAlias = FinishedSample  # noqa: Y015
 
 @_typing.final
+class FailedSample(_message.Message):
+    """A worker cannot go on with this one sample, does not hold it any more, and goes on with all others. A worker that ends for
+    a failure (CommandDone without a command, or no word at all) says nothing about which sample it was, if any. Only sent where
+    Welcome.takes_failed_samples says so; elsewhere the worker ends.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    KEY_FIELD_NUMBER: _builtins.int
+    FAILURE_FIELD_NUMBER: _builtins.int
+    PROGRESS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def key(self) -> Global___SampleKey: ...
+    @_builtins.property
+    def failure(self) -> Global___Failure: ...
+    @_builtins.property
+    def progress(self) -> Global___SampleProgress:
+        """the whole response so far"""
+
+    def __init__(
+        self,
+        *,
+        key: Global___SampleKey | None = ...,
+        failure: Global___Failure | None = ...,
+        progress: Global___SampleProgress | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["failure", b"failure", "key", b"key", "progress", b"progress"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["failure", b"failure", "key", b"key", "progress", b"progress"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___FailedSample: _TypeAlias = FailedSample  # noqa: Y015
+
+@_typing.final
 class ScoredSample(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
+
+    @_typing.final
+    class MetricsEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.float
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.float = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
 
     KEY_FIELD_NUMBER: _builtins.int
     TASK_FIELD_NUMBER: _builtins.int
@@ -488,6 +593,7 @@ class ScoredSample(_message.Message):
     ABSTAINED_FIELD_NUMBER: _builtins.int
     FAILURE_FIELD_NUMBER: _builtins.int
     EARLY_TOKENS_FIELD_NUMBER: _builtins.int
+    METRICS_FIELD_NUMBER: _builtins.int
     task: _builtins.str
     """task name of the graph: "reference", "values", "reward" """
     abstained: _builtins.bool
@@ -504,6 +610,10 @@ class ScoredSample(_message.Message):
     def failure(self) -> Global___Failure:
         """set when the task failed on this sample"""
 
+    @_builtins.property
+    def metrics(self) -> _containers.ScalarMap[_builtins.str, _builtins.float]:
+        """what a reward gave beside its number, by name"""
+
     def __init__(
         self,
         *,
@@ -513,10 +623,11 @@ class ScoredSample(_message.Message):
         abstained: _builtins.bool = ...,
         failure: Global___Failure | None = ...,
         early_tokens: _builtins.int = ...,
+        metrics: _abc.Mapping[_builtins.str, _builtins.float] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["failure", b"failure", "key", b"key", "result", b"result"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["abstained", b"abstained", "early_tokens", b"early_tokens", "failure", b"failure", "key", b"key", "result", b"result", "task", b"task"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["abstained", b"abstained", "early_tokens", b"early_tokens", "failure", b"failure", "key", b"key", "metrics", b"metrics", "result", b"result", "task", b"task"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -675,6 +786,7 @@ class TrainResult(_message.Message):
     ITERATION_FIELD_NUMBER: _builtins.int
     VERSION_FIELD_NUMBER: _builtins.int
     METRICS_FIELD_NUMBER: _builtins.int
+    ADVANTAGES_FIELD_NUMBER: _builtins.int
     iteration: _builtins.int
     version: _builtins.int
     """weight version now held"""
@@ -682,16 +794,21 @@ class TrainResult(_message.Message):
     def metrics(self) -> _containers.ScalarMap[_builtins.str, _builtins.float]:
         """"actor/loss", "actor/kl", "actor/clip_fraction", "critic/loss", "gradient_norm/actor" ..."""
 
+    @_builtins.property
+    def advantages(self) -> Global___Array:
+        """float32 [batch size]: of each sample the mean over its tokens, NaN without any; of rank 0, and"""
+
     def __init__(
         self,
         *,
         iteration: _builtins.int = ...,
         version: _builtins.int = ...,
         metrics: _abc.Mapping[_builtins.str, _builtins.float] | None = ...,
+        advantages: Global___Array | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["advantages", b"advantages"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["iteration", b"iteration", "metrics", b"metrics", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["advantages", b"advantages", "iteration", b"iteration", "metrics", b"metrics", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -782,19 +899,23 @@ class LoadResult(_message.Message):
     VERSION_FIELD_NUMBER: _builtins.int
     BYTES_FIELD_NUMBER: _builtins.int
     SECONDS_FIELD_NUMBER: _builtins.int
+    COPY_SECONDS_FIELD_NUMBER: _builtins.int
     version: _builtins.int
     bytes: _builtins.int
     seconds: _builtins.float
+    copy_seconds: _builtins.float
+    """of these, putting them in place once they had come; 0: not told"""
     def __init__(
         self,
         *,
         version: _builtins.int = ...,
         bytes: _builtins.int = ...,
         seconds: _builtins.float = ...,
+        copy_seconds: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes", b"bytes", "seconds", b"seconds", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes", b"bytes", "copy_seconds", b"copy_seconds", "seconds", b"seconds", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1082,6 +1203,8 @@ class Observation(_message.Message):
     SCORING_FIELD_NUMBER: _builtins.int
     OFFLOAD_FIELD_NUMBER: _builtins.int
     ONLOAD_FIELD_NUMBER: _builtins.int
+    TRAIN_STEP_FIELD_NUMBER: _builtins.int
+    SPECULATION_FIELD_NUMBER: _builtins.int
     start_ns: _builtins.int
     end_ns: _builtins.int
     iteration: _builtins.int
@@ -1096,6 +1219,10 @@ class Observation(_message.Message):
     def offload(self) -> Global___OffloadObservation: ...
     @_builtins.property
     def onload(self) -> Global___OnloadObservation: ...
+    @_builtins.property
+    def train_step(self) -> Global___TrainStepObservation: ...
+    @_builtins.property
+    def speculation(self) -> Global___SpeculationObservation: ...
     def __init__(
         self,
         *,
@@ -1107,20 +1234,186 @@ class Observation(_message.Message):
         scoring: Global___ScoringObservation | None = ...,
         offload: Global___OffloadObservation | None = ...,
         onload: Global___OnloadObservation | None = ...,
+        train_step: Global___TrainStepObservation | None = ...,
+        speculation: Global___SpeculationObservation | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["decode", b"decode", "offload", b"offload", "onload", b"onload", "rebuild", b"rebuild", "scoring", b"scoring", "work", b"work"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["decode", b"decode", "offload", b"offload", "onload", b"onload", "rebuild", b"rebuild", "scoring", b"scoring", "speculation", b"speculation", "train_step", b"train_step", "work", b"work"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["decode", b"decode", "end_ns", b"end_ns", "iteration", b"iteration", "offload", b"offload", "onload", b"onload", "rebuild", b"rebuild", "scoring", b"scoring", "start_ns", b"start_ns", "work", b"work"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["decode", b"decode", "end_ns", b"end_ns", "iteration", b"iteration", "offload", b"offload", "onload", b"onload", "rebuild", b"rebuild", "scoring", b"scoring", "speculation", b"speculation", "start_ns", b"start_ns", "train_step", b"train_step", "work", b"work"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_work: _TypeAlias = _typing.Literal["decode", "rebuild", "scoring", "offload", "onload"]  # noqa: Y015
+    _WhichOneofReturnType_work: _TypeAlias = _typing.Literal["decode", "rebuild", "scoring", "offload", "onload", "train_step", "speculation"]  # noqa: Y015
     _WhichOneofArgType_work: _TypeAlias = _typing.Literal["work", b"work"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_work) -> _WhichOneofReturnType_work | None: ...
 
 Global___Observation: _TypeAlias = Observation  # noqa: Y015
 
 @_typing.final
+class SpeculationObservation(_message.Message):
+    """Steps of a generation engine that speculates, plain ones among them, and what became of drafts."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    STEPS_FIELD_NUMBER: _builtins.int
+    DRAFTED_STEPS_FIELD_NUMBER: _builtins.int
+    PROBES_FIELD_NUMBER: _builtins.int
+    SAMPLES_FIELD_NUMBER: _builtins.int
+    TOKENS_FIELD_NUMBER: _builtins.int
+    DRAFT_SECONDS_FIELD_NUMBER: _builtins.int
+    VERIFY_SECONDS_FIELD_NUMBER: _builtins.int
+    REGRET_SECONDS_FIELD_NUMBER: _builtins.int
+    SECONDS_FIELD_NUMBER: _builtins.int
+    LEARNED_FIELD_NUMBER: _builtins.int
+    steps: _builtins.int
+    drafted_steps: _builtins.int
+    """of them that verified drafts"""
+    probes: _builtins.int
+    """of them that were made to measure what was not chosen"""
+    samples: _builtins.int
+    """of all steps, added up"""
+    tokens: _builtins.int
+    """that were drawn in them"""
+    draft_seconds: _builtins.float
+    """choosing and drafting"""
+    verify_seconds: _builtins.float
+    """passes that verified drafts"""
+    regret_seconds: _builtins.float
+    """beyond what the best alternative on record would have taken"""
+    seconds: _builtins.float
+    """of all steps"""
+    @_builtins.property
+    def learned(self) -> Global___LearnedDrafts:
+        """what is learned from them"""
+
+    def __init__(
+        self,
+        *,
+        steps: _builtins.int = ...,
+        drafted_steps: _builtins.int = ...,
+        probes: _builtins.int = ...,
+        samples: _builtins.int = ...,
+        tokens: _builtins.int = ...,
+        draft_seconds: _builtins.float = ...,
+        verify_seconds: _builtins.float = ...,
+        regret_seconds: _builtins.float = ...,
+        seconds: _builtins.float = ...,
+        learned: Global___LearnedDrafts | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["learned", b"learned"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["draft_seconds", b"draft_seconds", "drafted_steps", b"drafted_steps", "learned", b"learned", "probes", b"probes", "regret_seconds", b"regret_seconds", "samples", b"samples", "seconds", b"seconds", "steps", b"steps", "tokens", b"tokens", "verify_seconds", b"verify_seconds"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SpeculationObservation: _TypeAlias = SpeculationObservation  # noqa: Y015
+
+@_typing.final
+class LearnedDrafts(_message.Message):
+    """What is learned of drafts, as counts: whoever gets them adds them to what it knows."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    COUNTS_FIELD_NUMBER: _builtins.int
+    STEPS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def counts(self) -> _containers.RepeatedCompositeFieldContainer[Global___DraftCount]: ...
+    @_builtins.property
+    def steps(self) -> _containers.RepeatedCompositeFieldContainer[Global___StepMean]: ...
+    def __init__(
+        self,
+        *,
+        counts: _abc.Iterable[Global___DraftCount] | None = ...,
+        steps: _abc.Iterable[Global___StepMean] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["counts", b"counts", "steps", b"steps"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___LearnedDrafts: _TypeAlias = LearnedDrafts  # noqa: Y015
+
+@_typing.final
+class DraftCount(_message.Message):
+    """Tokens that a drafter had at one position of its drafts, of one kind of match."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    DRAFTER_FIELD_NUMBER: _builtins.int
+    MATCH_FIELD_NUMBER: _builtins.int
+    POSITION_FIELD_NUMBER: _builtins.int
+    DRAFTED_FIELD_NUMBER: _builtins.int
+    JUDGED_FIELD_NUMBER: _builtins.int
+    ACCEPTED_FIELD_NUMBER: _builtins.int
+    drafter: _builtins.str
+    """as in spec.generation.speculation.drafters"""
+    match: _builtins.int
+    position: _builtins.int
+    """from 0"""
+    drafted: _builtins.float
+    """that were verified"""
+    judged: _builtins.float
+    """of them that followed none that was wrong"""
+    accepted: _builtins.float
+    """of those that were right"""
+    def __init__(
+        self,
+        *,
+        drafter: _builtins.str = ...,
+        match: _builtins.int = ...,
+        position: _builtins.int = ...,
+        drafted: _builtins.float = ...,
+        judged: _builtins.float = ...,
+        accepted: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepted", b"accepted", "drafted", b"drafted", "drafter", b"drafter", "judged", b"judged", "match", b"match", "position", b"position"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DraftCount: _TypeAlias = DraftCount  # noqa: Y015
+
+@_typing.final
+class StepMean(_message.Message):
+    """Decode passes of about the same size."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    STEPS_FIELD_NUMBER: _builtins.int
+    SAMPLES_FIELD_NUMBER: _builtins.int
+    SLOTS_FIELD_NUMBER: _builtins.int
+    KEYS_FIELD_NUMBER: _builtins.int
+    SECONDS_FIELD_NUMBER: _builtins.int
+    steps: _builtins.float
+    """how many"""
+    samples: _builtins.float
+    """means of one pass"""
+    slots: _builtins.float
+    """drafted tokens that were verified"""
+    keys: _builtins.float
+    """that all samples together read without drafts"""
+    seconds: _builtins.float
+    """drafting left out"""
+    def __init__(
+        self,
+        *,
+        steps: _builtins.float = ...,
+        samples: _builtins.float = ...,
+        slots: _builtins.float = ...,
+        keys: _builtins.float = ...,
+        seconds: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["keys", b"keys", "samples", b"samples", "seconds", b"seconds", "slots", b"slots", "steps", b"steps"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___StepMean: _TypeAlias = StepMean  # noqa: Y015
+
+@_typing.final
 class DecodeObservation(_message.Message):
-    """Steps of a generation engine; what of the stretch is not prefill is decoding."""
+    """Steps of a generation engine; what of the stretch is neither prefill nor drafting is decoding."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -1128,6 +1421,9 @@ class DecodeObservation(_message.Message):
     ROWS_PER_STEP_FIELD_NUMBER: _builtins.int
     KEYS_PER_ROW_FIELD_NUMBER: _builtins.int
     PREFILL_SECONDS_FIELD_NUMBER: _builtins.int
+    TOKENS_PER_ROW_FIELD_NUMBER: _builtins.int
+    DRAFT_SECONDS_FIELD_NUMBER: _builtins.int
+    VERIFIED_FIELD_NUMBER: _builtins.int
     steps: _builtins.int
     rows_per_step: _builtins.float
     """samples that a step decoded, mean; 0: the stretch held prefills alone"""
@@ -1135,6 +1431,14 @@ class DecodeObservation(_message.Message):
     """tokens whose keys were read for one sample in one step, mean"""
     prefill_seconds: _builtins.float
     """of the stretch"""
+    tokens_per_row: _builtins.float
+    """drawn for one sample in one step, mean, steps that replay left out; 0: none was"""
+    draft_seconds: _builtins.float
+    """of the stretch: what guessing tokens took"""
+    @_builtins.property
+    def verified(self) -> Global___VerifiedSteps:
+        """those of the steps in which guessed tokens were verified"""
+
     def __init__(
         self,
         *,
@@ -1142,14 +1446,50 @@ class DecodeObservation(_message.Message):
         rows_per_step: _builtins.float = ...,
         keys_per_row: _builtins.float = ...,
         prefill_seconds: _builtins.float = ...,
+        tokens_per_row: _builtins.float = ...,
+        draft_seconds: _builtins.float = ...,
+        verified: Global___VerifiedSteps | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["verified", b"verified"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["keys_per_row", b"keys_per_row", "prefill_seconds", b"prefill_seconds", "rows_per_step", b"rows_per_step", "steps", b"steps"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["draft_seconds", b"draft_seconds", "keys_per_row", b"keys_per_row", "prefill_seconds", b"prefill_seconds", "rows_per_step", b"rows_per_step", "steps", b"steps", "tokens_per_row", b"tokens_per_row", "verified", b"verified"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___DecodeObservation: _TypeAlias = DecodeObservation  # noqa: Y015
+
+@_typing.final
+class VerifiedSteps(_message.Message):
+    """Steps that took more than plain ones: a cost of plain steps is learned from the others."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    STEPS_FIELD_NUMBER: _builtins.int
+    ROWS_PER_STEP_FIELD_NUMBER: _builtins.int
+    KEYS_PER_ROW_FIELD_NUMBER: _builtins.int
+    SECONDS_FIELD_NUMBER: _builtins.int
+    steps: _builtins.int
+    rows_per_step: _builtins.float
+    """samples, mean"""
+    keys_per_row: _builtins.float
+    """of one sample in one step, mean"""
+    seconds: _builtins.float
+    """all of them together, prefill and drafting left out"""
+    def __init__(
+        self,
+        *,
+        steps: _builtins.int = ...,
+        rows_per_step: _builtins.float = ...,
+        keys_per_row: _builtins.float = ...,
+        seconds: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["keys_per_row", b"keys_per_row", "rows_per_step", b"rows_per_step", "seconds", b"seconds", "steps", b"steps"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___VerifiedSteps: _TypeAlias = VerifiedSteps  # noqa: Y015
 
 @_typing.final
 class RebuildObservation(_message.Message):
@@ -1164,7 +1504,7 @@ class RebuildObservation(_message.Message):
     TOKENS_PER_ROW_FIELD_NUMBER: _builtins.int
     SECONDS_FIELD_NUMBER: _builtins.int
     passes: _builtins.int
-    """prefills or steps"""
+    """prefills, or steps; one in which a sample decoded several known tokens is so many"""
     rows_per_pass: _builtins.float
     """samples, mean"""
     tokens_per_row: _builtins.float
@@ -1260,6 +1600,28 @@ class OnloadObservation(_message.Message):
 Global___OnloadObservation: _TypeAlias = OnloadObservation  # noqa: Y015
 
 @_typing.final
+class TrainStepObservation(_message.Message):
+    """One optimizer step of the whole group; its first rank speaks for all."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NUMBER_FIELD_NUMBER: _builtins.int
+    number: _builtins.int
+    """in the iteration, from 0"""
+    def __init__(
+        self,
+        *,
+        number: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["number", b"number"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___TrainStepObservation: _TypeAlias = TrainStepObservation  # noqa: Y015
+
+@_typing.final
 class Span(_message.Message):
     """Something that took time, for the timeline: written and drawn, never read by a decision."""
 
@@ -1325,25 +1687,107 @@ class CoordinatorMessage(_message.Message):
 
     WELCOME_FIELD_NUMBER: _builtins.int
     COMMAND_FIELD_NUMBER: _builtins.int
+    SIBLINGS_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def welcome(self) -> Global___Welcome: ...
     @_builtins.property
     def command(self) -> Global___Command: ...
+    @_builtins.property
+    def siblings(self) -> Global___SiblingTokens: ...
     def __init__(
         self,
         *,
         welcome: Global___Welcome | None = ...,
         command: Global___Command | None = ...,
+        siblings: Global___SiblingTokens | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["command", b"command", "message", b"message", "welcome", b"welcome"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["command", b"command", "message", b"message", "siblings", b"siblings", "welcome", b"welcome"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["command", b"command", "message", b"message", "welcome", b"welcome"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["command", b"command", "message", b"message", "siblings", b"siblings", "welcome", b"welcome"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_message: _TypeAlias = _typing.Literal["welcome", "command"]  # noqa: Y015
+    _WhichOneofReturnType_message: _TypeAlias = _typing.Literal["welcome", "command", "siblings"]  # noqa: Y015
     _WhichOneofArgType_message: _TypeAlias = _typing.Literal["message", b"message"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_message) -> _WhichOneofReturnType_message | None: ...
 
 Global___CoordinatorMessage: _TypeAlias = CoordinatorMessage  # noqa: Y015
+
+@_typing.final
+class SiblingTokens(_message.Message):
+    """Tokens of prompt groups of which this worker decodes a sample, for its drafts: those that other workers decoded, and
+    responses of earlier epochs. A hint, sent only where Heartbeat.learns_siblings says so and answered by nothing: what does
+    not come drafts less. A prompt group is the samples of one prompt: sample / samples per prompt.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ITERATION_FIELD_NUMBER: _builtins.int
+    DELTAS_FIELD_NUMBER: _builtins.int
+    FORGOTTEN_FIELD_NUMBER: _builtins.int
+    iteration: _builtins.int
+    @_builtins.property
+    def deltas(self) -> _containers.RepeatedCompositeFieldContainer[Global___SiblingDelta]:
+        """of one source each begins where the last one ended"""
+
+    @_builtins.property
+    def forgotten(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """prompt groups of which nothing more comes; one may begin anew, from offset 0"""
+
+    def __init__(
+        self,
+        *,
+        iteration: _builtins.int = ...,
+        deltas: _abc.Iterable[Global___SiblingDelta] | None = ...,
+        forgotten: _abc.Iterable[_builtins.int] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["deltas", b"deltas", "forgotten", b"forgotten", "iteration", b"iteration"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SiblingTokens: _TypeAlias = SiblingTokens  # noqa: Y015
+
+@_typing.final
+class SiblingDelta(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    GROUP_FIELD_NUMBER: _builtins.int
+    ITERATION_FIELD_NUMBER: _builtins.int
+    SAMPLE_FIELD_NUMBER: _builtins.int
+    OFFSET_FIELD_NUMBER: _builtins.int
+    TOKENS_FIELD_NUMBER: _builtins.int
+    WEIGHT_FIELD_NUMBER: _builtins.int
+    group: _builtins.int
+    """prompt group in the message's iteration"""
+    iteration: _builtins.int
+    """of the source; below the message's: a response of an earlier epoch"""
+    sample: _builtins.int
+    """of that iteration"""
+    offset: _builtins.int
+    """response position of the first token here"""
+    weight: _builtins.float
+    """above 0, at most 1: 1 of siblings, less of earlier epochs"""
+    @_builtins.property
+    def tokens(self) -> Global___Array:
+        """int32 [n]"""
+
+    def __init__(
+        self,
+        *,
+        group: _builtins.int = ...,
+        iteration: _builtins.int = ...,
+        sample: _builtins.int = ...,
+        offset: _builtins.int = ...,
+        tokens: Global___Array | None = ...,
+        weight: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["tokens", b"tokens"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["group", b"group", "iteration", b"iteration", "offset", b"offset", "sample", b"sample", "tokens", b"tokens", "weight", b"weight"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SiblingDelta: _TypeAlias = SiblingDelta  # noqa: Y015
 
 @_typing.final
 class Welcome(_message.Message):
@@ -1354,6 +1798,7 @@ class Welcome(_message.Message):
     HEARTBEAT_SECONDS_FIELD_NUMBER: _builtins.int
     PROGRESS_SECONDS_FIELD_NUMBER: _builtins.int
     PROTOCOL_FIELD_NUMBER: _builtins.int
+    TAKES_FAILED_SAMPLES_FIELD_NUMBER: _builtins.int
     coordinator_epoch: _builtins.int
     job: _builtins.str
     """the resolved RLHFJob as JSON (camelCase)"""
@@ -1362,6 +1807,8 @@ class Welcome(_message.Message):
     """time between two progress reports of a sample; grows with the number of workers"""
     protocol: _builtins.int
     """rlhf_api.protocol.PROTOCOL of the coordinator; 0: it is older than the number"""
+    takes_failed_samples: _builtins.bool
+    """it understands FailedSample"""
     def __init__(
         self,
         *,
@@ -1370,10 +1817,11 @@ class Welcome(_message.Message):
         heartbeat_seconds: _builtins.float = ...,
         progress_seconds: _builtins.float = ...,
         protocol: _builtins.int = ...,
+        takes_failed_samples: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["coordinator_epoch", b"coordinator_epoch", "heartbeat_seconds", b"heartbeat_seconds", "job", b"job", "progress_seconds", b"progress_seconds", "protocol", b"protocol"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["coordinator_epoch", b"coordinator_epoch", "heartbeat_seconds", b"heartbeat_seconds", "job", b"job", "progress_seconds", b"progress_seconds", "protocol", b"protocol", "takes_failed_samples", b"takes_failed_samples"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1463,16 +1911,22 @@ class BecomeGeneration(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     WEIGHTS_FIELD_NUMBER: _builtins.int
+    LEARNED_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def weights(self) -> Global___LoadWeights: ...
+    @_builtins.property
+    def learned(self) -> Global___LearnedDrafts:
+        """what other workers of the job learned of drafts, for one that knows nothing yet"""
+
     def __init__(
         self,
         *,
         weights: Global___LoadWeights | None = ...,
+        learned: Global___LearnedDrafts | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["weights", b"weights"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["learned", b"learned", "weights", b"weights"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["weights", b"weights"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["learned", b"learned", "weights", b"weights"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1605,9 +2059,12 @@ class LoadWeights(_message.Message):
     MODEL_FIELD_NUMBER: _builtins.int
     VERSION_FIELD_NUMBER: _builtins.int
     SOURCES_FIELD_NUMBER: _builtins.int
+    DRAFT_MODEL_FIELD_NUMBER: _builtins.int
     model: _builtins.str
     """role"""
     version: _builtins.int
+    draft_model: _builtins.str
+    """name of a draft model that is loaded with it, from the same sources: both, or neither"""
     @_builtins.property
     def sources(self) -> _containers.RepeatedCompositeFieldContainer[Global___WeightLocation]:
         """together they hold every parameter"""
@@ -1618,10 +2075,11 @@ class LoadWeights(_message.Message):
         model: _builtins.str = ...,
         version: _builtins.int = ...,
         sources: _abc.Iterable[Global___WeightLocation] | None = ...,
+        draft_model: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["model", b"model", "sources", b"sources", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["draft_model", b"draft_model", "model", b"model", "sources", b"sources", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1658,10 +2116,13 @@ class GenerateSample(_message.Message):
     VERSIONS_FIELD_NUMBER: _builtins.int
     RANDOM_KEY_FIELD_NUMBER: _builtins.int
     MAX_RESPONSE_TOKENS_FIELD_NUMBER: _builtins.int
+    DRAWING_FIELD_NUMBER: _builtins.int
     random_key: _builtins.int
     """with the position, the only source of randomness"""
     max_response_tokens: _builtins.int
     """in total, the k tokens included"""
+    drawing: Global___Drawing.ValueType
+    """only where Register.draws_by_request says that the worker knows it"""
     @_builtins.property
     def key(self) -> Global___SampleKey: ...
     @_builtins.property
@@ -1688,10 +2149,11 @@ class GenerateSample(_message.Message):
         versions: _abc.Iterable[Global___VersionSpan] | None = ...,
         random_key: _builtins.int = ...,
         max_response_tokens: _builtins.int = ...,
+        drawing: Global___Drawing.ValueType = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "log_probabilities", b"log_probabilities", "prompt", b"prompt", "tokens", b"tokens"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "log_probabilities", b"log_probabilities", "max_response_tokens", b"max_response_tokens", "prompt", b"prompt", "random_key", b"random_key", "tokens", b"tokens", "versions", b"versions"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["drawing", b"drawing", "key", b"key", "log_probabilities", b"log_probabilities", "max_response_tokens", b"max_response_tokens", "prompt", b"prompt", "random_key", b"random_key", "tokens", b"tokens", "versions", b"versions"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1998,6 +2460,8 @@ Global___KvReceipt: _TypeAlias = KvReceipt  # noqa: Y015
 
 @_typing.final
 class Score(_message.Message):
+    """A task whose unit is a prompt's group is asked for in a command with all samples of that group, and nothing else."""
+
     DESCRIPTOR: _descriptor.Descriptor
 
     SAMPLES_FIELD_NUMBER: _builtins.int
@@ -2020,6 +2484,27 @@ Global___Score: _TypeAlias = Score  # noqa: Y015
 class ScoreSample(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
+    @_typing.final
+    class FieldsEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        @_builtins.property
+        def value(self) -> Global___Array: ...
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: Global___Array | None = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _typing.Literal["value", b"value"]  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
     KEY_FIELD_NUMBER: _builtins.int
     TASKS_FIELD_NUMBER: _builtins.int
     PROMPT_FIELD_NUMBER: _builtins.int
@@ -2027,10 +2512,14 @@ class ScoreSample(_message.Message):
     PROMPT_TEXT_FIELD_NUMBER: _builtins.int
     RESPONSE_TEXT_FIELD_NUMBER: _builtins.int
     RECORD_FIELD_NUMBER: _builtins.int
+    FINISH_REASON_FIELD_NUMBER: _builtins.int
+    FIELDS_FIELD_NUMBER: _builtins.int
     prompt_text: _builtins.str
     response_text: _builtins.str
     record: _builtins.str
     """the prompt's JSON object"""
+    finish_reason: _builtins.str
+    """of FinishedSample; empty: the coordinator is of a version that does not send it"""
     @_builtins.property
     def key(self) -> Global___SampleKey: ...
     @_builtins.property
@@ -2043,6 +2532,10 @@ class ScoreSample(_message.Message):
     def response(self) -> Global___Array:
         """int32 [n]"""
 
+    @_builtins.property
+    def fields(self) -> _containers.MessageMap[_builtins.str, Global___Array]:
+        """float32: those that its tasks need and other tasks made, such as "reward" """
+
     def __init__(
         self,
         *,
@@ -2053,10 +2546,12 @@ class ScoreSample(_message.Message):
         prompt_text: _builtins.str = ...,
         response_text: _builtins.str = ...,
         record: _builtins.str = ...,
+        finish_reason: _builtins.str = ...,
+        fields: _abc.Mapping[_builtins.str, Global___Array] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "prompt", b"prompt", "response", b"response"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "prompt", b"prompt", "prompt_text", b"prompt_text", "record", b"record", "response", b"response", "response_text", b"response_text", "tasks", b"tasks"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["fields", b"fields", "finish_reason", b"finish_reason", "key", b"key", "prompt", b"prompt", "prompt_text", b"prompt_text", "record", b"record", "response", b"response", "response_text", b"response_text", "tasks", b"tasks"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -2320,11 +2815,14 @@ class TrainSample(_message.Message):
     FIELDS_FIELD_NUMBER: _builtins.int
     ABSTAINED_FIELD_NUMBER: _builtins.int
     VERSIONS_FIELD_NUMBER: _builtins.int
+    FINISH_REASON_FIELD_NUMBER: _builtins.int
     sample: _builtins.int
     group: _builtins.int
     """samples of one prompt share it"""
     abstained: _builtins.bool
     """no reward: masked out of the loss, never treated as zero"""
+    finish_reason: _builtins.str
+    """of FinishedSample; empty: it failed, or the coordinator does not send it"""
     @_builtins.property
     def prompt(self) -> Global___Array: ...
     @_builtins.property
@@ -2345,10 +2843,11 @@ class TrainSample(_message.Message):
         fields: _abc.Mapping[_builtins.str, Global___Array] | None = ...,
         abstained: _builtins.bool = ...,
         versions: _abc.Iterable[Global___VersionSpan] | None = ...,
+        finish_reason: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["prompt", b"prompt", "response", b"response"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["abstained", b"abstained", "fields", b"fields", "group", b"group", "prompt", b"prompt", "response", b"response", "sample", b"sample", "versions", b"versions"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["abstained", b"abstained", "fields", b"fields", "finish_reason", b"finish_reason", "group", b"group", "prompt", b"prompt", "response", b"response", "sample", b"sample", "versions", b"versions"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -2407,12 +2906,18 @@ class WeightTensor(_message.Message):
     DTYPE_FIELD_NUMBER: _builtins.int
     SHAPE_FIELD_NUMBER: _builtins.int
     CRC32_FIELD_NUMBER: _builtins.int
+    OFFSET_FIELD_NUMBER: _builtins.int
+    SUMS_CRC32_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     """Hugging Face parameter name"""
     dtype: _builtins.str
     """safetensors name: F32, BF16, F16"""
     crc32: _builtins.int
-    """of the whole tensor's bytes"""
+    """of the whole tensor's bytes; 0 in a loan"""
+    offset: _builtins.int
+    """in a loan: of its bytes in the lent memory"""
+    sums_crc32: _builtins.int
+    """in a loan: CRC-32 of its sums of rows and columns (`rlhf_workers.shared_memory.checksums`)"""
     @_builtins.property
     def shape(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
     def __init__(
@@ -2422,14 +2927,179 @@ class WeightTensor(_message.Message):
         dtype: _builtins.str = ...,
         shape: _abc.Iterable[_builtins.int] | None = ...,
         crc32: _builtins.int = ...,
+        offset: _builtins.int = ...,
+        sums_crc32: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["crc32", b"crc32", "dtype", b"dtype", "name", b"name", "shape", b"shape"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["crc32", b"crc32", "dtype", b"dtype", "name", b"name", "offset", b"offset", "shape", b"shape", "sums_crc32", b"sums_crc32"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___WeightTensor: _TypeAlias = WeightTensor  # noqa: Y015
+
+@_typing.final
+class WeightLoanRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    WEIGHTS_FIELD_NUMBER: _builtins.int
+    READER_FIELD_NUMBER: _builtins.int
+    READ_FIELD_NUMBER: _builtins.int
+    read: _builtins.bool
+    """the second and last message: nothing of the loan is read any more"""
+    @_builtins.property
+    def weights(self) -> Global___WeightRequest: ...
+    @_builtins.property
+    def reader(self) -> Global___MemoryPlace: ...
+    def __init__(
+        self,
+        *,
+        weights: Global___WeightRequest | None = ...,
+        reader: Global___MemoryPlace | None = ...,
+        read: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["reader", b"reader", "weights", b"weights"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["read", b"read", "reader", b"reader", "weights", b"weights"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___WeightLoanRequest: _TypeAlias = WeightLoanRequest  # noqa: Y015
+
+@_typing.final
+class MemoryPlace(_message.Message):
+    """Which memory a process can map."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    HOST_FIELD_NUMBER: _builtins.int
+    DEVICE_FIELD_NUMBER: _builtins.int
+    host: _builtins.str
+    """boot and PID namespace"""
+    device: _builtins.str
+    """UUID of its GPU; empty: it has none"""
+    def __init__(
+        self,
+        *,
+        host: _builtins.str = ...,
+        device: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["device", b"device", "host", b"host"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___MemoryPlace: _TypeAlias = MemoryPlace  # noqa: Y015
+
+@_typing.final
+class WeightLoan(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MANIFEST_FIELD_NUMBER: _builtins.int
+    MEMORY_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def manifest(self) -> Global___WeightManifest: ...
+    @_builtins.property
+    def memory(self) -> Global___LentMemory: ...
+    def __init__(
+        self,
+        *,
+        manifest: Global___WeightManifest | None = ...,
+        memory: Global___LentMemory | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["manifest", b"manifest", "memory", b"memory"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["manifest", b"manifest", "memory", b"memory"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___WeightLoan: _TypeAlias = WeightLoan  # noqa: Y015
+
+@_typing.final
+class LentMemory(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PLACE_FIELD_NUMBER: _builtins.int
+    PID_FIELD_NUMBER: _builtins.int
+    SIZE_FIELD_NUMBER: _builtins.int
+    HOST_FIELD_NUMBER: _builtins.int
+    CUDA_FIELD_NUMBER: _builtins.int
+    pid: _builtins.int
+    """of the lender"""
+    size: _builtins.int
+    """bytes"""
+    @_builtins.property
+    def place(self) -> Global___MemoryPlace: ...
+    @_builtins.property
+    def host(self) -> Global___HostMemory: ...
+    @_builtins.property
+    def cuda(self) -> Global___CudaMemory: ...
+    def __init__(
+        self,
+        *,
+        place: Global___MemoryPlace | None = ...,
+        pid: _builtins.int = ...,
+        size: _builtins.int = ...,
+        host: Global___HostMemory | None = ...,
+        cuda: Global___CudaMemory | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["cuda", b"cuda", "host", b"host", "kind", b"kind", "place", b"place"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cuda", b"cuda", "host", b"host", "kind", b"kind", "pid", b"pid", "place", b"place", "size", b"size"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["host", "cuda"]  # noqa: Y015
+    _WhichOneofArgType_kind: _TypeAlias = _typing.Literal["kind", b"kind"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_kind) -> _WhichOneofReturnType_kind | None: ...
+
+Global___LentMemory: _TypeAlias = LentMemory  # noqa: Y015
+
+@_typing.final
+class HostMemory(_message.Message):
+    """A sealed memory file, found through the lender's file descriptors."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    DESCRIPTOR_FIELD_NUMBER: _builtins.int
+    INODE_FIELD_NUMBER: _builtins.int
+    descriptor: _builtins.int
+    inode: _builtins.int
+    """as a descriptor's number may be used again"""
+    def __init__(
+        self,
+        *,
+        descriptor: _builtins.int = ...,
+        inode: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["descriptor", b"descriptor", "inode", b"inode"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___HostMemory: _TypeAlias = HostMemory  # noqa: Y015
+
+@_typing.final
+class CudaMemory(_message.Message):
+    """One allocation on a GPU."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    HANDLE_FIELD_NUMBER: _builtins.int
+    handle: _builtins.bytes
+    """CUipcMemHandle, 64 bytes"""
+    def __init__(
+        self,
+        *,
+        handle: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["handle", b"handle"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___CudaMemory: _TypeAlias = CudaMemory  # noqa: Y015
 
 @_typing.final
 class WeightChunk(_message.Message):
@@ -2696,8 +3366,11 @@ class JobStatus(_message.Message):
     POOL_FIELD_NUMBER: _builtins.int
     REPLICAS_FIELD_NUMBER: _builtins.int
     FUSION_FIELD_NUMBER: _builtins.int
+    SPECULATION_FIELD_NUMBER: _builtins.int
     JOURNAL_LOCK_SHARED_FIELD_NUMBER: _builtins.int
     JOURNAL_LOCK_DOUBT_FIELD_NUMBER: _builtins.int
+    SAMPLE_FAILURES_FIELD_NUMBER: _builtins.int
+    LOST_TRACKERS_FIELD_NUMBER: _builtins.int
     job: _builtins.str
     phase: _builtins.str
     """Starting | Generating | Scoring | Training | Publishing | Checkpointing | Recovering | Complete | Failed | Stopped"""
@@ -2748,6 +3421,16 @@ class JobStatus(_message.Message):
 
     @_builtins.property
     def fusion(self) -> Global___FusionStatus: ...
+    @_builtins.property
+    def speculation(self) -> Global___SpeculationStatus: ...
+    @_builtins.property
+    def sample_failures(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """of this iteration, newest first: which samples failed where, why, and what follows"""
+
+    @_builtins.property
+    def lost_trackers(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """newest first: which trackers of metrics this coordinator gave up, and why"""
+
     def __init__(
         self,
         *,
@@ -2770,12 +3453,15 @@ class JobStatus(_message.Message):
         pool: _abc.Iterable[_builtins.str] | None = ...,
         replicas: _abc.Mapping[_builtins.str, _builtins.int] | None = ...,
         fusion: Global___FusionStatus | None = ...,
+        speculation: Global___SpeculationStatus | None = ...,
         journal_lock_shared: _builtins.bool = ...,
         journal_lock_doubt: _builtins.str = ...,
+        sample_failures: _abc.Iterable[_builtins.str] | None = ...,
+        lost_trackers: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["failure", b"failure", "fusion", b"fusion"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["failure", b"failure", "fusion", b"fusion", "speculation", b"speculation"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["coordinator_epoch", b"coordinator_epoch", "failure", b"failure", "fusion", b"fusion", "iteration", b"iteration", "iterations", b"iterations", "job", b"job", "journal_lock_doubt", b"journal_lock_doubt", "journal_lock_shared", b"journal_lock_shared", "last_checkpoint", b"last_checkpoint", "ledger", b"ledger", "metrics", b"metrics", "phase", b"phase", "pool", b"pool", "replicas", b"replicas", "restarts", b"restarts", "seconds_left", b"seconds_left", "started_ns", b"started_ns", "tokens", b"tokens", "waiting_for", b"waiting_for", "weight_version", b"weight_version", "workers", b"workers"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["coordinator_epoch", b"coordinator_epoch", "failure", b"failure", "fusion", b"fusion", "iteration", b"iteration", "iterations", b"iterations", "job", b"job", "journal_lock_doubt", b"journal_lock_doubt", "journal_lock_shared", b"journal_lock_shared", "last_checkpoint", b"last_checkpoint", "ledger", b"ledger", "lost_trackers", b"lost_trackers", "metrics", b"metrics", "phase", b"phase", "pool", b"pool", "replicas", b"replicas", "restarts", b"restarts", "sample_failures", b"sample_failures", "seconds_left", b"seconds_left", "speculation", b"speculation", "started_ns", b"started_ns", "tokens", b"tokens", "waiting_for", b"waiting_for", "weight_version", b"weight_version", "workers", b"workers"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -2834,6 +3520,46 @@ class FusionStatus(_message.Message):
 Global___FusionStatus: _TypeAlias = FusionStatus  # noqa: Y015
 
 @_typing.final
+class SpeculationStatus(_message.Message):
+    """Speculative decoding in the last iteration, or in the first one while it goes on."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SUMMARY_FIELD_NUMBER: _builtins.int
+    TOKENS_PER_STEP_FIELD_NUMBER: _builtins.int
+    ACCEPTANCE_FIELD_NUMBER: _builtins.int
+    DRAFTED_SHARE_FIELD_NUMBER: _builtins.int
+    SWITCHES_FIELD_NUMBER: _builtins.int
+    summary: _builtins.str
+    """in words, with numbers"""
+    tokens_per_step: _builtins.float
+    """of one sample, mean; 0: nothing is known"""
+    acceptance: _builtins.float
+    """of drafted tokens, 0..1"""
+    drafted_share: _builtins.float
+    """of the steps"""
+    @_builtins.property
+    def switches(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """when and why it was switched off or on, newest first"""
+
+    def __init__(
+        self,
+        *,
+        summary: _builtins.str = ...,
+        tokens_per_step: _builtins.float = ...,
+        acceptance: _builtins.float = ...,
+        drafted_share: _builtins.float = ...,
+        switches: _abc.Iterable[_builtins.str] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["acceptance", b"acceptance", "drafted_share", b"drafted_share", "summary", b"summary", "switches", b"switches", "tokens_per_step", b"tokens_per_step"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SpeculationStatus: _TypeAlias = SpeculationStatus  # noqa: Y015
+
+@_typing.final
 class WorkerStatus(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -2865,6 +3591,7 @@ class WorkerStatus(_message.Message):
     VERSIONS_FIELD_NUMBER: _builtins.int
     BUSY_SHARE_FIELD_NUMBER: _builtins.int
     SILENT_SECONDS_FIELD_NUMBER: _builtins.int
+    ENGINE_FIELD_NUMBER: _builtins.int
     worker: _builtins.str
     state: _builtins.str
     """Missing | Starting | Ready | Busy | Lost"""
@@ -2876,6 +3603,8 @@ class WorkerStatus(_message.Message):
     """of the last seconds"""
     silent_seconds: _builtins.float
     """state Lost: since it was last heard; else 0"""
+    engine: _builtins.str
+    """Heartbeat.engine"""
     @_builtins.property
     def versions(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]: ...
     def __init__(
@@ -2889,10 +3618,11 @@ class WorkerStatus(_message.Message):
         versions: _abc.Mapping[_builtins.str, _builtins.int] | None = ...,
         busy_share: _builtins.float = ...,
         silent_seconds: _builtins.float = ...,
+        engine: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["active_samples", b"active_samples", "activity", b"activity", "busy_share", b"busy_share", "silent_seconds", b"silent_seconds", "state", b"state", "tokens_per_second", b"tokens_per_second", "versions", b"versions", "worker", b"worker"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["active_samples", b"active_samples", "activity", b"activity", "busy_share", b"busy_share", "engine", b"engine", "silent_seconds", b"silent_seconds", "state", b"state", "tokens_per_second", b"tokens_per_second", "versions", b"versions", "worker", b"worker"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -338,6 +338,11 @@ class WeightSourceStub:
                 request_serializer=rlhf__api_dot_control__pb2.WeightRequest.SerializeToString,
                 response_deserializer=rlhf__api_dot_control__pb2.WeightChunk.FromString,
                 _registered_method=True)
+        self.Lend = channel.stream_stream(
+                '/rlhf.v1.WeightSource/Lend',
+                request_serializer=rlhf__api_dot_control__pb2.WeightLoanRequest.SerializeToString,
+                response_deserializer=rlhf__api_dot_control__pb2.WeightLoan.FromString,
+                _registered_method=True)
 
 
 class WeightSourceServicer:
@@ -357,6 +362,15 @@ class WeightSourceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Lend(self, request_iterator, context):
+        """Lends the weights in memory that a process of the same machine can map, unchanged as long as the call is open. The reader
+        sends one request, gets one loan, and says when it has read. FAILED_PRECONDITION as for Describe; with every other status
+        the weights are to be fetched.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_WeightSourceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -369,6 +383,11 @@ def add_WeightSourceServicer_to_server(servicer, server):
                     servicer.Fetch,
                     request_deserializer=rlhf__api_dot_control__pb2.WeightRequest.FromString,
                     response_serializer=rlhf__api_dot_control__pb2.WeightChunk.SerializeToString,
+            ),
+            'Lend': grpc.stream_stream_rpc_method_handler(
+                    servicer.Lend,
+                    request_deserializer=rlhf__api_dot_control__pb2.WeightLoanRequest.FromString,
+                    response_serializer=rlhf__api_dot_control__pb2.WeightLoan.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -426,6 +445,33 @@ class WeightSource:
             '/rlhf.v1.WeightSource/Fetch',
             rlhf__api_dot_control__pb2.WeightRequest.SerializeToString,
             rlhf__api_dot_control__pb2.WeightChunk.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Lend(request_iterator,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.stream_stream(
+            request_iterator,
+            target,
+            '/rlhf.v1.WeightSource/Lend',
+            rlhf__api_dot_control__pb2.WeightLoanRequest.SerializeToString,
+            rlhf__api_dot_control__pb2.WeightLoan.FromString,
             options,
             channel_credentials,
             insecure,

@@ -135,6 +135,11 @@ class WeightSourceStub:
     Describe: _grpc.UnaryUnaryMultiCallable[_control_pb2.WeightRequest, _control_pb2.WeightManifest]
     """FAILED_PRECONDITION when the worker does not hold exactly this version."""
     Fetch: _grpc.UnaryStreamMultiCallable[_control_pb2.WeightRequest, _control_pb2.WeightChunk]
+    Lend: _grpc.StreamStreamMultiCallable[_control_pb2.WeightLoanRequest, _control_pb2.WeightLoan]
+    """Lends the weights in memory that a process of the same machine can map, unchanged as long as the call is open. The reader
+    sends one request, gets one loan, and says when it has read. FAILED_PRECONDITION as for Describe; with every other status
+    the weights are to be fetched.
+    """
 
 @_typing.type_check_only
 class WeightSourceAsyncStub(WeightSourceStub):
@@ -144,6 +149,11 @@ class WeightSourceAsyncStub(WeightSourceStub):
     Describe: _aio.UnaryUnaryMultiCallable[_control_pb2.WeightRequest, _control_pb2.WeightManifest]  # type: ignore[assignment]
     """FAILED_PRECONDITION when the worker does not hold exactly this version."""
     Fetch: _aio.UnaryStreamMultiCallable[_control_pb2.WeightRequest, _control_pb2.WeightChunk]  # type: ignore[assignment]
+    Lend: _aio.StreamStreamMultiCallable[_control_pb2.WeightLoanRequest, _control_pb2.WeightLoan]  # type: ignore[assignment]
+    """Lends the weights in memory that a process of the same machine can map, unchanged as long as the call is open. The reader
+    sends one request, gets one loan, and says when it has read. FAILED_PRECONDITION as for Describe; with every other status
+    the weights are to be fetched.
+    """
 
 class WeightSourceServicer(metaclass=_abc_1.ABCMeta):
     """Served by training workers: the weights of their own stages at the version they hold."""
@@ -162,6 +172,17 @@ class WeightSourceServicer(metaclass=_abc_1.ABCMeta):
         request: _control_pb2.WeightRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_control_pb2.WeightChunk], _abc.AsyncIterator[_control_pb2.WeightChunk]]: ...
+
+    @_abc_1.abstractmethod
+    def Lend(
+        self,
+        request_iterator: _MaybeAsyncIterator[_control_pb2.WeightLoanRequest],
+        context: _ServicerContext,
+    ) -> _typing.Union[_abc.Iterator[_control_pb2.WeightLoan], _abc.AsyncIterator[_control_pb2.WeightLoan]]:
+        """Lends the weights in memory that a process of the same machine can map, unchanged as long as the call is open. The reader
+        sends one request, gets one loan, and says when it has read. FAILED_PRECONDITION as for Describe; with every other status
+        the weights are to be fetched.
+        """
 
 def add_WeightSourceServicer_to_server(servicer: WeightSourceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...
 

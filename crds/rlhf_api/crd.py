@@ -7,6 +7,7 @@ subresources, names. Rule: nothing is written here that the models or the rules 
 
 import copy
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
 
@@ -88,6 +89,7 @@ def text() -> str:
 
 def _schema() -> Schema:
     schema = copy.deepcopy(job_schema())
+    _describe_once(schema, "", {})
     properties = schema["properties"]
     for name in ("apiVersion", "kind"):
         properties[name] = {"type": "string", "description": properties[name]["description"]}
@@ -97,18 +99,44 @@ def _schema() -> Schema:
         _attach(schema, rule.node, _validation(rule))
     for path in IMMUTABLE:
         _attach(schema, path, {"rule": "self == oldSelf", "message": IMMUTABLE_MESSAGE})
-    # Transition rules on a field do not see it come or go; every other field in the list is required or has a default.
-    for name in ("checkpoints", "operatorClass"):
+    # Transition rules on a field do not see it come or go.
+    for node, name in sorted({place for path in IMMUTABLE for place in _optional(schema, path)}):
         kept = f"has(self.{name}) == has(oldSelf.{name})"
-        _attach(schema, "spec", {"rule": kept, "message": IMMUTABLE_MESSAGE, "fieldPath": f".{name}"})
+        _attach(schema, node, {"rule": kept, "message": IMMUTABLE_MESSAGE, "fieldPath": f".{name}"})
     return schema
 
 
+def _optional(schema: Schema, path: str) -> Iterator[tuple[str, str]]:
+    """Yield (path of the parent, name) of each field along a path that is neither required nor has a default."""
+    node, at = schema, ""
+    for name in path.split("."):
+        child = node["properties"][name]
+        if name not in node.get("required", ()) and "default" not in child:
+            yield at, name
+        node, at = child, f"{at}.{name}".removeprefix(".")
+
+
+def _describe_once(node: Schema, path: str, described: dict[str, str]) -> None:
+    """Describe a field once: where another of the same name has the very same description, it is the path of the
+    first. The definition has to fit into an annotation."""
+    for name, child in node.get("properties", {}).items():
+        at = f"{path}.{name}".removeprefix(".")
+        words = child.get("description", "")
+        first = described.setdefault(f"{name}: {words}", at)
+        if first != at and len(pointer := f"As {first}.") < len(words):
+            child["description"] = pointer
+        _describe_once(child, at, described)
+        _describe_once(child.get("items", {}), f"{at}[]", described)
+
+
 def _validation(rule: Rule) -> dict[str, Any]:
-    validation: dict[str, Any] = {"rule": rule.cel, "message": rule.message}
+    validation: dict[str, Any] = {"rule": rule.cel}
     if "oldSelf" in rule.cel:
         validation["optionalOldSelf"] = True
-    if rule.message_cel is not None:
+    # One of both: the API server takes the message only where the expression fails, and the definition has to be small.
+    if rule.message_cel is None:
+        validation["message"] = rule.message
+    else:
         validation["messageExpression"] = rule.message_cel
     relative = rule.field.removeprefix(rule.node).removeprefix(".")
     if relative:

@@ -39,7 +39,7 @@ def text() -> str:
             f"Of these the API server says: {IMMUTABLE_MESSAGE}. Everything else may change while the job runs.\n",
             *(f"- `{path}`" for path in IMMUTABLE),
             "\n## Not available in this version\n",
-            *(f"- `{lack.field}: {lack.value}`; use {lack.instead}." for lack in UNAVAILABLE),
+            *([f"- `{lack.field}: {lack.value}`; use {lack.instead}." for lack in UNAVAILABLE] or ["Nothing."]),
             "\n## Status\n\nWritten by the operator.\n",
             *_table("status", status, fields(status, "status")),
         ]

@@ -16,7 +16,11 @@ from pydantic import ValidationError
 from rlhf_api import mode_words, object_meta, validation_messages
 from rlhf_api.algorithms import ModelKind, ModelRole, graph_of
 from rlhf_api.job import RLHFJob
-from rlhf_api.job.models import Models, ModelSource
+from rlhf_api.job.groups import Generation, Training
+from rlhf_api.job.model_source import ModelSource
+from rlhf_api.job.models import Models
+from rlhf_api.job.rewards import Reward
+from rlhf_api.job.rollout import Prompts
 from rlhf_api.names import API_VERSION, GROUP, KIND
 from rlhf_api.problems import ManifestError, Problem
 from rlhf_api.rules.rule import UnknownValueError, Values
@@ -148,8 +152,12 @@ def resolve(job: RLHFJob, base: Path) -> RLHFJob:
     update: dict[str, Any] = {
         "algorithm": spec.algorithm.model_copy(update={spec.algorithm.name: algorithm}),
         "models": _resolved_models(job, base),
-        "prompts": spec.prompts.model_copy(update={"path": _file(spec.prompts.path, base)}),
+        "generation": _resolved_generation(spec.generation, base),
+        "training": _resolved_training(spec.training, base),
+        "prompts": _resolved_prompts(spec.prompts, base),
     }
+    if spec.evaluation is not None and (own := spec.evaluation.prompts) is not None:
+        update["evaluation"] = spec.evaluation.model_copy(update={"prompts": _resolved_prompts(own, base)})
     if spec.checkpoints is not None:
         update["checkpoints"] = spec.checkpoints.model_copy(update={"path": _file(spec.checkpoints.path, base)})
     return job.model_copy(update={"spec": spec.model_copy(update=update), "status": None})
@@ -160,28 +168,69 @@ def dump(job: RLHFJob) -> dict[str, Any]:
     return _plain(job)
 
 
+def _resolved_prompts(prompts: Prompts, base: Path) -> Prompts:
+    path, template = prompts.path, prompts.chat_template_file
+    several = prompts.sources
+    files: dict[str, Any] = {
+        "path": None if path is None else _file(path, base),
+        "sources": several and [one.model_copy(update={"path": _file(one.path, base)}) for one in several],
+        "chat_template_file": None if template is None else _file(template, base),
+    }
+    return prompts.model_copy(update=files)
+
+
 def _resolved_models(job: RLHFJob, base: Path) -> Models:
     models = job.spec.models
     graph = graph_of(job.spec)
-    reward = models.reward
-    if reward.function is not None and reward.function.file is not None:
-        function = reward.function.model_copy(update={"file": _file(reward.function.file, base)})
-        reward = reward.model_copy(update={"function": function})
-    if reward.model is not None:
-        reward = reward.model_copy(update={"model": _source(reward.model, base)})
-    resolved: dict[str, Any] = {"reward": reward}
+    several = models.rewards
+    resolved: dict[str, Any] = {
+        "rewards": None if several is None else [_resolved_reward(reward, base) for reward in several],
+    }
     for role in ModelRole:
-        if role.kind is not ModelKind.REWARD:
-            source = models.source(role) if role in graph.roles else None
+        if role.kind is ModelKind.REWARD:
+            reward: Reward | None = getattr(models, role) if role in graph.roles else None
+            resolved[role] = None if reward is None else _resolved_reward(reward, base)
+        else:
+            needed = role in graph.roles or Models.model_fields[role].is_required()  # gives the tokenizer
+            source = models.source(role) if needed else None
             resolved[role] = None if source is None else _source(source, base)
     return models.model_copy(update=resolved)
 
 
+def _resolved_reward(reward: Reward, base: Path) -> Reward:
+    update: dict[str, Any] = {}
+    if reward.function is not None and reward.function.file is not None:
+        update["function"] = reward.function.model_copy(update={"file": _file(reward.function.file, base)})
+    if reward.model is not None:
+        update["model"] = _source(reward.model, base)
+    if reward.judge is not None and reward.judge.model is not None:
+        update["judge"] = reward.judge.model_copy(update={"model": _source(reward.judge.model, base)})
+    return reward.model_copy(update=update)
+
+
+def _resolved_generation(generation: Generation, base: Path) -> Generation:
+    speculation = generation.speculation
+    if speculation.draft_model is None:
+        return generation
+    draft = speculation.draft_model.model_copy(update={"path": _folder(speculation.draft_model.path, base)})
+    resolved = speculation.model_copy(update={"draft_model": draft})
+    return generation.model_copy(update={"speculation": resolved})
+
+
+def _resolved_training(training: Training, base: Path) -> Training:
+    lora = training.lora
+    if lora is None or lora.adapter is None:
+        return training
+    return training.model_copy(update={"lora": lora.model_copy(update={"adapter": _folder(lora.adapter, base)})})
+
+
 def _source(source: ModelSource, base: Path) -> ModelSource:
-    path = source.path
-    if _HUB_ID.fullmatch(path) and not (base / path).exists():
-        return source
-    return source.model_copy(update={"path": _file(path, base)})
+    return source.model_copy(update={"path": _folder(source.path, base)})
+
+
+def _folder(path: str, base: Path) -> str:
+    """Return the folder of a model; a hub id stays one, unless there is a folder of that name."""
+    return path if _HUB_ID.fullmatch(path) and not (base / path).exists() else _file(path, base)
 
 
 def _file(path: str, base: Path) -> str:

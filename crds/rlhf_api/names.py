@@ -1,4 +1,4 @@
-"""Names that more than one process must agree on: API group, labels, ports, environment, exit codes, metrics prefix.
+"""Names that more than one process must agree on: API group, labels, ports, environment, exit codes.
 
 Rule: a name used on both sides of a process boundary is written once, here. There is no behaviour in this module, but
 for the forms of composed names.
@@ -35,7 +35,18 @@ WORKER_PORT: Final = 7710
 METRICS_PORT: Final = 7790
 """Prometheus port of coordinator and workers."""
 
-METRICS_PREFIX: Final = "rlhf_"
+DRAFT_MODEL: Final = "draft"
+"""Under which a draft model that is trained travels and is saved, where other models have their role. It is no role of
+any algorithm: what a job trains does not depend on it."""
+DRAFT_MODEL_FIELD: Final = "spec.generation.speculation.draftModel.path"
+"""Where the draft model comes from."""
+
+ADAPTER_CONFIG: Final = "adapter_config.json"
+ADAPTER_WEIGHTS: Final = "adapter_model.safetensors"
+"""Files of a PEFT folder."""
+ADAPTER_FIELD: Final = "spec.training.lora.adapter"
+"""Where the adapters come from that a job starts from."""
+
 DEVICE_TURN_SPANS: Final = ("offload/", "onload/", "park/", "wake/")
 """How names of spans begin in which a role gives up its device or takes it; the last two are of earlier versions."""
 
@@ -93,6 +104,8 @@ class Env(StrEnum):
     """host:port of the Prometheus endpoint; unset means none."""
     DEVICE = "RLHF_DEVICE"
     """cpu, or cuda:N."""
+    DEVICE_SHARERS = "RLHF_DEVICE_SHARERS"
+    """Workers of a local run: processes that are on the same CUDA device; unset means that it has the device alone."""
     THREADS = "RLHF_THREADS"
     """CPU threads of the compute library; part of what makes a deterministic job reproducible."""
     START_TIMEOUT = "RLHF_START_TIMEOUT"
@@ -125,6 +138,8 @@ class ExitCode(IntEnum):
     STORAGE = 23
     """A checkpoint or journal could not be written (disk full, permissions)."""
     ADDRESS_IN_USE = 24
+    SAMPLE_FAILED = 25
+    """A sample that no worker could decode, beyond those that rollout.maxFailedSamples allows."""
     RESTART = 75
     """The process asks to be restarted (a peer of its training group was lost); never counted against backoffLimit."""
     INTERRUPTED = 130

@@ -56,8 +56,12 @@ spec.scheduling.gang: mode queue timeoutSeconds
 
 
 def readable(spec: dict[str, Any]) -> dict[str, Any]:
-    """Return a job's spec with the fields that protocol 0 knows."""
+    """Return a job's spec with the fields that protocol 0 knows, and without the one word that it does not: Fixed
+    speculation changes no token, and Auto is what it is nearest to."""
     known: dict[str, Any] = pruned(spec, _schema())
+    speculation = known.get("generation", {}).get("speculation", {})
+    if speculation.get("mode") == "Fixed":
+        speculation["mode"] = "Auto"
     return known
 
 

@@ -4,8 +4,10 @@ Rule: plain data of numpy arrays, without messages of the wire; one module on ea
 (`rlhf_workers.sample_codec`, `rlhf_coordinator.storage.sample_codec`). Must never import protobuf.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal, NamedTuple
+from enum import IntEnum
+from typing import Final, Literal, NamedTuple, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -13,6 +15,8 @@ import numpy.typing as npt
 TokenArray = npt.NDArray[np.int32]
 FloatArray = npt.NDArray[np.float32]
 FinishReason = Literal["", "stop", "length"]
+FINISH_REASONS: Final[tuple[FinishReason, ...]] = get_args(FinishReason)
+"""Empty while a response is unfinished; stop: by a stop token or text; length: cut at the longest allowed."""
 
 
 class SampleKey(NamedTuple):
@@ -41,6 +45,17 @@ class VersionSpan(NamedTuple):
     """Number of them."""
 
 
+class Drawing(IntEnum):
+    """How the tokens of a sample are drawn; numbers are those of the wire."""
+
+    ROLLOUT = 0
+    """By spec.rollout."""
+    GREEDY = 1
+    """The most probable token."""
+    EVALUATION = 2
+    """By spec.rollout, but at the temperature of spec.evaluation."""
+
+
 @dataclass(frozen=True)
 class SampleRequest:
     """A sample to decode, from its start or from the tokens that it already has."""
@@ -58,6 +73,7 @@ class SampleRequest:
     """float32 [k], as in `ResponsePart`."""
     versions: tuple[VersionSpan, ...] = ()
     """Their tokens sum to k."""
+    drawing: Drawing = Drawing.ROLLOUT
 
 
 @dataclass(frozen=True)
@@ -89,6 +105,10 @@ class ScoringSample:
     response_text: str
     record: str
     """The prompt's JSON object, as text."""
+    finish_reason: FinishReason = ""
+    """How the response ended; empty where the coordinator does not say it, which is older than the field."""
+    fields: Mapping[str, FloatArray] = field(default_factory=dict)
+    """Fields that its tasks need and other tasks made, by name, float32 [n] or [1]."""
 
     @property
     def tokens(self) -> TokenArray:

@@ -10,7 +10,7 @@ import json
 import re
 from collections.abc import Iterator, Mapping
 from functools import cache
-from typing import Any, Final
+from typing import Annotated, Any, Final, get_args, get_origin
 
 from pydantic import BaseModel
 from pydantic_core import PydanticUndefined
@@ -160,6 +160,21 @@ def _add_factory_defaults(model: type[BaseModel], schema: Schema) -> None:
         inner = model_in(field.annotation)
         if inner is not None and "properties" in child:
             _add_factory_defaults(inner, child)
+        item = _item_model(field.annotation)
+        if item is not None:
+            _add_factory_defaults(item, child["items"])
+
+
+def _item_model(annotation: Any) -> type[BaseModel] | None:
+    """Return the model of the items of a field of type `list[Model]` or `list[Model] | None`; None for other types."""
+    options = (annotation, *get_args(annotation))
+    items = (get_args(option)[0] for option in map(_plain, options) if get_origin(option) is list)
+    return next((item for item in items if isinstance(item, type) and issubclass(item, BaseModel)), None)
+
+
+def _plain(annotation: Any) -> Any:
+    """Return the type of `Annotated[type, ...]`."""
+    return get_args(annotation)[0] if get_origin(annotation) is Annotated else annotation
 
 
 def model_in(annotation: Any) -> type[BaseModel] | None:

@@ -10,7 +10,8 @@ import argparse
 import json
 import random
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 import torch
@@ -26,16 +27,20 @@ CLEAN_STEPS = 500
 NOISY_STEPS = 80
 """steps on mostly wrong demonstrations: enough to spread the policy's probability over wrong answers."""
 NOISE = 0.8
+HIDDEN = 96
+HEAD = 32
+"""Numbers of a head: on a CPU vLLM serves sizes of 32 and its multiples only."""
+POSITIONS = 64
 BATCH = 128
 PEAK_LEARNING_RATE = 4e-3
 WARM_UP_STEPS = 30
-FORMAT = 3
+FORMAT = 4
 """Rises with every change of what this script makes, so that stale files are made again."""
 
 
-def build_tokenizer() -> PreTrainedTokenizerFast:
+def build_tokenizer(characters: str = CHARACTERS) -> PreTrainedTokenizerFast:
     """One token a character, and an end-of-sequence and a padding token."""
-    vocabulary = {token: index for index, token in enumerate([*CHARACTERS, "<eos>", "<pad>"])}
+    vocabulary = {token: index for index, token in enumerate([*characters, "<eos>", "<pad>"])}
     tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="<pad>"))
     tokenizer.pre_tokenizer = pre_tokenizers.Split("", "isolated")
     tokenizer.decoder = decoders.Fuse()
@@ -54,35 +59,39 @@ def demonstration(rng: random.Random, *, noise: float) -> tuple[str, str, str]:
     return "+".join(map(str, digits)) + "=", said, f"{total:02d}"
 
 
-def batch(tokenizer: PreTrainedTokenizerFast, rng: random.Random, noise: float) -> tuple[torch.Tensor, torch.Tensor]:
-    """Token ids and labels, both int64 [BATCH, longest]; only response tokens have a label."""
-    shown = [demonstration(rng, noise=noise) for _ in range(BATCH)]
-    asked = tokenizer([prompt for prompt, _, _ in shown])["input_ids"]
-    answered = tokenizer([response + tokenizer.eos_token for _, response, _ in shown])["input_ids"]
+def batch(tokenizer: PreTrainedTokenizerFast, shown: Sequence[tuple[str, str]]) -> tuple[torch.Tensor, torch.Tensor]:
+    """Token ids and labels of (prompt, answer), both int64 [n, longest]; only the answers' tokens have a label."""
+    asked = tokenizer([prompt for prompt, _ in shown])["input_ids"]
+    answered = tokenizer([answer for _, answer in shown])["input_ids"]
     rows = [torch.tensor([*prompt, *response]) for prompt, response in zip(asked, answered, strict=True)]
     labels = [torch.tensor([IGNORED] * len(p) + r) for p, r in zip(asked, answered, strict=True)]
     pad = torch.nn.utils.rnn.pad_sequence
     return pad(rows, True, tokenizer.pad_token_id), pad(labels, True, IGNORED)
 
 
-def warm_up(tokenizer: PreTrainedTokenizerFast, seed: int, advance: Callable[[float], None]) -> LlamaForCausalLM:
-    """A policy of 188 thousand parameters after CLEAN_STEPS + NOISY_STEPS supervised steps."""
-    torch.manual_seed(seed)
-    rng = random.Random(seed)
-    policy = LlamaForCausalLM(
+def build_policy(tokenizer: PreTrainedTokenizerFast, positions: int, hidden: int, layers: int) -> LlamaForCausalLM:
+    """A fresh policy, with heads of 32 numbers."""
+    heads = hidden // HEAD
+    return LlamaForCausalLM(
         LlamaConfig(
-            vocab_size=len(tokenizer), hidden_size=96, intermediate_size=192, num_hidden_layers=2,
-            num_attention_heads=4, num_key_value_heads=4, max_position_embeddings=64, tie_word_embeddings=False,
-            bos_token_id=None, eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id,
+            vocab_size=len(tokenizer), hidden_size=hidden, intermediate_size=2 * hidden, num_hidden_layers=layers,
+            num_attention_heads=heads, num_key_value_heads=heads, max_position_embeddings=positions,
+            tie_word_embeddings=False, bos_token_id=None, eos_token_id=tokenizer.eos_token_id,
+            pad_token_id=tokenizer.pad_token_id,
         )
     )  # fmt: skip
+
+
+def teach(
+    policy: LlamaForCausalLM,
+    lessons: Iterable[tuple[torch.Tensor, torch.Tensor, float]],
+    advance: Callable[[float], None],
+) -> None:
+    """A supervised step on each of (token ids, labels, learning rate); `advance` is told its loss."""
     optimizer = torch.optim.AdamW(policy.parameters(), lr=PEAK_LEARNING_RATE, betas=(0.9, 0.98), weight_decay=0.01)
-    for step in range(CLEAN_STEPS + NOISY_STEPS):
-        noisy = step >= CLEAN_STEPS
-        decay = 0.2 if noisy else 1 - 0.8 * step / CLEAN_STEPS
+    for tokens, labels, rate in lessons:
         for group in optimizer.param_groups:
-            group["lr"] = PEAK_LEARNING_RATE * decay * min(1.0, (step + 1) / WARM_UP_STEPS)
-        tokens, labels = batch(tokenizer, rng, NOISE if noisy else 0.0)
+            group["lr"] = rate
         logits = policy(input_ids=tokens).logits[:, :-1]
         loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), labels[:, 1:].flatten(), ignore_index=IGNORED)
         optimizer.zero_grad()
@@ -90,6 +99,23 @@ def warm_up(tokenizer: PreTrainedTokenizerFast, seed: int, advance: Callable[[fl
         torch.nn.utils.clip_grad_norm_(policy.parameters(), 1.0)
         optimizer.step()
         advance(loss.item())
+
+
+def warm_up(tokenizer: PreTrainedTokenizerFast, seed: int, advance: Callable[[float], None]) -> LlamaForCausalLM:
+    """A policy of 188 thousand parameters after CLEAN_STEPS + NOISY_STEPS supervised steps."""
+    torch.manual_seed(seed)
+    rng = random.Random(seed)
+
+    def lessons() -> Iterator[tuple[torch.Tensor, torch.Tensor, float]]:
+        for step in range(CLEAN_STEPS + NOISY_STEPS):
+            noisy = step >= CLEAN_STEPS
+            decay = 0.2 if noisy else 1 - 0.8 * step / CLEAN_STEPS
+            shown = [demonstration(rng, noise=NOISE if noisy else 0.0) for _ in range(BATCH)]
+            pairs = [(prompt, response + tokenizer.eos_token) for prompt, response, _ in shown]
+            yield *batch(tokenizer, pairs), PEAK_LEARNING_RATE * decay * min(1.0, (step + 1) / WARM_UP_STEPS)
+
+    policy = build_policy(tokenizer, POSITIONS, HIDDEN, layers=2)
+    teach(policy, lessons(), advance)
     return policy
 
 
@@ -100,40 +126,59 @@ def prompts(seed: int, count: int) -> list[dict[str, str]]:
     return [{"prompt": prompt, "answer": answer} for prompt, _, answer in asked]
 
 
-def prepare(folder: Path, seed: int) -> None:
-    """Fills `folder` with policy/, critic/ and prompts.jsonl; a stopped run leaves nothing under that name."""
+def write(
+    folder: Path,
+    tokenizer: PreTrainedTokenizerFast,
+    models: Mapping[str, LlamaForCausalLM],
+    records: Sequence[Mapping[str, str]],
+    made: Mapping[str, int],
+) -> None:
+    """Fills `folder` with the models' folders, prompts.jsonl and made.json; all of it or nothing under that name."""
     scratch = folder.with_name(folder.name + ".partial")
     shutil.rmtree(scratch, ignore_errors=True)
     scratch.mkdir(parents=True)
-    tokenizer = build_tokenizer()
-    columns = (TextColumn("warming up the policy"), BarColumn(), TextColumn("loss {task.fields[loss]:.2f}"))
-    with Progress(*columns, TimeRemainingColumn()) as progress:
-        task = progress.add_task("", total=CLEAN_STEPS + NOISY_STEPS, loss=0.0)
-        policy = warm_up(tokenizer, seed, lambda loss: progress.update(task, advance=1, loss=loss))
-    for name in ("policy", "critic"):
-        policy.save_pretrained(scratch / name)
+    for name, model in models.items():
+        model.save_pretrained(scratch / name)
         tokenizer.save_pretrained(scratch / name)
-    lines = (json.dumps(record) + "\n" for record in prompts(seed, count=2048))
-    (scratch / "prompts.jsonl").write_text("".join(lines))
-    (scratch / "made.json").write_text(json.dumps({"format": FORMAT, "seed": seed}))
+    (scratch / "prompts.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
+    (scratch / "made.json").write_text(json.dumps(made))
     shutil.rmtree(folder, ignore_errors=True)
     scratch.rename(folder)
 
 
-def main() -> None:
-    """Command line; does nothing when the files are there already."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--folder", type=Path, default=Path(__file__).parent / "assets")
+def prepare(folder: Path, seed: int, made: Mapping[str, int]) -> None:
+    """Fills `folder` with policy/, critic/ and prompts.jsonl."""
+    tokenizer = build_tokenizer()
+    with shown_progress("warming up the policy", CLEAN_STEPS + NOISY_STEPS) as advance:
+        policy = warm_up(tokenizer, seed, advance)
+    write(folder, tokenizer, {"policy": policy, "critic": policy}, prompts(seed, count=2048), made)
+
+
+@contextmanager
+def shown_progress(what: str, steps: int) -> Iterator[Callable[[float], None]]:
+    """A progress bar, advanced by a step's loss."""
+    columns = (TextColumn(what), BarColumn(), TextColumn("loss {task.fields[loss]:.2f}"))
+    with Progress(*columns, TimeRemainingColumn()) as progress:
+        task = progress.add_task("", total=steps, loss=0.0)
+        yield lambda loss: progress.update(task, advance=1, loss=loss)
+
+
+def made_by_command(
+    script: str, description: str | None, form: int, make: Callable[[Path, int, Mapping[str, int]], None]
+) -> None:
+    """Command line of a script that makes a folder of assets beside it; nothing is done when they are there already."""
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--folder", type=Path, default=Path(script).parent / "assets")
     parser.add_argument("--seed", type=int, default=0)
     arguments = parser.parse_args()
-    made = arguments.folder / "made.json"
-    if made.is_file() and json.loads(made.read_text()) == {"format": FORMAT, "seed": arguments.seed}:
+    file, made = arguments.folder / "made.json", {"format": form, "seed": arguments.seed}
+    if file.is_file() and json.loads(file.read_text()) == made:
         print(f"{arguments.folder}: already there")
         return
     torch.set_num_threads(1)  # more threads only wait for each other in a model this small
-    prepare(arguments.folder, arguments.seed)
-    print(f"{arguments.folder}: policy/, critic/, prompts.jsonl")
+    make(arguments.folder, arguments.seed, made)
+    print(f"{arguments.folder}: {', '.join(sorted(path.name for path in arguments.folder.iterdir()))}")
 
 
 if __name__ == "__main__":
-    main()
+    made_by_command(__file__, __doc__, FORMAT, prepare)

@@ -15,7 +15,7 @@ from rlhf_api.job import RLHFJobSpec
 from rlhf_api.samples import ResponsePart, SampleKey, SampleRequest, VersionSpan
 from rlhf_workers.generation.engine import EngineError, EngineLimits, SamplingParameters, StepReport
 from rlhf_workers.generation.requests import check_request, known_response, sample_name
-from rlhf_workers.generation.sampling import WORDS_PER_BLOCK, sample, uniforms
+from rlhf_workers.generation.sampling import WORDS_PER_BLOCK, marked, sample, uniforms
 from rlhf_workers.generation.stopping import StopRule, stop_ids
 from rlhf_workers.models import load_causal_lm, replace_weights
 from rlhf_workers.precision import compute_dtype
@@ -74,7 +74,8 @@ class PlainEngine:
         logits = self._model(input_ids=ids.to(self._model.device), use_cache=False).logits[:, -1]
         position = len(request.tokens)
         block = position - position % WORDS_PER_BLOCK
-        uniform = uniforms(request.random_key, block, WORDS_PER_BLOCK)[position - block]
+        drawn = uniforms(request.random_key, block, WORDS_PER_BLOCK)
+        uniform = marked(drawn, request.drawing)[position - block]
         token, log_probability = sample(logits, torch.tensor([uniform], device=logits.device), self._parameters)
         if not bool(log_probability.isfinite()):
             message = f"{sample_name(request.key)}: weight version {self.version} of the actor gives no finite logits"

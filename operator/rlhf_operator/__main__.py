@@ -94,6 +94,8 @@ def options(arguments: Sequence[str]) -> OperatorOptions:
     parser.add_argument("--namespace", action="append", default=[], help="watch this namespace only; may be repeated")
     parser.add_argument("--coordinator-image", default=default.coordinator, help="image of coordinators")
     parser.add_argument("--worker-image", default=default.worker, help="image of workers")
+    vllm_help = "image of generation workers that decode by vLLM; by default that of all workers"
+    parser.add_argument("--vllm-worker-image", default=default.vllm_worker, metavar="IMAGE", help=vllm_help)
     user_help = (
         "user and group of pods whose templates name none, above 0; none: the cluster's choice, as OpenShift makes it"
     )
@@ -127,7 +129,7 @@ def options(arguments: Sequence[str]) -> OperatorOptions:
     home = NAMESPACE_FILE.read_text().strip() if NAMESPACE_FILE.exists() else ""
     return OperatorOptions(
         namespaces=tuple(given.namespace),
-        images=Images(given.coordinator_image, given.worker_image, given.run_as_user),
+        images=Images(given.coordinator_image, given.worker_image, given.run_as_user, given.vllm_worker_image),
         health=given.health_address,
         metrics=given.metrics_address,
         lease_namespace=given.lease_namespace or home or "default",
@@ -185,6 +187,7 @@ async def operate(options: OperatorOptions, client: KubernetesClient) -> int:
             resync.soon()
 
     client.transport.on_answer = answered
+    client.transport.on_break = resync.soon
     leader = Leader(client, options.lease_namespace, identity, operator_class=options.operator_class)
     addresses = sorted({options.health, options.metrics})
     served = await health.serve(addresses, queue.snapshot, lambda: resync.silent_rounds, metrics)

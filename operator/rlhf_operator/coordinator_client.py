@@ -39,6 +39,8 @@ AT_ONCE: Final = 64
 """Readings in flight."""
 DOUBT_MAX: Final = 300
 """Characters of a sentence about the journal's lock that are kept."""
+ENGINE_MAX: Final = 300
+"""Characters of what a worker says of its engine that are kept."""
 SILENT_MAX_SECONDS: Final = 1e8
 """Three years; what is longer, or no number, is no silence."""
 REPLY_BYTES: Final = 4 * 1024 * 1024
@@ -184,11 +186,16 @@ def reading_of(status: pb.JobStatus, now: datetime) -> CoordinatorReading:
         seconds_left=_seconds(status.seconds_left, LONGEST_SECONDS),
         last_checkpoint=clean(status.last_checkpoint) if len(status.last_checkpoint) <= PATH_MAX else "",
         waiting_for=tuple(clean(summary[:SUMMARY_MAX]) for summary in status.waiting_for[:WAITS_KEPT]),
+        sample_failures=tuple(clean(text[:SUMMARY_MAX]) for text in status.sample_failures[:WAITS_KEPT]),
+        lost_trackers=tuple(clean(text[:SUMMARY_MAX]) for text in status.lost_trackers[:WAITS_KEPT]),
         pool=tuple(dict.fromkeys(worker for worker in status.pool[:POOL_MAX] if _WORKER.fullmatch(worker))),
         threshold=_count(status.fusion.threshold),
         released=len(status.fusion.released),
         streams=sum(worker.state not in AWAY for worker in status.workers),
         fusion=clean(status.fusion.choice[:TEXT_MAX]),
+        speculation=clean(status.speculation.summary[:TEXT_MAX]),
+        speculation_switched=clean("".join(status.speculation.switches[:1])[:TEXT_MAX]),
+        engines=Counter(clean(worker.engine[:ENGINE_MAX]) for worker in status.workers if worker.engine),
         predicted_seconds=_seconds(status.fusion.predicted_seconds, LONGEST_SECONDS),
         lock_shared=status.journal_lock_shared,
         lock_doubt=clean(status.journal_lock_doubt[:DOUBT_MAX]),

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 from aiohttp import web
-from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
+from prometheus_client import CONTENT_TYPE_LATEST
 
 from rlhf_api.endpoint import listener
 from rlhf_operator.operator_metrics import OperatorMetrics
@@ -52,8 +52,8 @@ async def serve(
 
     async def metrics_page(_: web.Request) -> web.Response:
         metrics.queue(snapshot())
-        # Five thousand jobs take most of a second to write down; meanwhile the work goes on.
-        body = await asyncio.to_thread(generate_latest, metrics.registry)
+        # Ten thousand jobs take some tenths of a second to write down; meanwhile the work goes on.
+        body = await asyncio.to_thread(metrics.page)
         return web.Response(body=body, headers={"Content-Type": CONTENT_TYPE_LATEST})
 
     app = web.Application()

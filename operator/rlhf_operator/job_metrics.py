@@ -1,74 +1,106 @@
 """What Prometheus is told of every job: made when it asks, from one small tuple a job.
 
-Rule: nothing of a job is kept as a metric object, of which each costs a kilobyte: a job has a dozen series, and a
-cluster thousands of jobs. Jobs in the same state share one tuple. Gone when the job goes.
+Rule: nothing of a job is kept as a metric object, of which each costs a kilobyte: a job has some forty series, and a
+cluster thousands of jobs. Jobs in the same state share one tuple; times and progress, which no two jobs share, are kept
+apart. Gone when the job goes. Labels and help come from the catalogue (`rlhf_api.metrics.operator`).
 """
 
 from collections.abc import Iterable, Iterator, Mapping
 from functools import lru_cache
 from typing import Final
 
-from prometheus_client.metrics_core import GaugeMetricFamily, Metric
+from prometheus_client.metrics_core import Metric as Family
 from prometheus_client.registry import Collector
 
-Values = Mapping[tuple[str, ...], float]
-"""Labels after namespace and name -> value."""
+from rlhf_api.metrics import operator
+from rlhf_api.metrics.catalogue import BY_NAME, declared_in
+from rlhf_api.metrics.exposition import Values, family
+from rlhf_api.metrics.labels import JOB
+from rlhf_api.metrics.metric import Metric
+
+JobValues = Mapping[Metric, Values]
+"""By metric: values of the labels after namespace and rlhf_job -> value."""
 _Series = tuple[tuple[str, tuple[tuple[tuple[str, ...], float], ...]], ...]
 
-CONDITION: Final = "rlhf_job_condition"
-PODS: Final = "rlhf_job_group_pods"
-RESTARTS: Final = "rlhf_job_restarts_total"
-POOL: Final = "rlhf_pool_replicas"
-THRESHOLD: Final = "rlhf_pool_threshold"
-WANTED: Final = "rlhf_pool_desired_replicas"
-STREAMS: Final = "rlhf_controlplane_streams"
-
-_FAMILIES: Final[Mapping[str, tuple[str, tuple[str, ...]]]] = {
-    CONDITION: ("1 for the status that each condition has.", ("condition", "status")),
-    PODS: ("Pods by group and phase.", ("group", "phase")),
-    RESTARTS: ("Ends that were counted, as in status.restarts.", ("reason",)),
-    POOL: ("Workers in the migration pool.", ()),
-    THRESHOLD: ("Unfinished samples at which the tail moves.", ()),
-    WANTED: ("Workers wanted, by group.", ("group",)),
-    STREAMS: ("Workers that hold a session with their job's coordinator.", ()),
-}
-"""Name -> (help, labels after namespace and name)."""
+JOB_METRICS: Final = tuple(metric for metric in declared_in(operator) if metric.labels[: len(JOB)] == JOB)
+"""Those that every job has."""
 
 
 class JobSeries(Collector):
     """The series of all jobs."""
 
     def __init__(self) -> None:
-        self._jobs: dict[str, _Series] = {}
+        self._jobs: dict[str, tuple[_Series, _Series]] = {}
 
-    def show(self, key: str, values: Mapping[str, Values]) -> None:
-        """Set what is true of the job `namespace/name` now, by name of the metric."""
-        self._jobs[key] = _same(tuple((name, tuple(each.items())) for name, each in values.items()))
+    def show(self, key: str, shared: JobValues, own: JobValues) -> None:
+        """Set what is true of the job `namespace/name` now. `shared`: what other jobs may have as well; `own`: what is
+        this one's alone."""
+        self._jobs[key] = _same(_series(shared)), _series(own)
 
     def forget(self, key: str) -> None:
         """Drop the series of a job that is gone."""
         self._jobs.pop(key, None)
 
-    def describe(self) -> Iterable[Metric]:
+    def describe(self) -> Iterable[Family]:
         """Return the metrics without values."""
-        return _families().values()
+        return [family(metric, {}) for metric in JOB_METRICS]
 
-    def collect(self) -> Iterator[Metric]:
+    def collect(self) -> Iterator[Family]:
         """Yield all of it; may run in another thread than `show`."""
-        result = _families()
-        for key, series in list(self._jobs.items()):
-            place = tuple(key.split("/", 1))
-            for name, values in series:
-                for labels, value in values:
-                    result[name].add_metric((*place, *labels), value)
-        yield from result.values()
+        values: dict[str, dict[tuple[str, ...], float]] = {metric.name: {} for metric in JOB_METRICS}
+        for key, parts in list(self._jobs.items()):
+            namespace, _, name = key.partition("/")
+            for part in parts:
+                for metric, items in part:
+                    into = values[metric]
+                    for labels, value in items:
+                        into[namespace, name, *labels] = value
+        for served in JOB_METRICS:
+            result = values[served.name]
+            yield _with_former_name(served, result) if served.job_label else family(served, result)
+
+    def page(self) -> bytes:
+        """Return the same as text for Prometheus. The client's writer takes several times as long, most of it to check
+        again what the catalogue has checked."""
+        lines = {metric.name: [_head(metric)] for metric in JOB_METRICS}
+        former = {metric.name for metric in JOB_METRICS if metric.job_label}
+        for key, parts in list(self._jobs.items()):
+            namespace, _, name = key.partition("/")
+            place = f'namespace="{_escaped(namespace)}",rlhf_job="{_escaped(name)}"'
+            named = f'name="{_escaped(name)}",{place}'
+            for part in parts:
+                for metric, items in part:
+                    begin = f"{metric}{{{named if metric in former else place}"
+                    lines[metric] += [f"{begin}{_labels(metric, labels)}}} {value!r}\n" for labels, value in items]
+        return "".join(line for each in lines.values() for line in each).encode()
 
 
-def _families() -> dict[str, GaugeMetricFamily]:
-    return {
-        name: GaugeMetricFamily(name, help_text, labels=("namespace", "name", *labels))
-        for name, (help_text, labels) in _FAMILIES.items()
-    }
+def _head(metric: Metric) -> str:
+    return f"# HELP {metric.name} {metric.meaning}\n# TYPE {metric.name} {metric.kind}\n"
+
+
+@lru_cache(maxsize=4096)
+def _labels(metric: str, values: tuple[str, ...]) -> str:
+    """The labels after namespace and rlhf_job, as text."""
+    names = BY_NAME[metric].label_names[len(JOB) :]
+    return "".join(f',{name}="{_escaped(value)}"' for name, value in zip(names, values, strict=True))
+
+
+def _escaped(value: str) -> str:
+    return value.replace("\\", r"\\").replace("\n", r"\n").replace('"', r"\"")
+
+
+def _with_former_name(metric: Metric, values: Values) -> Family:
+    """Return the series with the label `name` as well, under which the job was known before `rlhf_job`."""
+    made = family(metric, {})
+    names = ("name", *metric.label_names)
+    for labels, value in values.items():
+        made.add_sample(metric.name, dict(zip(names, (labels[1], *labels), strict=True)), float(value))
+    return made
+
+
+def _series(values: JobValues) -> _Series:
+    return tuple((metric.name, tuple(each.items())) for metric, each in values.items())
 
 
 @lru_cache(maxsize=4096)

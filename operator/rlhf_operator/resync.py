@@ -1,9 +1,9 @@
 """The slow backstop behind the watches: lists what exists, compares it with what is remembered, puts the index right.
 
 Rule: costs reads only, and no more than a listing of metadata every RESYNC_SECONDS, and one when a watch had to list
-anew. Finds what a watch can miss: an object that was deleted while a watch was being reopened, and a watch that has
-gone silent. The second is what liveness is about, so it is told to the health check; a healthy operator finds nothing
-here.
+anew or broke off. Finds what a watch can miss: an object that was deleted while a watch was being reopened, and a watch
+that has gone silent. The second is what liveness is about, so it is told to the health check; a healthy operator finds
+nothing here.
 
 And it finds that etcd was restored from a backup: a listing asks etcd itself, so neither its own version nor that of an
 object in it is ever lower than what was known before it began. Where one is, what is remembered is of a history that is
@@ -85,7 +85,7 @@ class Resync:
                 log.exception("the backstop could not compare")
 
     def soon(self) -> None:
-        """Compare soon: a watch listed anew, or a request had no answer.
+        """Compare soon: a watch listed anew or broke off, or a request had no answer.
 
         What was deleted meanwhile no stream tells, and an API server that comes back may have another history.
         """

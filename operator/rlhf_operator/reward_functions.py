@@ -19,16 +19,17 @@ async def given(client: KubernetesClient, pods: Sequence[Json]) -> tuple[list[Js
     lacking: dict[str, str] = {}
     read: dict[tuple[str, str], Json | None] = {}
     for pod in pods:
-        name, namespace = reward_mounts.mounted(pod), pod["metadata"]["namespace"]
-        if name is None:
+        mounts, namespace = reward_mounts.mounted(pod), pod["metadata"]["namespace"]
+        if not mounts:
             ready.append(pod)
             continue
-        if (namespace, name) not in read:
-            read[namespace, name] = await client.get("ConfigMap", namespace, name)
-        result = read[namespace, name]
-        if wrong := reward_mounts.problem(name, namespace, result):
-            lacking[pod["metadata"]["name"]] = wrong
+        for name in mounts.values():
+            if (namespace, name) not in read:
+                read[namespace, name] = await client.get("ConfigMap", namespace, name)
+        results = {volume: read[namespace, name] for volume, name in mounts.items()}
+        wrong = (reward_mounts.problem(volume, name, namespace, results[volume]) for volume, name in mounts.items())
+        if problems := [problem for problem in wrong if problem]:
+            lacking[pod["metadata"]["name"]] = "; ".join(problems)
         else:
-            assert result is not None
-            ready.append(reward_mounts.stamped(pod, result))
+            ready.append(reward_mounts.stamped(pod, *(result for result in results.values() if result is not None)))
     return ready, lacking

@@ -96,7 +96,7 @@ class ResourceConsumer:
 
     def __init__(self, handler: WatchEventHandler, metrics: OperatorMetrics, kind: str, resource: Resource) -> None:
         self._handler, self._kind, self._resource = handler, kind, resource
-        self._alive = metrics.watch_alive.labels(resource.plural)
+        self._watch_alive = metrics.watch_alive
         self._last_event = metrics.watch.labels(resource.plural)
         self._listed = False
 
@@ -107,7 +107,8 @@ class ResourceConsumer:
         self._handler.take(self._kind, event)
 
     def listed(self) -> None:
-        """Note that a listing is complete."""
+        """Note that a listing is complete; the watch after it may say nothing for minutes, as nothing happens."""
+        self.alive()
         if self._listed:
             self._handler.relisted(self._resource)
         else:
@@ -116,4 +117,4 @@ class ResourceConsumer:
 
     def alive(self) -> None:
         """Note that the API server has said something."""
-        self._alive.set(time.time())
+        self._watch_alive.labels(self._resource.plural).set(time.time())

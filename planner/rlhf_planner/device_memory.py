@@ -1,9 +1,9 @@
 """Memory that each process of a job needs on its device, by what it is for; where roles take turns, phase by phase.
 
-Counted: weights; on workers that decode the key-value cache at the full batch and the longest samples; on training
-ranks float32 master weights, gradients and the two AdamW moments, and weights once more in half precision where they
-are cast. Not counted: activations, logits, communicators, the runtime itself. So what does not fit here fits nowhere,
-and what fits here may still not.
+Counted: weights; on workers that decode the key-value cache at the full batch and the longest samples, of a draft model
+likewise; on training ranks float32 master weights, gradients and the two AdamW moments, and weights once more in half
+precision where they are cast, of a draft model that is trained likewise. Not counted: activations, logits,
+communicators, the runtime itself. So what does not fit here fits nowhere, and what fits here may still not.
 Rule: arithmetic over sizes that come in; a model of unknown size is said to be, never zero.
 """
 
@@ -11,9 +11,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
-from rlhf_api.algorithms import ModelRole, graph_of
+from rlhf_api.algorithms import ModelKind, ModelRole, graph_of
 from rlhf_api.job import RLHFJobSpec
-from rlhf_api.names import Group
+from rlhf_api.job.lora import Lora
+from rlhf_api.job.rewards import GivenReward
+from rlhf_api.names import DRAFT_MODEL, Group
 
 FLOAT32_BYTES: Final = 4
 HALF_BYTES: Final = 2
@@ -21,6 +23,8 @@ COMPUTE_BYTES: Final = {"Float32": FLOAT32_BYTES, "BFloat16": HALF_BYTES}
 """A value in the type of matrix products."""
 OPTIMIZER_BYTES: Final = 8
 """Two float32 moments of AdamW, a parameter."""
+DRAFT: Final = "draft model"
+"""Part of an estimate: all that a process holds of it."""
 GIBIBYTE: Final = 2**30
 REMEDIES: Final = {
     "decoding and scoring": "lower spec.generation.maxBatchSize or spec.rollout.maxResponseTokens, or give scoring "
@@ -36,6 +40,14 @@ class ModelSize:
     parameters: int
     cache_values_per_token: int
     """Keys and values of all layers, for one token."""
+    map_widths: Mapping[str, int] = field(default_factory=dict)
+    """Linear map of a layer, by its Hugging Face name -> its inputs and outputs, added up over all layers."""
+
+    def adapter_parameters(self, lora: Lora) -> int | None:
+        """Return the parameters of the adapters of this model; None where its maps are not known."""
+        if not set(lora.target_modules) <= self.map_widths.keys():
+            return None
+        return lora.rank * sum(self.map_widths[name] for name in lora.target_modules)
 
 
 @dataclass(frozen=True)
@@ -44,7 +56,7 @@ class Estimate:
 
     parts: Mapping[str, int]
     unknown: tuple[str, ...] = ()
-    """Model roles whose size is not known here."""
+    """Models whose size is not known here."""
 
     @property
     def total(self) -> int:
@@ -85,12 +97,17 @@ class Budget:
         )
 
 
-Sizes = Mapping[ModelRole, ModelSize | None]
-"""Model role -> its size; None: not known."""
+Sizes = Mapping[str, ModelSize | None]
+"""Model role, `reward_model` or DRAFT_MODEL -> its size; None: not known."""
+
+
+def reward_model(reward: GivenReward) -> str:
+    """Return the name of the model that inference workers run for a reward, in sizes and parts."""
+    return f"{reward.role} {reward.name}".strip()
 
 
 def estimates(spec: RLHFJobSpec, sizes: Sizes) -> dict[Group, Estimate]:
-    """Return the memory of one process of each group that has workers of its own; for training, of the largest
+    """Return the memory of one device of each group that has workers of its own; for training, of the largest
     pipeline stage; where roles take turns, of the phase that needs most."""
     scorers = {Group.INFERENCE: scoring(spec, sizes)}
     if spec.rank_group is Group.TRAINING:
@@ -106,8 +123,10 @@ def budget(spec: RLHFJobSpec, sizes: Sizes) -> Budget:
     scores = scoring(spec, sizes) if scores_too(spec) else Estimate({})
     sleeping = {f"{name} (decoding)": count for name, count in decodes.parts.items() if name == "weights"}
     sleeping |= scores.parts
-    kept = ("weights", "optimizer")
+    kept = ("weights", "optimizer", "frozen weights")
     sleeping |= {f"{name} (training)": count for name, count in trains.parts.items() if name in kept}
+    if spec.training.weight_sharing != "Disabled" and "weights" in trains.parts:  # one copy, in the type that travels
+        sleeping["published weights"] = _published(spec, sizes)
     return Budget(
         (Phase("decoding and scoring", _sum(decodes, scores)), Phase("training", trains)),
         Estimate(sleeping if gpus else {}, _sum(decodes, scores, trains).unknown),
@@ -125,39 +144,96 @@ def scores_too(spec: RLHFJobSpec) -> bool:
 
 
 def decoding(spec: RLHFJobSpec, sizes: Sizes) -> Estimate:
-    """Return the memory of the policy and the KV pool of a generation worker."""
+    """Return the memory of the policy, the KV pool and a draft model on each device of a generation worker."""
     role = graph_of(spec).policy
     policy = sizes.get(role)
     if policy is None:
         return Estimate({}, (role,))
-    width = COMPUTE_BYTES[spec.compute_type]
+    width, devices = COMPUTE_BYTES[spec.compute_type], spec.generation.parallelism.tensor
     tokens = spec.rollout.max_prompt_tokens + spec.rollout.max_response_tokens
     cache = spec.generation.max_batch_size * tokens * policy.cache_values_per_token * width
-    return Estimate({"weights": policy.parameters * width, "key-value cache": cache})
+    parts = {"weights": policy.parameters * width // devices, "key-value cache": cache // devices}
+    if not _drafts_by_model(spec):
+        return Estimate(parts)
+    draft = sizes.get(DRAFT_MODEL)
+    if draft is None:
+        return Estimate(parts, (DRAFT_MODEL,))
+    cached = spec.generation.max_batch_size * tokens * draft.cache_values_per_token
+    return Estimate(parts | {DRAFT: (draft.parameters + cached) * width})
 
 
 def scoring(spec: RLHFJobSpec, sizes: Sizes) -> Estimate:
-    """Return the memory of the models of the scoring tasks; a reward that is no model is not in `sizes`."""
-    roles = [task.model for task in graph_of(spec).tasks_of(Group.INFERENCE) if task.model in sizes]
-    width = COMPUTE_BYTES[spec.compute_type]
-    known = {role: size for role in roles if (size := sizes[role]) is not None}
-    unknown = tuple(role for role in roles if sizes[role] is None)
-    return Estimate({f"{role} weights": size.parameters * width for role, size in known.items()}, unknown)
+    """Return the memory of the models of the scoring tasks; a reward that is called is not in `sizes`."""
+    models, width, graph = _scored(spec), COMPUTE_BYTES[spec.compute_type], graph_of(spec)
+    names = [name for name in models if name in sizes]
+    known = {name: size.parameters for name in names if (size := sizes[name]) is not None}
+    policies = any((role := models[name]) is not None and role.kind is ModelKind.POLICY for name in known)
+    for name in known:  # a critic over the reference's weights has its adapters alone
+        role, size = models[name], sizes[name]
+        lora = spec.training.adapters(role) if role in graph.trained else None
+        if size is not None and lora is not None and lora.trunk == "Shared" and policies:
+            known[name] = size.adapter_parameters(lora) or size.parameters
+    unknown = tuple(name for name in names if sizes[name] is None)
+    return Estimate({f"{name} weights": count * width for name, count in known.items()}, unknown)
 
 
 def training(spec: RLHFJobSpec, sizes: Sizes) -> Estimate:
-    """Return the memory of the largest stage of every trained model."""
+    """Return the memory of the largest stage of every trained model, and of a draft model, which the rank of the last
+    stage holds whole; of one trained by adapters the frozen weights
+    are apart from what is trained, and counted once where the trunk is shared."""
     settings, models = spec.training, graph_of(spec).trained
-    half = spec.compute_type == "BFloat16"
+    half, shared = spec.compute_type == "BFloat16", False
+    unknown: list[str] = []
     parts: dict[str, int] = {}
-    for size in (sizes.get(role) for role in models):
-        if size is not None:
-            stage = -(-size.parameters // settings.parallelism.pipeline)
-            item = {"weights": FLOAT32_BYTES, "gradients": FLOAT32_BYTES, "optimizer": OPTIMIZER_BYTES}
-            item |= {"half-precision weights": HALF_BYTES} if half else {}
-            for name, count in item.items():
-                parts[name] = parts.get(name, 0) + stage * count
-    return Estimate(parts, tuple(role for role in models if sizes.get(role) is None))
+    for role in models:
+        size, lora = sizes.get(role), settings.adapters(role)
+        trained = None if size is None else size.parameters if lora is None else size.adapter_parameters(lora)
+        if size is None or trained is None:
+            unknown.append(role)
+            continue
+        item = {"weights": FLOAT32_BYTES, "gradients": FLOAT32_BYTES, "optimizer": OPTIMIZER_BYTES}
+        item |= {"half-precision weights": HALF_BYTES} if half else {}
+        for name, count in item.items():
+            parts[name] = parts.get(name, 0) + -(-trained // settings.parallelism.pipeline) * count
+        if lora is not None and not (lora.trunk == "Shared" and shared):
+            stage = -(-size.parameters // settings.parallelism.pipeline) * COMPUTE_BYTES[spec.compute_type]
+            parts["frozen weights"] = parts.get("frozen weights", 0) + stage
+            shared = True
+    draft = spec.generation.speculation.draft_model
+    if draft is not None and draft.train == "Enabled":
+        size = sizes.get(DRAFT_MODEL)
+        whole = 2 * FLOAT32_BYTES + OPTIMIZER_BYTES + (HALF_BYTES if half else 0)
+        parts |= {} if size is None else {DRAFT: size.parameters * whole}
+        unknown += [DRAFT_MODEL] if size is None else []
+    return Estimate(parts, tuple(unknown))
+
+
+def _scored(spec: RLHFJobSpec) -> dict[str, ModelRole]:
+    """Return the models that score responses, by name; of several rewards each that is a model."""
+    models: dict[str, ModelRole] = {}
+    for task in graph_of(spec).tasks_of(Group.INFERENCE):
+        role = task.model
+        rewards = spec.models.rewards_of(role) if role.kind is ModelKind.REWARD else ()
+        models |= {reward_model(given): role for given in rewards} if rewards else {role: role}
+    return models
+
+
+def _drafts_by_model(spec: RLHFJobSpec) -> bool:
+    speculation = spec.generation.speculation
+    return speculation.mode != "Disabled" and "Model" in speculation.drafters
+
+
+def _published(spec: RLHFJobSpec, sizes: Sizes) -> int:
+    """Return the bytes of one rank's copy of what it publishes; of models of known size."""
+    total = 0
+    for role in graph_of(spec).trained:
+        size, lora = sizes.get(role), spec.training.adapters(role)
+        if size is None:
+            continue
+        alone = size.adapter_parameters(lora) if lora is not None and lora.publish == "Adapters" else None
+        whole = size.parameters * COMPUTE_BYTES[spec.compute_type] if alone is None else alone * FLOAT32_BYTES
+        total += -(-whole // spec.training.parallelism.pipeline)
+    return total
 
 
 def _sum(*found: Estimate) -> Estimate:

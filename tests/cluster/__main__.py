@@ -12,7 +12,7 @@ import sys
 import threading
 from pathlib import Path
 
-from . import images, leftovers, toolchain
+from . import images, leftovers, page, toolchain
 from .cluster import Cluster
 
 
@@ -62,7 +62,7 @@ def prepare() -> None:
         print(toolchain.binary(name), flush=True)
     toolchain.kwok_stages()
     if os.geteuid() == 0:
-        for make in (images.pause, images.python, images.operator, images.coordinator):
+        for make in (images.pause, images.python, images.operator, images.coordinator, page.bundle):
             print(make(), flush=True)
 
 

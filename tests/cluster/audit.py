@@ -34,7 +34,8 @@ class Audit:
     def used(self, user: str) -> set[tuple[str, str, str]]:
         """(group, resource, verb) of all requests of a user so far that were not forbidden."""
         result = set()
-        for line in self._log.read_text().splitlines():
+        written, _, _ = self._log.read_text().rpartition("\n")  # the server may be in the middle of the line after
+        for line in written.splitlines():
             entry = json.loads(line)
             about, code = entry.get("objectRef") or {}, entry.get("responseStatus", {}).get("code")
             if entry["user"].get("username") != user or not about or code == FORBIDDEN:

@@ -34,6 +34,8 @@ class Kind(StrEnum):
     NETWORK_POLICY = "delete the NetworkPolicy"
     SUSPEND = "suspend and resume"
     RESIZE = "resize generation 1 -> 2 -> 1"
+    OUT_OF_MEMORY = "take a container's memory away"
+    DRAIN = "drain the node"
 
 
 WEIGHTS: Final = {
@@ -54,7 +56,7 @@ WEIGHTS: Final = {
     Kind.SUSPEND: 2,
     Kind.RESIZE: 2,
 }
-"""How often each comes, beside the others, once all have come."""
+"""How often each comes, beside the others, once all have come. What is not here comes where a list names it."""
 
 WORKERS: Final = ("coordinator", "generation-0", "inference-0", "training-0", "training-1")
 """Pods of the job, by what follows the job's name."""
@@ -69,6 +71,8 @@ VICTIMS: Final[dict[Kind, Sequence[str]]] = {
     Kind.NETWORK_POLICY: ("networkpolicy/{job}",),
     Kind.SUSPEND: ("{job}",),
     Kind.RESIZE: ("{job}",),
+    Kind.OUT_OF_MEMORY: WORKERS,
+    Kind.DRAIN: ("{job}",),
 }
 """Kind -> what it may be done to, or the signal by which."""
 LONGEST_CALM: Final = 2.0
@@ -93,7 +97,7 @@ class Fault:
 def faults(seed: int, count: int) -> list[Fault]:
     """The first `count` faults of a seed."""
     rng = random.Random(seed)
-    kinds = list(Kind)
+    kinds = list(WEIGHTS)
     rng.shuffle(kinds)
     weights = list(WEIGHTS.values())
     result = []
@@ -102,6 +106,16 @@ def faults(seed: int, count: int) -> list[Fault]:
         victim, calm, seconds = rng.choice(VICTIMS[kind]), rng.uniform(0, LONGEST_CALM), rng.uniform(*CUT_SECONDS)
         result.append(Fault(kind, victim, round(calm, 1), round(seconds, 1) if kind is Kind.CUT else 0.0))
     return result
+
+
+OF_AN_ENGINE: Final = (
+    Fault(Kind.OUT_OF_MEMORY, "generation-0", 0.6),
+    Fault(Kind.KILL, "coordinator", 1.2),
+    Fault(Kind.DRAIN, "{job}", 0.3),
+    Fault(Kind.FORCE, "coordinator", 0.9),
+)
+"""What an engine has to live through: its own process and its pod are lost, and whoever knows of its samples. All else
+that happens to a job happens outside of its engine, whichever that is."""
 
 
 @dataclass(frozen=True)
@@ -120,5 +134,5 @@ class Due:
 def due(done: Iterable[Fault]) -> Due:
     """What must be counted after these: a killed container is a failure, a lost pod is not, the rest is nothing."""
     counts = Counter(item.kind for item in done)
-    certain = counts[Kind.DELETE] + counts[Kind.EVICT]
-    return Due(counts[Kind.KILL], range(certain, certain + counts[Kind.FORCE] + 1))
+    certain = counts[Kind.DELETE] + counts[Kind.EVICT] + counts[Kind.DRAIN] * len(WORKERS)
+    return Due(counts[Kind.KILL] + counts[Kind.OUT_OF_MEMORY], range(certain, certain + counts[Kind.FORCE] + 1))

@@ -11,10 +11,10 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable
-from typing import Final
+from typing import Any, Final
 
-from .chaos import Fault, Kind
-from .chaos_operators import Operators
+from .chaos import WORKERS, Fault, Kind
+from .chaos_operators import InstalledOperator, Operators
 from .cluster import Cluster, ClusterError
 from .gated_job import NAME, GatedJob
 from .node import Node
@@ -29,7 +29,7 @@ NODE: Final = "n1"
 class Faults:
     """Faults for one job."""
 
-    def __init__(self, cluster: Cluster, job: GatedJob, operators: Operators) -> None:
+    def __init__(self, cluster: Cluster, job: GatedJob, operators: Operators | InstalledOperator) -> None:
         self._cluster, self._job, self._operators = cluster, job, operators
         self._node: Node = cluster.nodes[NODE]
         self._failed_again = Timer(FAILED_SECONDS)
@@ -47,6 +47,8 @@ class Faults:
             Kind.STANDBY: self._standby,
             Kind.SUSPEND: self._suspend,
             Kind.RESIZE: self._resize,
+            Kind.OUT_OF_MEMORY: self._out_of_memory,
+            Kind.DRAIN: self._drain,
         }
 
     def happen(self, fault: Fault) -> None:
@@ -107,8 +109,7 @@ class Faults:
         else:
             force = ["--grace-period=0", "--force"] if fault.kind is Kind.FORCE else []
             self._job.kubectl("delete", "pod", name, "--wait=false", *force)
-        self.until(f"another pod {name}", lambda: self._job.uid(f"pod/{name}") not in ("", before))
-        self._running(fault.victim)
+        self._replaced(fault.victim, before)
 
     def _kill(self, fault: Fault) -> None:
         before = self._running(fault.victim)
@@ -116,6 +117,42 @@ class Faults:
         self.until(
             f"another container of {fault.victim}", lambda: self._job.container(fault.victim) not in ("", before)
         )
+
+    def _out_of_memory(self, fault: Fault) -> None:
+        """Its container may have what it has and no more, and a process in it asks for more: the kernel ends the one
+        that has most."""
+        before = self._running(fault.victim)
+        self._node.exhaust(before)
+        self.until(
+            f"another container of {fault.victim}", lambda: self._job.container(fault.victim) not in ("", before)
+        )
+        ended: list[dict[str, Any]] = []
+
+        def said() -> bool:
+            statuses = self._job.pod(fault.victim).get("status", {}).get("containerStatuses", [])
+            ended[:] = [status["lastState"]["terminated"] for status in statuses if "terminated" in status["lastState"]]
+            return bool(ended)
+
+        self.until("how it ended to be said", said)
+        assert ended[0]["reason"] == "OOMKilled", ended
+
+    def _drain(self, fault: Fault) -> None:
+        """All pods of the job are evicted at once, and find no node before it is given back."""
+        before = {worker: self._uid(f"pod/{NAME}-{worker}") for worker in WORKERS}
+        selector = f"--pod-selector=rlhf.dev/job-name={NAME}"
+        drained = ("--force", "--delete-emptydir-data", "--ignore-daemonsets", f"--timeout={PATIENCE:.0f}s")
+        try:
+            self._cluster.kubectl("drain", NODE, selector, *drained, timeout=2 * PATIENCE)
+        finally:
+            self._cluster.kubectl("uncordon", NODE)
+        for worker, uid in before.items():
+            self._replaced(worker, uid)
+
+    def _replaced(self, worker: str, uid: str) -> None:
+        """Waits for another pod of a worker, and for it to run."""
+        name = f"{NAME}-{worker}"
+        self.until(f"another pod {name}", lambda: self._job.uid(f"pod/{name}") not in ("", uid))
+        self._running(worker)
 
     def _cut(self, fault: Fault) -> None:
         """All packets from and to the pod are dropped in its own network namespace; its own loopback goes on."""
@@ -175,11 +212,13 @@ class Faults:
         return restart
 
     def _operator(self, fault: Fault) -> None:
+        assert isinstance(self._operators, Operators), "of a release, the Deployment starts operators"
         self._operators.end(fault.victim)
         self._operators.add()
         self.until("the next operator to lead", self._operators.leads)
 
     def _standby(self, fault: Fault) -> None:
+        assert isinstance(self._operators, Operators), "of a release, the Deployment starts operators"
         standby = self._operators.add()
         self.until("the standby to be up", standby.healthy)
         self._operators.end(fault.victim)

@@ -4,10 +4,48 @@ from __future__ import annotations
 
 import signal
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
+from .chart import HOME, RELEASE
 from .cluster import Cluster
 from .operator_process import OperatorProcess
+
+
+class InstalledOperator:
+    """The operator of the installed release, which its Deployment keeps."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self._cluster, self._where = cluster, f"--namespace={HOME}"
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        return
+
+    @property
+    def log(self) -> str:
+        """What its pod said, or its pods."""
+        return self._cluster.kubectl("logs", f"deployment/{RELEASE}", "--all-pods", "--tail=-1", self._where)
+
+    @property
+    def ended(self) -> int:
+        """How often its container ended by itself."""
+        statuses = [status for pod in self._pods() for status in pod["status"].get("containerStatuses", [])]
+        return sum(int(status["restartCount"]) for status in statuses)
+
+    def leads(self) -> bool:
+        """A pod of the release has the Lease."""
+        holder = self._cluster.kubectl("get", "lease", "--output=jsonpath={.items[*].spec.holderIdentity}", self._where)
+        return any(holder.startswith(f"{pod['metadata']['name']}_") for pod in self._pods())
+
+    def keep(self) -> None:
+        """The kubelet does."""
+
+    def _pods(self) -> list[dict[str, Any]]:
+        return list(self._cluster.get("pods", self._where)["items"])
 
 
 class Operators:

@@ -19,7 +19,7 @@ from tests.support.chaos import digest
 
 from .chaos import Due, Fault, Kind, due, faults
 from .chaos_faults import PATIENCE, Faults
-from .chaos_operators import Operators
+from .chaos_operators import InstalledOperator, Operators
 from .cluster import Cluster
 from .gated_job import OPEN, GatedJob
 from .processes import wait_until
@@ -75,17 +75,33 @@ def run(
 
     Raises AssertionError when the job fails, and TimeoutError naming a fact that does not come.
     """
+    run_faults(cluster, image, folder, faults(outcome.seed, count), outcome, within=within)
+
+
+def run_faults(
+    cluster: Cluster,
+    image: str,
+    folder: Path,
+    chosen: Sequence[Fault],
+    outcome: ChaosOutcome,
+    *,
+    within: float = math.inf,
+    installed: bool = False,
+    **more: Any,
+) -> None:
+    """These faults, in this order, on one job; `installed`: the release's operator looks after it, and not a process of
+    this machine; `more`: what `write_job` takes. Raises as `run` does.
+    """
     seed, start = outcome.seed, time.monotonic()
-    chosen = faults(seed, count)
     wanted = due(chosen)
-    job = GatedJob(cluster, f"chaos-{seed}", folder, forgiven=wanted.failures, iterations=iterations(chosen))
+    job = GatedJob(cluster, f"chaos-{seed}", folder, forgiven=wanted.failures, iterations=iterations(chosen), **more)
     job.manifest["spec"]["generation"]["replicas"] = 1  # so that every fault finds the whole group
-    with Operators(cluster, image) as operators:
+    with InstalledOperator(cluster) if installed else Operators(cluster, image) as operators:
         happening = Faults(cluster, job, operators)
         job.apply()
         job.allow(FIRST_ITERATIONS)
         try:
-            _say(start, job, f"seed {seed}: {count} faults on a job of {iterations(chosen)} iterations")
+            _say(start, job, f"seed {seed}: {len(chosen)} faults on a job of {iterations(chosen)} iterations")
             happening.until("the job to train", lambda: job.trained() >= FIRST_ITERATIONS)
             for number, fault in enumerate(chosen):
                 if time.monotonic() - start > within:
@@ -105,7 +121,12 @@ def run(
 
 
 def _one(
-    start: float, job: GatedJob, happening: Faults, operators: Operators, done: Sequence[Fault], outcome: ChaosOutcome
+    start: float,
+    job: GatedJob,
+    happening: Faults,
+    operators: Operators | InstalledOperator,
+    done: Sequence[Fault],
+    outcome: ChaosOutcome,
 ) -> None:
     fault, wanted = done[-1], due(done)
     outcome.due_failures = wanted.failures

@@ -62,7 +62,12 @@ EVERYTHING: dict[str, Any] = {
         "env": [{"name": "HTTPS_PROXY", "value": "http://proxy:3128"}],
     },
     "serviceAccount": {"annotations": {"cloud/role": "operator"}},
-    "metrics": {"serviceMonitor": {"enabled": True, "labels": {"release": "prometheus"}}},
+    "metrics": {
+        "serviceMonitor": {"enabled": True, "labels": {"release": "prometheus"}},
+        "podMonitor": {"enabled": True, "labels": {"release": "prometheus"}},
+    },
+    "dashboards": {"enabled": True},
+    "alerts": {"enabled": True, "labels": {"release": "prometheus"}, "alertLabels": {"team": "rl"}},
     "scheduling": {"native": True, "kueue": True, "volcano": True, "coscheduling": True},
     "networkPolicy": {"enabled": True, "metricsFrom": [{"namespaceSelector": {}}]},
 }

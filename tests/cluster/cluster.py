@@ -34,7 +34,7 @@ from .toolchain import binary
 
 __all__ = ["Cluster", "ClusterError"]
 
-KUBECTL_TIMEOUT = 120.0  # seconds for one kubectl call that names no other
+KUBECTL_TIMEOUT = 300.0  # seconds for one kubectl call that names no other: it may wait for an object to be gone
 NODE_COMPONENTS = ("containerd", "kubelet", "kube-proxy", "kube-network-policies", "device-plugin")
 Manifest = Mapping[str, Any]
 
@@ -108,6 +108,10 @@ class Cluster:
         """URL of the API server, as the host and every pod may dial it."""
         return self._control_plane.server
 
+    def port(self, index: int) -> int:
+        """The `index`-th TCP port on loopback that is this cluster's alone; the first four are its components'."""
+        return self._running().addresses.port(index)
+
     def user(self, name: str, *groups: str) -> Path:
         """A kubeconfig for any user name and groups, with the rights that RBAC gives them."""
         return self._control_plane.kubeconfig(name.replace(":", "-").replace("/", "-"), name, *groups)
@@ -158,7 +162,12 @@ class Cluster:
 
     def wait_defined(self, name: str) -> None:
         """Wait until the API server serves the custom resource `name`, given as plural.group."""
-        self.kubectl("wait", f"crd/{name}", "--for=condition=Established", f"--timeout={KUBECTL_TIMEOUT:.0f}s")
+
+        def established() -> bool:  # kubectl's wait and jsonpath fail where a definition has no conditions yet
+            conditions = self.get(f"crd/{name}").get("status", {}).get("conditions") or []
+            return any(item["type"] == "Established" and item["status"] == "True" for item in conditions)
+
+        wait_until(f"{name} to be established", established, KUBECTL_TIMEOUT)
         group = name.partition(".")[2]
         listed = ("api-resources", f"--api-group={group}", "--output=name")
         wait_until(f"{name} to be served", lambda: name in self.kubectl(*listed).split(), START_TIMEOUT, every=0.2)
@@ -203,7 +212,7 @@ class Cluster:
         wait_until(
             f"{count} kwok nodes to be Ready",
             lambda: set(names) <= self._ready_nodes(),
-            60 + count * 0.1,
+            START_TIMEOUT + count * 0.1,
             every=0.5,
             check=self.check,
         )

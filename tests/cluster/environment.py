@@ -8,6 +8,7 @@ never a hostPath in a pod, which the restricted Pod Security level forbids.
 from __future__ import annotations
 
 import sys
+import sysconfig
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -49,6 +50,16 @@ def volumes(mounted: Mapping[str, Path], namespace: str = "default", *, writable
             },
         ]
     return objects
+
+
+def base_packages() -> dict[str, Any]:
+    """Mount of this machine's packages as those of a Debian base image, behind an image's own: torch, which the images
+    of workers leave out here. Needs the volumes of `folders`.
+    """
+    packages = Path(sysconfig.get_path("purelib"))
+    name, folder = next((name, path) for name, path in folders().items() if packages.is_relative_to(path))
+    place = f"/usr/local/lib/python3.{sys.version_info.minor}/dist-packages"
+    return {"name": name, "mountPath": place, "subPath": str(packages.relative_to(folder)), "readOnly": True}
 
 
 def pod_spec(

@@ -11,10 +11,12 @@ from __future__ import annotations
 import json
 import subprocess
 import urllib.request
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 from prometheus_client.parser import text_string_to_metric_families
+from prometheus_client.samples import Sample
 from tests.support import local_job
 
 from rlhf_api.names import METRICS_PORT
@@ -113,14 +115,12 @@ class GatedJob:
 
     def series(self, name: str, **labels: str) -> float:
         """Sum of a series of the coordinator's metrics over what has these labels; -1 while it does not answer."""
-        address = self.pod("coordinator").get("status", {}).get("podIP", "")
-        try:
-            with urllib.request.urlopen(f"http://{address}:{METRICS_PORT}/metrics", timeout=5) as answer:
-                families = list(text_string_to_metric_families(answer.read().decode()))
-        except OSError:
-            return -1.0
-        samples = [sample for family in families for sample in family.samples if sample.name == name]
-        return sum(sample.value for sample in samples if labels.items() <= sample.labels.items())
+        samples = scraped(self.address())
+        return total(samples, name, **labels) if samples else -1.0
+
+    def address(self) -> str:
+        """Of the coordinator; empty while it has none."""
+        return str(self.pod("coordinator").get("status", {}).get("podIP", ""))
 
     def uid(self, name: str) -> str:
         """Uid of an object given as kind/name; empty when there is none."""
@@ -155,6 +155,21 @@ class GatedJob:
             for item in json.loads(self.kubectl("get", wanted, "--output=json"))["items"]
             if _of_the_job(item["metadata"])
         )
+
+
+def scraped(address: str) -> list[Sample]:
+    """What the coordinator at an address serves at this moment; empty while it does not answer."""
+    try:
+        with urllib.request.urlopen(f"http://{address}:{METRICS_PORT}/metrics", timeout=5) as answer:
+            families = list(text_string_to_metric_families(answer.read().decode()))
+    except OSError:
+        return []
+    return [sample for family in families for sample in family.samples]
+
+
+def total(samples: Iterable[Sample], name: str, **labels: str) -> float:
+    """Sum of a series over what has these labels."""
+    return sum(each.value for each in samples if each.name == name and labels.items() <= each.labels.items())
 
 
 def _of_the_job(metadata: dict[str, Any]) -> bool:

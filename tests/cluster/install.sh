@@ -46,6 +46,11 @@ look() {
     lacking="" absent="" packages=""
     [ -d /proc/self ] || lack "Linux: this system has no /proc; use a virtual machine or a container"
     look_for_python
+    # What vLLM's kernels for CPUs link to; a Python that does not run says nothing of it.
+    "$python" -c 'import ctypes, sys
+try: ctypes.CDLL("libnuma.so.1")
+except OSError: sys.exit(3)' 2>/dev/null
+    [ $? -ne 3 ] || need libnuma1 libnuma.so.1
     look_for_network
     [ "$level" = nodes ] && look_for_nodes
     if [ -n "$packages" ]; then
@@ -141,6 +146,7 @@ look_for_nodes() {
     need gcc gcc
     need libc6-dev "$root/usr/lib*/*/libc.a"
     need tar tar
+    need chromium chromium
     [ "$user" = 0 ] || return 0
     ! found unshare || unshare --net --mount --pid --fork true 2>/dev/null ||
         lack "leave to make namespaces (CAP_SYS_ADMIN): root of this container may not; use a privileged one or a virtual machine"

@@ -122,7 +122,10 @@ class Seen:
     def until_restarts(self, failures: int, disruptions: int) -> None:
         """Wait until the status counts exactly these."""
         what = f"{failures} failures and {disruptions} disruptions to be counted"
-        self.until(what, lambda: self.restarts() == (failures, disruptions))
+        try:
+            self.until(what, lambda: self.restarts() == (failures, disruptions))
+        except TimeoutError as error:
+            raise TimeoutError(f"{error}; the status counts {self.job()['status'].get('restarts')}") from None
 
     def until_event(self, *reasons: str, name: str = "job") -> None:
         """Wait until there is an event of each of these reasons about a job."""

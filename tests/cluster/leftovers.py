@@ -17,9 +17,9 @@ from pathlib import Path
 from .slots import SLOTS, Slot, State, boot_id, lock_path, slots_root, try_lock
 
 CGROUPS = Path("/sys/fs/cgroup")
-END_TIMEOUT = (
-    20.0  # seconds until killed processes and their control groups must be gone; the kernel needs well under one
-)
+END_TIMEOUT = 120.0
+"""Seconds until killed processes and their control groups must be gone; the kernel of an idle machine needs well under
+one, and that of a busy one frees the memory of workers first."""
 
 
 class LeftoverError(RuntimeError):

@@ -14,7 +14,7 @@ from .processes import Processes, wait_until
 from .slots import Slot
 from .toolchain import binary
 
-DNS_TIMEOUT = 30.0  # seconds until CoreDNS has listed services and pods and listens
+DNS_TIMEOUT = 240.0  # seconds until CoreDNS has listed services and pods and listens; one on an idle machine
 
 COREFILE = """\
 .:53 {{

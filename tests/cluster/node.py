@@ -18,12 +18,16 @@ import yaml
 
 from . import images, leftovers, network_policies
 from .control_plane import ControlPlane
-from .processes import STOP_GRACE, ClusterError, Processes, wait_until
+from .memory_pressure import exhaust
+from .processes import ClusterError, Processes, wait_until
 from .settings import ClusterSettings
 from .slots import Slot
 from .toolchain import binary
 
 START_TIMEOUT = 240.0  # seconds for containerd's socket and for Ready; 10 together on an idle machine
+COMMAND_TIMEOUT = (
+    120.0  # seconds for a command such as ip or iptables, which waits for a lock; a tenth of one on an idle machine
+)
 
 # What a kubelet writes to the kernel when it finds another value.
 # It finds these, in files bound over the real ones, and writes nothing.
@@ -116,6 +120,10 @@ class Node:
     def run(self, argv: Sequence[str]) -> str:
         """Run a command in the node's namespaces, for instance iptables or ctr; answers its output."""
         return run(["nsenter", f"--target={self._init}", "--net", "--mount", "--pid", "--", *argv])
+
+    def exhaust(self, container: str) -> None:
+        """Let a running container have the memory that it has, and have a process of it ask for more."""
+        exhaust(self._slot.addresses.cgroup(self.index), container)
 
     def serves(self) -> bool:
         """Whether kube-proxy has written the node's rules, which come with those of service kubernetes."""
@@ -252,7 +260,7 @@ class Node:
         self.processes.start("device-plugin", [sys.executable, program, folder, self._gpus])
 
 
-def run(argv: Sequence[str], timeout: float = STOP_GRACE) -> str:
+def run(argv: Sequence[str], timeout: float = COMMAND_TIMEOUT) -> str:
     """Run a short command of the machine; raises ClusterError with its output when it fails."""
     done = subprocess.run(list(argv), capture_output=True, text=True, timeout=timeout, check=False)
     if done.returncode:

@@ -1,7 +1,8 @@
 """The operator as a process on this machine, as a user of a test cluster.
 
 The rule: started and stopped by its own pid; its log lies beside those of the cluster's components, so it is kept with
-them when a test fails.
+them when a test fails. One that could not renew its Lease in time ends, as it must; it is started again, as a
+Deployment would, and any other end is an error.
 """
 
 from __future__ import annotations
@@ -24,7 +25,9 @@ from .cluster import Cluster
 from .processes import tail, wait_until
 
 START_TIMEOUT = 240.0  # seconds until it leads; three on an idle machine
-STOP_TIMEOUT = 30.0
+LEASE_LOST = "was not renewed for"
+"""What an operator says last that could not renew its Lease, for instance as the machine stood still."""
+STOP_TIMEOUT = 120.0  # seconds until it has given its Lease back and ended; one on an idle machine
 
 
 class OperatorProcess:
@@ -56,6 +59,10 @@ class OperatorProcess:
         ports = free_ports(random.Random())
         health, metrics = next(ports), next(ports)
         self._health, self._metrics = f"127.0.0.1:{health}", f"127.0.0.1:{metrics}"
+        self._run()
+
+    def _run(self) -> None:
+        self._said = self.log.stat().st_size if self.log.exists() else 0
         command = [sys.executable, "-m", "rlhf_operator", f"--health-address={self._health}"]
         command += [f"--metrics-address={self._metrics}", "--log-format=text", *self._arguments]
         with self.log.open("ab") as log:
@@ -77,10 +84,18 @@ class OperatorProcess:
         assert self._process is not None
         return self._process.pid
 
+    @property
+    def metrics_address(self) -> str:
+        """Host and port of /metrics."""
+        return self._metrics
+
     def check(self) -> None:
-        """Raises when it has ended by itself."""
-        if not self.runs():
+        """Raises when it has ended by itself, but for want of its Lease: then it is started again."""
+        if self.runs():
+            return
+        if self._process is None or LEASE_LOST not in self._last_words():
             raise AssertionError(f"the operator has ended\n{tail(self.log)}")
+        self._run()
 
     def stop(self, number: int = signal.SIGTERM) -> int:
         """Sends a signal and answers the exit code; 0 when it does not run."""
@@ -115,6 +130,12 @@ class OperatorProcess:
     def healthy(self) -> bool:
         """/healthz says ok."""
         return self._page(f"http://{self._health}/healthz") == "ok"
+
+    def _last_words(self) -> str:
+        """What was written since it was started."""
+        with self.log.open("rb") as log:
+            log.seek(self._said)
+            return log.read().decode(errors="replace")
 
     def _page(self, url: str) -> str:
         try:

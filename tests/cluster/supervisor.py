@@ -34,6 +34,7 @@ class Supervisor:
 
     def __init__(self) -> None:
         self.children: dict[str, subprocess.Popen[bytes]] = {}
+        self.stopped: set[str] = set()
 
     def start(self, name: str, argv: list[str], log: str, env: dict[str, str]) -> dict[str, Any]:
         """Start `argv`; stdout and stderr are appended to `log`."""
@@ -50,6 +51,7 @@ class Supervisor:
                 preexec_fn=_die_with_parent,
             )
         self.children[name] = child
+        self.stopped.discard(name)
         return {"pid": child.pid}
 
     def stop(self, name: str, grace: float) -> dict[str, Any]:
@@ -64,6 +66,7 @@ class Supervisor:
         if child.poll() is None:
             child.kill()
             child.wait()
+        self.stopped.add(name)
         return {"code": child.returncode}
 
     def signal(self, name: str, number: int) -> dict[str, Any]:
@@ -74,8 +77,9 @@ class Supervisor:
         return {}
 
     def status(self) -> dict[str, Any]:
-        """Exit codes by name, null while a process runs."""
-        return {"codes": {name: child.poll() for name, child in self.children.items()}}
+        """Exit codes by name, null while a process runs; without those that were stopped on request."""
+        ours = ((name, child) for name, child in self.children.items() if name not in self.stopped)
+        return {"codes": {name: child.poll() for name, child in ours}}
 
     def reap(self) -> None:
         """Collect orphans that were handed to process 1; our own children are left to their Popen."""

@@ -69,6 +69,19 @@ pytestmark = pytest.mark.slow
         ({"metrics": {"port": 8081}}, "port"),
         ({"metrics": {"enabled": False, "serviceMonitor": {"enabled": True}}}, "metrics"),
         ({"metrics": {"serviceMonitor": {"interval": "30"}}}, "interval"),
+        ({"metrics": {"enabled": False, "podMonitor": {"enabled": True}}}, "metrics"),
+        ({"metrics": {"podMonitor": {"interval": "30"}}}, "interval"),
+        ({"dashboards": {"namespace": "Team_A"}}, "namespace"),
+        ({"dashboards": {"labels": {"grafana_dashboard": 1}}}, "/dashboards/labels/grafana_dashboard"),
+        ({"alerts": {"rules": {"RLHFJobStuk": {}}}}, "RLHFJobStuk"),
+        ({"alerts": {"rules": {"RLHFJobStuck": {"trainingSeconds": "1h"}}}}, "trainingSeconds"),
+        ({"alerts": {"rules": {"RLHFJobStuck": {"share": 1}}}}, "share"),
+        ({"alerts": {"rules": {"RLHFGPUIdle": {"share": 2}}}}, "share"),
+        ({"alerts": {"rules": {"RLHFGPUIdle": {"windowSeconds": 0}}}}, "windowSeconds"),
+        ({"alerts": {"rules": {"RLHFGPUIdle": {"for": "5"}}}}, "for"),
+        ({"alerts": {"rules": {"RLHFGPUIdle": {"severity": "bad"}}}}, "severity"),
+        ({"alerts": {"alertLabels": {"severity": "page"}}}, "severity"),
+        ({"alerts": {"runbookUrl": "docs/"}}, "runbookUrl"),
         ({"podDisruptionBudget": {"minAvailable": "half"}}, "minAvailable"),
         ({"networkPolicy": {"apiServerPorts": []}}, "apiServerPorts"),
     ],
@@ -217,6 +230,15 @@ def test_images_by_tag_and_by_digest_reach_the_pod_and_the_flags() -> None:
     assert container["image"] == f"registry:5000/rlhf-operator/operator@{digest}"
     assert "--coordinator-image=registry:5000/rlhf-operator/coordinator:0.1.0" in container["args"]
     assert "--worker-image=registry:5000/rlhf-operator/worker:v2" in container["args"]
+    assert "--vllm-worker-image=registry:5000/rlhf-operator/worker-vllm:0.1.0" in container["args"]
+
+
+@pytest.mark.parametrize(
+    "none", [{"repository": ""}, None]
+)  # the second is what --reuse-values brings of a chart before
+def test_without_an_image_of_vllm_its_workers_get_that_of_all(none: dict[str, str] | None) -> None:
+    arguments = pod(render({"image": {"vllmWorker": none}}))["containers"][0]["args"]
+    assert not [argument for argument in arguments if "vllm" in argument]
 
 
 @pytest.mark.parametrize(
@@ -258,12 +280,56 @@ def test_metrics_and_network_toggles() -> None:
     plain = render({"metrics": {"port": 9090}})
     assert plain["Service", f"{RELEASE}-metrics"]["spec"]["ports"][0]["port"] == 9090
     assert "--metrics-address=[::]:9090" in pod(plain)["containers"][0]["args"]
-    assert not {kind for kind, _ in plain} & {"ServiceMonitor", "NetworkPolicy"}
+    assert not {kind for kind, _ in plain} & {"ServiceMonitor", "PodMonitor", "NetworkPolicy"}
     made = render(EVERYTHING)
     assert made["ServiceMonitor", "everything"]["metadata"]["labels"]["release"] == "prometheus"
     policy = made["NetworkPolicy", "everything"]["spec"]
     assert policy["ingress"][0]["from"] == [{"namespaceSelector": {}}]
     assert names.COORDINATOR_PORT in [port["port"] for rule in policy["egress"] for port in rule["ports"]]
+
+
+def test_both_ways_to_scrape_give_the_same_labels() -> None:
+    made = render(EVERYTHING)
+    monitor = made["PodMonitor", "everything-jobs"]
+    assert monitor["metadata"]["labels"]["release"] == "prometheus"
+    assert monitor["spec"]["namespaceSelector"] == {"any": True}
+    assert monitor["spec"]["selector"]["matchExpressions"] == [{"key": names.LABEL_JOB_NAME, "operator": "Exists"}]
+    [jobs] = monitor["spec"]["podMetricsEndpoints"]
+    [operator] = made["ServiceMonitor", "everything"]["spec"]["endpoints"]
+    assert (jobs["port"], jobs["honorLabels"], operator["honorLabels"]) == ("metrics", False, True)
+    documented = yaml.safe_load((ROOT / "examples/prometheus/scrape.yaml").read_text())["scrape_configs"]
+    plain_jobs, plain_operator = documented
+    assert (plain_jobs.get("honor_labels", False), plain_operator["honor_labels"]) == (False, True)
+    sources = {rule["targetLabel"]: rule["sourceLabels"] for rule in jobs["relabelings"] if "targetLabel" in rule}
+    plain = {
+        rule["target_label"]: rule["source_labels"] for rule in plain_jobs["relabel_configs"] if "target_label" in rule
+    }
+    assert sources == plain
+    assert set(sources) == {"namespace", "pod", "rlhf_job"}
+    [dropped] = jobs["metricRelabelings"]
+    assert plain_jobs["metric_relabel_configs"] == [dropped]
+    watched = render({"metrics": {"podMonitor": {"enabled": True}}, "watchNamespaces": ["a", "b"]})
+    assert watched["PodMonitor", f"{RELEASE}-jobs"]["spec"]["namespaceSelector"] == {"matchNames": ["a", "b"]}
+    assert "PodMonitor" not in {kind for kind, _ in render({"metrics": {"podMonitor": None}})}, "--reuse-values"
+
+
+def test_dashboards_are_config_maps_that_the_sidecar_of_grafana_finds() -> None:
+    files = {path.name: json.loads(path.read_text()) for path in (CHART / "dashboards").glob("*.json")}
+    assert files
+    assert "ConfigMap" not in {kind for kind, _ in render()}
+    assert "ConfigMap" not in {kind for kind, _ in render({"dashboards": None})}, "helm upgrade --reuse-values"
+    given = {"namespace": "monitoring", "labels": {"grafana_dashboard": "yes"}, "annotations": {"k8s-sidecar": "/RL"}}
+    for values, namespace, label, note in (
+        ({}, HOME, "1", {"grafana_folder": "RLHF"}),
+        (given, "monitoring", "yes", {"k8s-sidecar": "/RL", "grafana_folder": "RLHF"}),
+    ):
+        objects = render({"dashboards": {"enabled": True, **values}})
+        made = [item for (kind, _), item in objects.items() if kind == "ConfigMap"]
+        assert {item["metadata"]["namespace"] for item in made} == {namespace}
+        assert {item["metadata"]["labels"]["grafana_dashboard"] for item in made} == {label}
+        assert all(item["metadata"]["annotations"] == note for item in made)
+        assert {name: json.loads(text) for item in made for name, text in item["data"].items()} == files
+        assert all(len(item["data"]) == 1 for item in made)
 
 
 def test_what_is_asked_for_pods_reaches_them() -> None:

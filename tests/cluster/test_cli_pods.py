@@ -20,7 +20,7 @@ from .processes import wait_until
 pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).parents[2]
-TIMEOUT = 120.0  # seconds for anything here; a few on an idle machine
+TIMEOUT = 240.0  # seconds for anything here; a few on an idle machine
 NAMESPACE = "cli-pods"
 METRICS = """rlhf_iteration{job="grpo"} 4
 rlhf_phase{job="grpo",phase="Scoring"} 1
@@ -103,7 +103,6 @@ def says(cluster: Cluster, *parts: str, of: tuple[str, ...]) -> None:
     wait_until(f"{parts} in rlhf {' '.join(of)}", said, TIMEOUT, every=1)
 
 
-@pytest.mark.timeout(600)
 def test_logs_are_followed_over_a_restart_to_the_end_of_the_job(node_cluster: Cluster, job: str) -> None:
     following = start(node_cluster, "logs", job, "--follow")
     try:

@@ -22,7 +22,7 @@ pytestmark = pytest.mark.slow
 
 NAMESPACE = "team"
 PATIENCE = 900.0
-"""Seconds; the backstop looks every 300."""
+"""Seconds; the operator looks within 15 of when its watches broke off, and every 300."""
 CHURN = 1000
 """Versions between the backup and the restore; the operator's own writes after it are far fewer."""
 

@@ -17,7 +17,7 @@ from . import environment, images
 from .cluster import Cluster
 from .fixture import NO_ROOT
 from .hostile import Hostile, Post
-from .hostile_run import HEALTHY, TenantOutcome, run
+from .hostile_run import HEALTHY, LEAST_POSTS, TenantOutcome, run
 from .undisturbed import Undisturbed
 
 SEED = 11
@@ -48,7 +48,6 @@ def cluster() -> Iterator[Cluster]:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(3600)
 def test_healthy_jobs_and_objects_of_others_are_as_if_the_tenant_were_not_there(
     cluster: Cluster, tmp_path: Path
 ) -> None:
@@ -61,4 +60,4 @@ def test_healthy_jobs_and_objects_of_others_are_as_if_the_tenant_were_not_there(
     assert outcome.bugs == 0
     assert outcome.changed == []
     assert outcome.flat, outcome.memory
-    assert sum(outcome.posted.values()) > 50, outcome.posted
+    assert sum(outcome.posted.values()) > LEAST_POSTS, outcome.posted

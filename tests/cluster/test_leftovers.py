@@ -118,7 +118,7 @@ def test_a_sweep_ends_recorded_processes_and_no_reused_pid(tmp_path: Path, sleep
         assert start_time(process.pid) is not None
     crashed(tmp_path, [(ours.pid, start_time(ours.pid) or 0), (sleeper.pid, (start_time(sleeper.pid) or 0) - 1)])
     assert leftovers.sweep(tmp_path) == [5]
-    assert ours.wait(5) == -signal.SIGKILL
+    assert ours.wait(CRASH_TIMEOUT) == -signal.SIGKILL
     unharmed(sleeper)
     assert not tmp_path.exists()
 
@@ -159,7 +159,7 @@ def test_a_folder_is_not_deleted_through_a_mount(tmp_path: Path, monkeypatch: py
 def unharmed(process: subprocess.Popen[bytes]) -> None:
     """Assert that nobody sent SIGKILL: one that is pending wins over this SIGTERM."""
     process.terminate()
-    assert process.wait(5) == -signal.SIGTERM
+    assert process.wait(CRASH_TIMEOUT) == -signal.SIGTERM
 
 
 def crashed(root: Path, processes: list[tuple[int, int]], boot: str | None = None) -> None:

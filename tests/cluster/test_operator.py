@@ -97,9 +97,15 @@ def test_an_exceeded_quota_is_told_and_the_job_starts_when_there_is_room(
 
 def test_pods_that_no_node_can_take_are_told(cluster: Cluster, seen: Seen, namespace: str) -> None:
     cluster.apply(manifest(namespace, generation={"replicas": 40, "gpusPerReplica": 1}))
-    seen.until("Unschedulable", lambda: seen.condition("Running").get("reason") == "Unschedulable")
-    assert "Insufficient nvidia.com/gpu" in seen.condition("Running")["message"]
-    assert "spec.generation.replicas" in seen.condition("Running")["message"]
+    words = ("Insufficient nvidia.com/gpu", "spec.generation.replicas")
+    said: dict[str, str] = {}
+
+    def all_said() -> bool:
+        said.update(seen.condition("Running"))
+        return all(part in said["message"] for part in words)
+
+    seen.until(f"{words}", all_said)
+    assert said["reason"] == "Unschedulable"
 
 
 def test_a_template_against_our_guarantees_is_refused_by_name(cluster: Cluster, seen: Seen, namespace: str) -> None:

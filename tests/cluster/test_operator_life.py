@@ -14,13 +14,14 @@ from typing import Any
 import pytest
 
 from .cluster import Cluster
-from .job_fixture import ALL, SHARED_FILES, Seen, manifest
+from .job_fixture import ALL, SHARED_FILES, TIMEOUT, Seen, manifest
 from .kwok import TOLERATION
 from .operator_process import OperatorProcess
 
 pytestmark = pytest.mark.slow
 
 CERTIFICATE_SECONDS = 30  # renewed after 20
+WATCHED_SECONDS = 25  # in which a place that is refused at once gets four pods at most; it got 52
 
 
 @pytest.fixture(scope="module")
@@ -70,8 +71,9 @@ def test_failure_rules_restart_a_group_then_the_job_and_end_it_at_last(
     seen.until_restarts(1, 0)
     seen.report("generation-0", ended(4))
     seen.until("everything of another epoch", lambda: not before.items() & seen.uids().items())
+    again = {"coordinator": {"1"}, "generation": {"1"}, "inference": {"1"}, "training": {"2"}}
+    seen.until(f"epochs {again}", lambda: epochs(seen) == again)
     seen.until_pods(*ALL)
-    assert epochs(seen) == {"coordinator": {"1"}, "generation": {"1"}, "inference": {"1"}, "training": {"2"}}
     seen.until_restarts(1, 1)
     seen.until_event("GroupRestart", "JobRestart", "FailureIgnored")
     seen.report("inference-0", ended(5, message="no seat is left \U0001f3d6\x7f"))
@@ -89,18 +91,23 @@ def test_a_place_whose_pods_are_refused_at_once_gets_few_of_them_and_the_kubelet
     refused = {"phase": "Failed", "reason": "UnexpectedAdmissionError", "message": message}
     cluster.apply(manifest(namespace))
     seen.until_pods(*ALL)
-    names = {seen.uids()["generation-0"]}
+    again = "before job-generation-0 is made again, because it ended"
+    words = ("waits until", again, f"disrupted (UnexpectedAdmissionError: {message})")
+    names: set[str] = set()
     since = time.monotonic()
-    while time.monotonic() - since < 25:
+
+    def wait_is_said() -> bool:
+        """Each pod in this place is refused for as long as the wait for the next one is not said."""
         result = seen.pods().get("generation-0", {})
         meta = result.get("metadata", {"deletionTimestamp": "gone"})
         if "deletionTimestamp" not in meta and result["status"].get("phase") == "Running":
             names.add(meta["uid"])
             seen.report("generation-0", refused)
-    assert len(names) <= 4, "made at once, then 10 s and 20 s after the one before; it was 52"
-    again = "before job-generation-0 is made again, because it ended"
-    words = ("waits until", again, f"disrupted (UnexpectedAdmissionError: {message})")
-    seen.until("the wait is told", lambda: all(part in seen.condition("Running")["message"] for part in words))
+        passed = time.monotonic() - since
+        assert len(names) <= 4 or passed > WATCHED_SECONDS, "made at once, then 10 s and 20 s after the one before"
+        return passed > WATCHED_SECONDS and all(part in seen.condition("Running")["message"] for part in words)
+
+    seen.until("the wait to be said", wait_is_said)
     assert seen.restarts()[0] == 0
     full = {
         "phase": "Failed",
@@ -189,7 +196,7 @@ def test_neither_foreground_deletion_nor_that_of_the_namespace_hangs(
     assert seen.pods() == {}, "children go first"
     cluster.apply(manifest(namespace, checkpoints={"path": "/checkpoints", "onDeletion": "Save"}))
     seen.until_pods(*ALL)
-    cluster.kubectl("delete", "namespace", namespace, timeout=120)
+    cluster.kubectl("delete", "namespace", namespace, timeout=TIMEOUT)
 
 
 def test_what_is_ours_comes_back_when_somebody_deletes_it(cluster: Cluster, seen: Seen, namespace: str) -> None:
@@ -210,7 +217,7 @@ def test_what_is_ours_comes_back_when_somebody_deletes_it(cluster: Cluster, seen
         # The Secret is read once a minute while all is well; a pod that starts makes that ten seconds.
         if each.startswith("secret"):
             cluster.kubectl("delete", "pod/job-generation-1", seen.where)
-        seen.until(each, lambda each=each: back(each), 120)
+        seen.until(each, lambda each=each: back(each))
     seen.until_pods(*ALL)
     assert {name for name, found in seen.uids().items() if found != before[name]} == {"generation-1"}
     seen.until_restarts(0, 1)
@@ -264,11 +271,10 @@ def test_the_words_of_scheduler_and_api_server_come_with_a_remedy(cluster: Clust
         ("gpus", "lower spec.inference.replicas"),
     ]:
         kind = "Planned" if name == "level" else "Running"
-        seen.until(
-            says, lambda says=says, name=name, kind=kind: says in seen.condition(kind, name).get("message", ""), 120
-        )
-    assert seen.condition("Running", "gpus")["reason"] == "Unschedulable"
-    assert "Insufficient nvidia.com/gpu" in seen.condition("Running", "gpus")["message"]
+        seen.until(says, lambda says=says, name=name, kind=kind: says in seen.condition(kind, name).get("message", ""))
+    seen.until("Unschedulable", lambda: seen.condition("Running", "gpus")["reason"] == "Unschedulable")
+    words = "Insufficient nvidia.com/gpu"
+    seen.until(words, lambda: words in seen.condition("Running", "gpus")["message"])
 
 
 def test_pods_of_a_lost_node_come_back_when_there_is_another(cluster: Cluster, seen: Seen, namespace: str) -> None:
@@ -287,9 +293,18 @@ def test_pods_of_a_lost_node_come_back_when_there_is_another(cluster: Cluster, s
     seen.until(words, lambda: words in seen.condition("Running")["message"])
     assert "DeletionByTaintManager" in seen.job()["status"]["restarts"]["lastReason"]
     cluster.kubectl("taint", "node", node, f"{lost}-")
+
+    def evicted() -> int:
+        events = cluster.get("events", seen.where)["items"]
+        return sum(event["message"].startswith("Marking for deletion") for event in events)
+
+    def replaced() -> set[str]:
+        return {name for name, uid in seen.uids().items() if uid != before[name]}
+
     seen.until_pods(*ALL)
-    assert {name for name, uid in seen.uids().items() if uid != before[name]} == {"inference-0"}
-    seen.until_restarts(0, 1)
+    seen.until("another pod in the place of the lost one", lambda: replaced() == {"inference-0"})
+    # The scheduler may see the node without its taint before the taint manager does, which then evicts a second pod.
+    seen.until("a disruption for each eviction", lambda: seen.restarts() == (0, evicted()) and evicted() > 0)
 
 
 def test_certificates_are_renewed_in_time_and_pods_go_on(cluster: Cluster, seen: Seen, namespace: str) -> None:
@@ -302,7 +317,7 @@ def test_certificates_are_renewed_in_time_and_pods_go_on(cluster: Cluster, seen:
         return result
 
     first = data()
-    seen.until("a new certificate", lambda: data()["tls.crt"] != first["tls.crt"], CERTIFICATE_SECONDS + 60)
+    seen.until("a new certificate", lambda: data()["tls.crt"] != first["tls.crt"], CERTIFICATE_SECONDS + TIMEOUT)
     assert data()["ca.crt"] == first["ca.crt"], "the others trust it still"
     assert seen.uids() == before
     assert seen.restarts() == (0, 0)

@@ -1,6 +1,6 @@
 """The binaries of the cluster: built once from pinned Go modules into a cache folder, or taken from KUBEBUILDER_ASSETS.
 
-Owns the two Go modules, the link flags and the cache layout `~/.cache/rlhf-operator/cluster/<key>/bin`, where the key
+Owns the three Go modules, the flags and the cache layout `~/.cache/rlhf-operator/cluster/<key>/bin`, where the key
 covers a module's go.mod, go.sum and the flags: a change of any builds the module's binaries anew, everything else costs
 one `stat`. What wants other versions of the same libraries is a module of its own. Nothing prebuilt is ever downloaded.
 A build that dies half-way leaves a `.partial` file that the next one overwrites; a lock file keeps two runs from
@@ -11,15 +11,18 @@ from __future__ import annotations
 
 import fcntl
 import hashlib
+import json
 import os
 import shutil
 import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 
 MODULE = Path(__file__).parent / "binaries"
 ENFORCER = Path(__file__).parent / "enforcer"
+PROMETHEUS = Path(__file__).parent / "prometheus"
 
 KUBERNETES = "1.36.3"
 # Without gitVersion the server reports v0.0.0, which clients refuse.
@@ -43,8 +46,14 @@ PACKAGES = {
     "coredns": "github.com/coredns/coredns",
     "helm": "helm.sh/helm/v4/cmd/helm",
     "kube-network-policies": "sigs.k8s.io/kube-network-policies/cmd/kube-network-policies/standard",
+    "prometheus": "github.com/prometheus/prometheus/cmd/prometheus",
+    "promtool": "github.com/prometheus/prometheus/cmd/promtool",
+    "alertmanager": "github.com/prometheus/alertmanager/cmd/alertmanager",
 }
-MODULES = {"kube-network-policies": ENFORCER}  # those that are not of `binaries/`
+MODULES = {"kube-network-policies": ENFORCER} | dict.fromkeys(("prometheus", "promtool", "alertmanager"), PROMETHEUS)
+"""Those that are not of `binaries/`."""
+TAGS = {PROMETHEUS: "remove_all_sd,enable_kubernetes_sd"}  # much of its code finds targets in clouds
+MONITOR_DEFINITIONS = ("podmonitors", "prometheusrules", "servicemonitors")
 KWOK_STAGES = (
     "node/fast/node-initialize.yaml",
     "node/heartbeat-with-lease/node-heartbeat-with-lease.yaml",
@@ -61,7 +70,7 @@ class ToolchainError(RuntimeError):
 
 def cache_folder(module: Path = MODULE) -> Path:
     """The folder of a module's pinned versions, with its binaries in `bin/`; images lie beside it."""
-    key = hashlib.sha256(LDFLAGS.encode())
+    key = hashlib.sha256((LDFLAGS + TAGS.get(module, "")).encode())
     for name in ("go.mod", "go.sum"):
         key.update((module / name).read_bytes())
     root = Path(os.environ.get("XDG_CACHE_HOME", "") or Path.home() / ".cache")
@@ -97,17 +106,28 @@ def require(level: str) -> None:
 
 def kwok_stages() -> list[Path]:
     """kwok's own descriptions of how a fake node and a fake pod go on, copied from its Go module into the cache."""
-    folder = cache_folder() / "stages"
+    return _copied("stages", MODULE, "sigs.k8s.io/kwok", [f"kustomize/stage/{stage}" for stage in KWOK_STAGES])
+
+
+def monitor_definitions() -> list[Path]:
+    """The Prometheus operator's definitions of what the chart renders for it, copied from its Go module."""
+    files = [f"example/prometheus-operator-crd/monitoring.coreos.com_{name}.yaml" for name in MONITOR_DEFINITIONS]
+    return _copied("definitions", PROMETHEUS, "github.com/prometheus-operator/prometheus-operator", files)
+
+
+def _copied(name: str, module: Path, dependency: str, files: Sequence[str]) -> list[Path]:
+    """Folder `name` of a module's cache with these files of a module that it requires, fetched if need be."""
+    folder = cache_folder(module) / name
     if not folder.is_dir():
-        command = [_go(), "list", "-m", "-f", "{{.Dir}}", "sigs.k8s.io/kwok"]
-        result = subprocess.run(command, cwd=MODULE, capture_output=True, text=True, check=False)
-        source = Path(result.stdout.strip()) / "kustomize" / "stage"
-        if result.returncode or not source.is_dir():
-            raise ToolchainError(f"{' '.join(command)} named no folder with stages: {result.stdout}{result.stderr}")
+        command = [_go(), "mod", "download", "-json", dependency]
+        result = subprocess.run(command, cwd=module, capture_output=True, text=True, check=False)
+        source = Path(json.loads(result.stdout).get("Dir", "")) if result.stdout else Path()
+        if result.returncode or not all((source / file).is_file() for file in files):
+            raise ToolchainError(f"{' '.join(command)} got no {' '.join(files)}: {result.stdout}{result.stderr}")
         folder.parent.mkdir(parents=True, exist_ok=True)
         partial = Path(tempfile.mkdtemp(dir=folder.parent))
-        for stage in KWOK_STAGES:
-            shutil.copyfile(source / stage, partial / Path(stage).name)
+        for file in files:
+            shutil.copyfile(source / file, partial / Path(file).name)
         try:
             partial.rename(folder)
         except OSError:  # another run was faster
@@ -124,7 +144,7 @@ def _build(name: str, path: Path, module: Path) -> Path:
         print(f"building {name} (once; cached in {path.parent})", file=sys.stderr, flush=True)
         partial = path.with_suffix(".partial")
         command = ["nice", "-n", "15", _go(), "build", "-mod=readonly", "-trimpath", "-buildvcs=false"]
-        command += ["-ldflags", LDFLAGS, "-o", str(partial), PACKAGES[name]]
+        command += ["-tags", TAGS.get(module, ""), "-ldflags", LDFLAGS, "-o", str(partial), PACKAGES[name]]
         environment = {"GOFLAGS": "-p=2"} | os.environ | {"CGO_ENABLED": "0"}
         built = subprocess.run(command, cwd=module, env=environment, capture_output=True, text=True, check=False)
         if built.returncode:

@@ -1,4 +1,7 @@
-"""A real job whose training ranks live in its generation workers ends with the bits of one with ranks of their own."""
+"""A real job whose training ranks live in its generation workers ends with the bits of one with ranks of their own.
+
+One lends new weights in memory, the other streams them.
+"""
 
 from pathlib import Path
 
@@ -8,13 +11,17 @@ from tests.support.local_job import write_job
 
 from rlhf_coordinator.reports.trackers.metrics_jsonl import read_metrics
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 
 ITERATIONS = 4
 VICTIMS = ("generation-0", "generation-1")
 PHASES = ("Generating", "Training")
 SEED = 9
-APART = ("spec.fusion.interStage.mode=Disabled", "spec.fusion.intraStage.mode=Disabled")
+APART = (
+    "spec.fusion.interStage.mode=Disabled",
+    "spec.fusion.intraStage.mode=Disabled",
+    "spec.training.weightSharing=Disabled",
+)
 TOGETHER = ("spec.placement=Colocated", "spec.inference.replicas=0", "spec.fusion.intraStage.mode=Disabled")
 
 
@@ -47,4 +54,6 @@ def test_ranks_in_generation_workers_change_no_bit_though_one_is_killed_decoding
     timeline = (tmp_path / "colocated" / "timeline.json").read_text()
     for span in ("offload/generation", "offload/inference", "offload/training", "onload/training", "onload/generation"):
         assert f'"name":"{span}"' in timeline
+    assert '"way":"host_memory"' in timeline, "weights are lent, and those that were streamed are the same"
+    assert '"way":"stream"' in (tmp_path / "dedicated" / "timeline.json").read_text()
     assert all(line["seconds/turns"] > 0 for line in read_metrics(tmp_path / "colocated" / "metrics.jsonl"))

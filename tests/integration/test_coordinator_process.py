@@ -27,6 +27,8 @@ from rlhf_operator.reconcile.observed.termination_log import last_report
 pytestmark = pytest.mark.slow
 
 COUNTS = {Group.GENERATION: 2, Group.INFERENCE: 2, Group.TRAINING: 2}
+SEED = 9
+"""Of the moments of kills."""
 
 
 @pytest.fixture
@@ -48,9 +50,7 @@ async def test_kill_9_at_random_moments_changes_nothing(process: CoordinatorProc
     job = write_files(tmp_path, iterations=10, batch=24)
     process.start()
     workers = crew(COUNTS, process.address, pace=Pace(tokens_per_tick=1, train_seconds=0.1))
-    seed = random.randrange(2**32)
-    print("seed", seed)
-    rng = random.Random(seed)
+    rng = random.Random(SEED)
     for _ in range(3):
         await process.until_serving()
         await asyncio.sleep(rng.uniform(0.0, 1.2))

@@ -25,7 +25,7 @@ def said(*runs: Ended) -> str:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(1800)
 def test_a_fused_job_with_a_killed_rank_trains_the_weights_of_a_serial_job(tmp_path: Path) -> None:
     manifest = write_job(tmp_path, iterations=ITERATIONS)
     off = run_job(manifest, tmp_path / "off", options=["--set", "spec.fusion.intraStage.mode=Disabled"])

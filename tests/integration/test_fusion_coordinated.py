@@ -18,7 +18,7 @@ from rlhf_api.control_pb2_grpc import CoordinatorStub
 from rlhf_api.names import Group
 from rlhf_planner.inter_stage.costs import JOB_KEY, StageCosts
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 SECONDS = 120.0
 
@@ -131,6 +131,9 @@ async def test_workers_that_cannot_measure_leave_the_job_as_it_was(jobs: list[Co
     assert workers["training-0"].weights == expected_weights(coordinated.job)
     (said,) = events(tmp_path, "fusion-off")
     assert "generation-2 could not measure what generation costs: no room" in said["message"]
+    assert coordinated.run is not None
+    counted = coordinated.run.totals.out_of_memory
+    assert set(counted) == {Group.GENERATION}, "this has a metric"
 
 
 @pytest.mark.parametrize("fault", ["refused", "unheard"])

@@ -204,11 +204,20 @@ async def test_a_coordinator_and_ten_thousand_messages(process: CoordinatorProce
         tmp_path, iterations=40, batch=24, generation={"replicas": 3, "maxBatchSize": 6}, runPolicy=policy
     )
     process.start({Env.CERTIFICATES: str(certificates)})
-    workers = crew(COUNTS, process.address, pace=Pace(tokens_per_tick=1, train_seconds=0.2), certificates=certificates)
+    pace = Pace(tokens_per_tick=1, train_seconds=0.2)
+    workers = crew(COUNTS, process.address, pace=pace, certificates=certificates)
+
+    async def stay() -> None:
+        """However long the messages take, the job is not over before them."""
+        await process.until_iteration(30, certificates=certificates)
+        pace.tokens_per_tick = 0
+
     await process.until_iteration(1, certificates=certificates)
+    staying = asyncio.create_task(stay())
     await strangers(process, tmp_path)
     run = tmp_path / "run"
-    kinds = {json.loads(line)["kind"] for line in (run / "events.jsonl").read_text().splitlines()}
+    whole = (run / "events.jsonl").read_text().rpartition("\n")[0]  # the last line may be half written
+    kinds = {json.loads(line)["kind"] for line in whole.splitlines()}
     assert not kinds & {"stop", "resize", "worker-refused", "bad-message"}, "a stranger changed something"
 
     begun, rng = time.monotonic(), random.Random(2)
@@ -224,6 +233,8 @@ async def test_a_coordinator_and_ten_thousand_messages(process: CoordinatorProce
         status = await CoordinatorStub(channel).GetStatus(pb.GetStatusRequest(), timeout=ANSWER_SECONDS)
         assert sum(status.ledger.values()) == job.spec.rollout.batch_size
         assert dict(status.replicas) == {"generation": 3, "inference": 2, "training": 2}
+    staying.cancel()
+    pace.tokens_per_tick = 8
     print(f"{CALLS} calls and {SESSIONS} sessions in {time.monotonic() - begun:.1f} s")
     assert CALLS + SESSIONS * (MESSAGES + 1) + 3 * STRANGERS >= 8_000
     assert await process.code() == ExitCode.OK, process.last_line

@@ -16,9 +16,10 @@ from pathlib import Path
 
 import pytest
 from tests.support.chaos import processes
-from tests.support.coordinated import expected_weights, free_address, prompts_of, write_files
+from tests.support.coordinated import expected_weights, prompts_of, write_files
 from tests.support.coordinator_process import CoordinatorProcess
-from tests.support.local_job import write_job
+from tests.support.local_job import HOLD, write_job
+from tests.support.loopback import free_address
 from tests.support.scripted_coordinator import ScriptedCoordinator, worker_process
 from tests.support.simulated_rank import Pace
 from tests.support.simulated_worker import crew
@@ -163,10 +164,11 @@ async def worker_state(run_dir: Path, address: str, name: str) -> tuple[str, flo
     return next((worker.state, worker.silent_seconds) for worker in status.workers if worker.worker == name)
 
 
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(1800)
 async def test_a_worker_that_hangs_is_lost_for_its_coordinator_killed_and_replaced(tmp_path: Path) -> None:
     """A real job on one machine, which cannot go on without this rank; its processes are asked as a kubelet asks."""
     manifest, run_dir, port = write_job(tmp_path, iterations=8), tmp_path / "run", free_address().rpartition(":")[2]
+    (tmp_path / HOLD).write_text(f"{run_dir / 'metrics.jsonl'}\n7\n")
     policy = ["--set", "spec.runPolicy.hangTimeoutSeconds=20", "--set", "spec.runPolicy.workerTimeoutSeconds=6"]
     command = [sys.executable, "-m", "rlhf_cli.main", "run", str(manifest), "--run-dir", str(run_dir)]
     with (tmp_path / "output").open("wb") as output:
@@ -177,6 +179,7 @@ async def test_a_worker_that_hangs_is_lost_for_its_coordinator_killed_and_replac
         await until_written(run_dir / "metrics.jsonl", '"iteration": 1,')
         stopped = processes(run.pid)["training-1"]
         os.kill(stopped, signal.SIGSTOP)
+        (tmp_path / HOLD).unlink()
         async with asyncio.timeout(PATIENCE):
             silence = 0.0
             while not silence:

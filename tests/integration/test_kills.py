@@ -23,7 +23,7 @@ def said(ended: Ended) -> str:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(1800)
 def test_every_process_killed_once_and_the_weights_are_the_same(tmp_path: Path) -> None:
     manifest = write_job(tmp_path, iterations=ITERATIONS)
     undisturbed = run_job(manifest, tmp_path / "undisturbed")
@@ -43,7 +43,7 @@ def test_every_process_killed_once_and_the_weights_are_the_same(tmp_path: Path) 
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(1800)
 def test_scoring_after_generation_gives_the_same_rewards_and_weights_as_scoring_beside_it(tmp_path: Path) -> None:
     manifest = write_job(tmp_path, iterations=3, algorithm="grpo")
     beside = run_job(manifest, tmp_path / "beside", options=["--set", "spec.inference.overlap=Enabled"])

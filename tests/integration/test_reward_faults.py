@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from tests.support.reward_samples import sample
 
-from rlhf_api.job.models import RewardFunction
+from rlhf_api.job.rewards import RewardFunction
 from rlhf_workers.failures import WorkError
 from rlhf_workers.inference.rewards import function as reward_function
 from rlhf_workers.inference.rewards.function import FunctionReward
@@ -71,7 +71,9 @@ async def running(
 ) -> AsyncIterator[FunctionReward]:
     file = folder / "reward.py"
     file.write_text(text)
-    source = FunctionReward(RewardFunction(file=str(file), name=name), seconds, threads=1, children=children)
+    source = FunctionReward(
+        RewardFunction(file=str(file), name=name), seconds, threads=1, children=children, field="spec.models.reward"
+    )
     await source.start()
     try:
         yield source
@@ -82,7 +84,7 @@ async def running(
 async def outcome(source: FunctionReward, response: str) -> float | str | None:
     """The reward, or `Reason: message` of the failure."""
     try:
-        return await source.score(sample(response))
+        return (await source.score(sample(response))).reward
     except WorkError as error:
         failure = error.failure
         return f"{failure.reason}: {failure.message}" if failure.retryable and failure.exit_code == 20 else str(failure)
@@ -90,9 +92,9 @@ async def outcome(source: FunctionReward, response: str) -> float | str | None:
 
 async def test_a_function_in_a_file_is_called_with_prompt_response_and_record(tmp_path: Path) -> None:
     async with running(tmp_path) as source:
-        assert await source.score(sample("four", "x" * 100_000)) == 100_004.5
+        assert (await source.score(sample("four", "x" * 100_000))).reward == 100_004.5
         assert await outcome(source, "none") is None
-        assert await source.score(sample("line\nbreak \u2028 ü")) == 1 + 14 + 0.5
+        assert (await source.score(sample("line\nbreak \u2028 ü"))).reward == 1 + 14 + 0.5
 
 
 async def test_failures_are_told_and_the_next_sample_is_scored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -117,19 +119,19 @@ async def test_a_hanging_call_is_killed_at_the_time_out_and_the_others_go_on(tmp
 
 async def test_slow_synchronous_calls_run_in_several_processes(tmp_path: Path) -> None:
     async with running(tmp_path, children=4) as source:
-        pids = await asyncio.gather(*(source.score(sample("sleep1.0")) for _ in range(4)))
+        pids = await asyncio.gather(*(outcome(source, "sleep1.0") for _ in range(4)))
         assert len(set(pids)) > 1
 
 
 async def test_quick_calls_need_one_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reward_function, "GROW_SECONDS", 60.0)  # all of them together are quicker on any machine
     async with running(tmp_path, children=4) as source:
-        assert len(set(await asyncio.gather(*(source.score(sample("pid")) for _ in range(200))))) == 1
+        assert len(set(await asyncio.gather(*(outcome(source, "pid") for _ in range(200))))) == 1
 
 
 async def test_asynchronous_calls_share_a_process_and_survive_a_neighbours_hang(tmp_path: Path) -> None:
     async with running(tmp_path, name="concurrent", seconds=4.0) as source:
-        pids = await asyncio.gather(*(source.score(sample("meet")) for _ in range(20)))
+        pids = await asyncio.gather(*(outcome(source, "meet") for _ in range(20)))
         assert len(set(pids)) == 1
         blocking = asyncio.create_task(outcome(source, "block"))
         await asyncio.sleep(0.7)
@@ -172,7 +174,7 @@ import asyncio, os, sys
 from rlhf_workers.inference.rewards.function_process import RewardChild
 
 async def main():
-    child = await RewardChild.start(["--file", sys.argv[1], "--name", "sync"], 1, 20.0)
+    child = await RewardChild.start(["--file", sys.argv[1], "--name", "sync"], 1, 20.0, field="spec.models.reward")
     print(child._process.pid, flush=True)
     from tests.support.reward_samples import sample
     await child.call(sample(sys.argv[2]))

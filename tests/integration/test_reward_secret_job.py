@@ -21,7 +21,7 @@ def score(prompt, response, record):
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(1800)
 def test_a_secret_reaches_the_reward_and_no_file_of_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     manifest = write_job(tmp_path, iterations=1, batch=8, algorithm="grpo")
     job = yaml.safe_load(manifest.read_text())

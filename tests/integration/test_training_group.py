@@ -7,7 +7,6 @@ coordinator is a real gRPC server that holds only batches, and comes up late on 
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -22,6 +21,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from tests.support import models
+from tests.support.loopback import free_address, free_port
 from tests.support.outbox import RecordedOutbox
 from tests.support.partial_services import PartialCoordinator
 from tests.support.training_ranks import (
@@ -77,7 +77,7 @@ def rank_main(folder: Path, rank: int) -> None:
         role.handle(train(iteration), outbox)
         finish(role, outbox)
         metrics = dict(outbox.answers[0].train.metrics)
-        for timing in ("train/seconds", "step_seconds", "bubble_seconds"):
+        for timing in ("train/seconds", "step_seconds", "bubble_seconds", "bubble_share", "transport"):
             del metrics[timing]
     outbox = RecordedOutbox()
     role.handle(pb.Command(id=9, save_checkpoint=pb.SaveCheckpoint(folder=str(folder / "saved"))), outbox)
@@ -118,12 +118,6 @@ def job(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RLHFJob]:
     torch.set_num_threads(threads)
 
 
-def free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return int(listener.getsockname()[1])
-
-
 def start_ranks(folder: Path, coordinator: int) -> subprocess.Popen[str]:
     return subprocess.Popen(
         [sys.executable, "-m", "tests.integration.test_training_group", str(folder)],
@@ -133,7 +127,7 @@ def start_ranks(folder: Path, coordinator: int) -> subprocess.Popen[str]:
             **os.environ,
             Env.COORDINATOR: f"127.0.0.1:{coordinator}",
             Env.GROUP: "training",
-            Env.RENDEZVOUS: f"127.0.0.1:{free_port()}",
+            Env.RENDEZVOUS: free_address(),
             "OMP_NUM_THREADS": "1",
         },
     )

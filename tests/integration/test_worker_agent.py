@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 import torch
 from grpc_health.v1 import health_pb2, health_pb2_grpc
+from tests.support.loopback import free_address
 from tests.support.models import write_policy
 from tests.support.scripted_coordinator import PATIENCE, ScriptedCoordinator, ScriptedSession, worker_process
 
@@ -127,12 +128,6 @@ async def serving(stage: CriticStage, certificates: Path | None) -> AsyncIterato
         await server.stop()
 
 
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
 async def test_the_life_of_a_worker(folder: Path) -> None:
     """Registers, scores, survives a broken session idle and busy, and obeys Exit while it is stuck; all over TLS."""
     certificates = folder / "certificates"
@@ -140,7 +135,7 @@ async def test_the_life_of_a_worker(folder: Path) -> None:
     torch.set_num_threads(1)
     coordinator = ScriptedCoordinator()
     await coordinator.listen(certificates)
-    metrics = f"127.0.0.1:{free_port()}"
+    metrics = free_address()
     stage = CriticStage(folder / "policy")
     environment = {Env.CERTIFICATES: str(certificates), Env.METRICS: metrics, Env.THREADS: "1"}
     async with (
@@ -257,8 +252,8 @@ async def check_probes(address: str, certificates: Path, metrics: str) -> None:
         health = await health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest())
     assert health.status == health_pb2.HealthCheckResponse.SERVING
     text = await asyncio.to_thread(lambda: urllib.request.urlopen(f"http://{metrics}/metrics").read().decode())
-    assert 'rlhf_worker_tokens_total{worker="inference-0"}' in text
-    assert 'rlhf_worker_weight_version{model="critic",worker="inference-0"} 0.0' in text
+    assert 'rlhf_worker_tokens_total{group="inference",worker="inference-0"}' in text
+    assert 'rlhf_worker_weight_version{group="inference",model="critic",worker="inference-0"} 0.0' in text
 
 
 async def test_what_cannot_be_loaded_is_told_and_sigterm_ends_cleanly(folder: Path) -> None:

@@ -2,6 +2,7 @@
 
 Rule: only processes that the run itself started are killed, by pid: a process of a job is a child of the
 run's process with the group and index variables in its environment. The moments and the victims come from a seed.
+A job whose reward is `held` does not end before all was done to it: its last responses are scored after that.
 """
 
 import hashlib
@@ -17,6 +18,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+import yaml
+from tests.support.local_job import HOLD
 
 from rlhf_api.names import Env
 
@@ -96,8 +100,18 @@ def digest(checkpoints: Path) -> str:
     return sha.hexdigest()
 
 
-def run_job(manifest: Path, run_dir: Path, *, options: Sequence[str] = (), kills: Kills | None = None) -> Ended:
-    """`rlhf run` of a manifest, disturbed by `kills` if given; a run past its time-out is ended and reported as -1."""
+def run_job(
+    manifest: Path,
+    run_dir: Path,
+    *,
+    options: Sequence[str] = (),
+    kills: Kills | None = None,
+    interrupt_after: int | None = None,
+) -> Ended:
+    """`rlhf run` of a manifest, disturbed by `kills` if given, or interrupted as by Ctrl-C after so many iterations.
+
+    A run past its time-out is ended and reported as -1.
+    """
     command = [
         sys.executable,
         "-m",
@@ -108,19 +122,28 @@ def run_job(manifest: Path, run_dir: Path, *, options: Sequence[str] = (), kills
         str(run_dir),
         "--plain",
     ]
-    log = run_dir.with_suffix(".out")
+    log, hold = run_dir.with_suffix(".out"), manifest.with_name(HOLD)
     log.parent.mkdir(parents=True, exist_ok=True)
+    last = int(yaml.safe_load(manifest.read_text())["spec"]["iterations"]) - 1
+    if kills is not None or interrupt_after is not None:
+        hold.write_text(f"{run_dir.absolute() / 'metrics.jsonl'}\n{last}\n")
     ended = Ended()
     started = time.monotonic()
     with log.open("w") as out:
         runner = subprocess.Popen([*command, *options], stdout=out, stderr=subprocess.STDOUT)
     try:
         if kills is not None:
-            _disturb(runner, run_dir, kills, started, ended)
+            _disturb(runner, run_dir, kills, last, started, ended)
+            hold.unlink()
+        if interrupt_after is not None:
+            while runner.poll() is None and _trained(run_dir) < interrupt_after:
+                time.sleep(0.05)
+            runner.send_signal(signal.SIGINT)
         ended.code = runner.wait(timeout=RUN_TIMEOUT_SECONDS - (time.monotonic() - started))
     except subprocess.TimeoutExpired:
         pass
     finally:
+        hold.unlink(missing_ok=True)
         if runner.poll() is None:
             runner.send_signal(signal.SIGINT)
             time.sleep(1)
@@ -151,23 +174,32 @@ def _begun(run_dir: Path, phase: str) -> int:
     return int(result[-1]) if result else -1
 
 
-def _disturb(runner: subprocess.Popen[bytes], run_dir: Path, kills: Kills, started: float, ended: Ended) -> None:
-    """Kills until there were enough or the run is over; a victim that is down just then is waited for."""
+def _disturb(
+    runner: subprocess.Popen[bytes], run_dir: Path, kills: Kills, last: int, started: float, ended: Ended
+) -> None:
+    """Kills until there were enough or the run is over; a victim that is down just then is waited for.
+
+    A job that has come to the scores of its `last` iteration is held there: nothing more is waited for before a kill.
+    """
     rng = random.Random(kills.seed)
     reported, iteration = 0, -1
+
+    def goes_on() -> bool:
+        return runner.poll() is None and _begun(run_dir, "Scoring") < last
+
     for number in range(kills.count):
         calm = rng.uniform(SHORTEST_CALM_SECONDS, kills.longest_calm_seconds)
         everyone = sorted(kills.among)
         victim = kills.first[number] if number < len(kills.first) else rng.choice(everyone)
         trained = _trained(run_dir) + kills.iterations_between
-        while runner.poll() is None and _trained(run_dir) < trained:
+        while goes_on() and _trained(run_dir) < trained:
             time.sleep(0.05)
-        while runner.poll() is None and kills.at_event and _recorded(run_dir, kills.at_event) == reported:
+        while goes_on() and kills.at_event and _recorded(run_dir, kills.at_event) == reported:
             time.sleep(0.002)
         reported = _recorded(run_dir, kills.at_event)
         phase = kills.in_phases[number] if number < len(kills.in_phases) else ""
         iteration = max(trained, iteration + 1)
-        while runner.poll() is None and phase and _begun(run_dir, phase) < iteration:
+        while goes_on() and phase and _begun(run_dir, phase) < iteration:
             time.sleep(0.002)
         time.sleep(0.0 if kills.at_event or phase else calm)
         while runner.poll() is None and time.monotonic() - started < RUN_TIMEOUT_SECONDS:

@@ -3,19 +3,19 @@
 import asyncio
 import contextlib
 import json
-import socket
 import struct
 import time
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from pathlib import Path
 from typing import Any
 
 import yaml
 from tests.support import algorithms, simulated_results
+from tests.support.loopback import free_address
 from tokenizers import Tokenizer, models, pre_tokenizers
 
 from rlhf_api import control_pb2 as pb
-from rlhf_api.algorithms import graph_of, samples_per_prompt
+from rlhf_api.algorithms import graph_of, has_greedy_baseline, samples_begun, samples_of_batch, samples_per_prompt
 from rlhf_api.job import RLHFJob
 from rlhf_api.names import Group
 from rlhf_api.samples import VersionSpan
@@ -37,8 +37,9 @@ def make_job(
     policy = folder / "policy"
     policy.mkdir(parents=True, exist_ok=True)
     (policy / "config.json").write_text("{}")
-    models: dict[str, Any] = {"actor": {"path": str(policy)}, "reward": {"function": {"module": "rewards"}}}
     chosen = algorithms.member(algorithm)
+    judges = algorithms.judges(chosen, {"function": {"module": "rewards"}})
+    models: dict[str, Any] = {"actor": {"path": str(policy)}, **judges}
     if algorithms.has_critic(chosen):
         models["critic"] = {"path": str(policy)}
     content = {
@@ -72,7 +73,7 @@ def make_prompts(job: RLHFJob, count: int = PROMPTS) -> PromptSet:
         lines,
         seed=job.spec.seed,
         shuffle=True,
-        per_iteration=job.spec.rollout.batch_size // item,
+        per_iteration=samples_begun(job.spec) // item,
         samples_per_prompt=item,
     )
 
@@ -100,40 +101,53 @@ def prompts_of(job: RLHFJob) -> PromptSet:
     return PromptSet(lines, seed=5, shuffle=True, per_iteration=job.spec.rollout.batch_size, samples_per_prompt=1)
 
 
-def expected_weights(job: RLHFJob, prompts: PromptSet | None = None) -> str:
-    """The hash chain of an undisturbed run, from the data alone."""
+def expected_weights(job: RLHFJob, prompts: PromptSet | None = None, failed: Container[tuple[int, int]] = ()) -> str:
+    """The hash chain of an undisturbed run, from the data alone. `failed`: (iteration, sample) that nobody decodes."""
     prompts, spec = prompts or make_prompts(job), job.spec
     tasks = graph_of(spec).tasks_of(Group.INFERENCE)
     weights = "initial"
     for iteration in range(spec.iterations):
         samples = []
-        for index in range(spec.rollout.batch_size):
-            key = random_key(spec.seed, iteration, index)
+        per_prompt = samples_per_prompt(spec)
+        for index in range(samples_of_batch(spec)):
+            greedy = has_greedy_baseline(spec) and index % per_prompt == per_prompt - 1
+            prompt, drawing = prompts.of(iteration, index).tokens, pb.DRAWING_GREEDY if greedy else pb.DRAWING_ROLLOUT
+            key = simulated_results.seed_of(random_key(spec.seed, iteration, index), prompt, drawing)
             length = simulated_results.response_length(key, spec.rollout.max_response_tokens)
             tokens, log_probabilities = simulated_results.response(key, 0, length)
             fields: dict[str, pb.Array] = {
                 task.produces[0]: packed("float32", simulated_results.score(task.name, tokens)) for task in tasks
             }
             fields["log_probabilities"] = packed("float32", log_probabilities)
+            if (iteration, index) in failed:
+                samples.append(left_out(index, prompts.group(index), prompt))
+                continue
             samples.append(
                 pb.TrainSample(
                     sample=index,
                     group=prompts.group(index),
-                    prompt=packed("int32", prompts.of(iteration, index).tokens),
+                    prompt=packed("int32", prompt),
                     response=packed("int32", tokens),
                     fields=fields,
                     versions=span_messages([VersionSpan(iteration, length)]),
+                    finish_reason="stop",
                 )
             )
         weights = simulated_results.next_weights(weights, samples)
     return weights
 
 
-def free_address() -> str:
-    """A loopback address nobody listens on."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return f"127.0.0.1:{probe.getsockname()[1]}"
+def left_out(index: int, group: int, prompt: bytes) -> pb.TrainSample:
+    """What training gets of a sample that failed: its prompt, masked out."""
+    nothing = packed("int32", b"")
+    return pb.TrainSample(
+        sample=index,
+        group=group,
+        prompt=packed("int32", prompt),
+        response=nothing,
+        fields={"log_probabilities": packed("float32", b"")},
+        abstained=True,
+    )
 
 
 UNHURRIED = {"worker_timeout_seconds": 60, "start_timeout_seconds": 240}
@@ -157,6 +171,8 @@ class Coordinated:
         plan = job_context(self.job, schedule_json(self.job.spec))
         journal = Journal(self.folder / "journal")
         self.run, restored = restore_run(plan, journal, make_prompts(self.job), "prompts", self.folder, resume=resume)
+        if (settings := self.job.spec.evaluation) is not None:
+            self.run.evaluation_prompts = self.run.prompts.first(settings.prompt_count)
         self._task = asyncio.create_task(serve(self.run, restored, ServiceAddresses(self.address, self.certificates)))
         return self.run
 
@@ -164,6 +180,11 @@ class Coordinated:
         """How the job ended."""
         assert self._task is not None
         return await asyncio.wait_for(self._task, seconds)
+
+    def check(self) -> None:
+        """Raises if the coordinator has ended, from its own exception if it has one."""
+        if self._task is not None and self._task.done():
+            raise AssertionError(f"the coordinator has ended: {self._task.result()}")
 
     async def until(self, phase: str, iteration: int = 0, seconds: float = 120.0) -> None:
         """Waits until the job is in a phase of an iteration, or beyond that iteration."""

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import grpc
-from tests.support.coordinated import free_address
+from tests.support.loopback import free_address
 
 from rlhf_api.channels import aio_channel
 from rlhf_api.control_pb2 import GetStatusRequest, WatchStatusRequest
@@ -52,6 +52,8 @@ class CoordinatorProcess:
     async def until_serving(self) -> None:
         """A connection may still be to the process before: then another one is made."""
         while True:
+            assert self.process is not None
+            assert self.process.poll() is None, f"the coordinator has ended: {self.last_line}"
             async with aio_channel(self.address, None) as channel:
                 with contextlib.suppress(grpc.RpcError):
                     await CoordinatorStub(channel).GetStatus(GetStatusRequest(), wait_for_ready=True, timeout=30)

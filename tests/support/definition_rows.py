@@ -15,7 +15,10 @@ from tests.support import algorithms
 from tests.support.manifest_cases import changed
 
 from rlhf_api import crd
-from rlhf_api.algorithms import ALGORITHMS
+from rlhf_api.algorithms import ALGORITHMS, without
+from rlhf_api.algorithms.mismatch import LIMITS
+from rlhf_api.job.lora import EVERY_TARGET
+from rlhf_api.names import Group
 from rlhf_api.structural_schema import with_defaults
 
 Json = dict[str, Any]
@@ -27,11 +30,38 @@ ALL: Final[Json] = {
         {"name": "codes", "action": "Restart", "groups": ["generation"], "onExitCodes": {"values": [3]}},
         {"name": "conditions", "action": "Ignore", "onPodConditions": [{"type": "DisruptionTarget"}]},
         {"name": "words", "action": "Ignore", "onPodFailure": {"reasons": ["Evicted"], "message": "EmptyDir"}},
-    ]
+    ],
+    "spec.generation.speculation": {"drafters": ["Model"], "draftModel": {"path": "/models/draft"}},
+    "spec.training.lora": {"rank": 8},
+    "spec.trackers": {"wandb": {"project": "tiny"}, "mlflow": {"uri": "http://mlflow:5000"}},
 }
 """What the examples leave out and fields are within."""
 ENDPOINT: Final[Json] = {"spec.models.reward": {"endpoint": {"url": "http://rewards:8000"}}}
 """Another reward than that of the examples."""
+JUDGE: Final[Json] = {"spec.models.reward": {"judge": {"endpoint": {"url": "http://judge:8000", "model": "judge"}}}}
+"""A judge, in place of the reward of the examples."""
+COSTS: Final[Json] = {"spec.models.cost": {"function": {"file": "cost.py"}}}
+"""What an algorithm with a limit on costs needs."""
+SEVERAL: Final[Json] = {
+    "spec.models.rewards": [
+        {"name": "called", "endpoint": {"url": "http://rewards:8000"}},
+        {"name": "computed", "function": {"file": "reward.py"}},
+        {"name": "asked", "judge": {"endpoint": {"url": "http://judge:8000", "model": "judge"}}},
+    ],
+}
+"""Several rewards, in place of that of the examples."""
+EVALUATED: Final[Json] = {
+    "spec.evaluation": {"samplesPerPrompt": 2, "temperature": 1.0, "prompts": {"path": "/data/held-out.jsonl"}},
+}
+"""An evaluation, which not every algorithm and not every reward has."""
+_SOURCES: Final[list[Json]] = [
+    {"name": "code", "path": "/data/code.jsonl"},
+    {"name": "math", "path": "/data/math.parquet", "weight": 3, "promptKey": "question"},
+]
+MIXED: Final[Json] = {"spec.prompts.sources": _SOURCES}
+"""Several sources of prompts, in place of the file of the examples."""
+MIXED_EVALUATION: Final[Json] = {"spec.evaluation": {"prompts": {"sources": _SOURCES}}}
+"""An evaluation with such."""
 SHOWN: Final = "ppo"
 """The algorithm of the example that rows are made from."""
 BESIDE: Final[dict[tuple[str, str], Json]] = {
@@ -39,8 +69,35 @@ BESIDE: Final[dict[tuple[str, str], Json]] = {
         "spec.fusion.interStage.threshold": 8,
         "spec.fusion.interStage.pool": 1,
     },
+    **{
+        (f"spec.algorithm.{algorithm}.klEstimator", "Unbiased"): {f"spec.algorithm.{algorithm}.klIn": "Loss"}
+        for algorithm, fields in ALGORITHMS.items()
+        if "kl_in" in fields.model_fields
+    },
+    **{
+        ("spec.generation.speculation.drafters[]", drafter): {
+            "spec.generation.speculation.drafters": ["Ngram", "Model"],
+        }
+        for drafter in ("Siblings", "Ngram")
+    },
+    ("spec.training.backend", "megatron"): {"spec.training.lora": None},
+    ("spec.training.lora.trunk", "Shared"): {
+        "spec.training.lora.publish": "Adapters",
+        "spec.models.critic.path": "/models/policy",
+    },
+    **{
+        ("spec.training.lora.targetModules[]", target): {"spec.training.lora.targetModules": ["q_proj"]}
+        for target in (*EVERY_TARGET, "Nonesuch")
+    },
+    **{
+        (f"spec.algorithm.{name}.mismatchCorrection.mode", mode): {
+            f"spec.algorithm.{name}.oldLogProbabilities": "Trainer"
+        }
+        for name in ALGORITHMS
+        for mode in LIMITS
+    },
 }
-"""(field, value) -> what must be set with it."""
+"""(field, value) -> what must be set with it, or with None be left out."""
 STATUS: Final[Json] = {
     "conditions": [
         {
@@ -64,8 +121,11 @@ FIXED: Final[dict[str, tuple[Json, list[str]]]] = {
     "spec.deterministic": ({"spec.deterministic": True}, []),
     "spec.placement": ({"spec.placement": "Colocated"}, []),
     "spec.models": ({"spec.models.actor.path": "/other"}, []),
+    "spec.rewardShaping": ({"spec.rewardShaping.scale": 2.0}, []),
     "spec.prompts": ({"spec.prompts.promptKey": "question"}, []),
     "spec.rollout": ({"spec.rollout.stop": ["END"]}, []),
+    "spec.evaluation": ({"spec.evaluation.every": 5}, []),
+    "spec.trackers": ({"spec.trackers.wandb.mode": "Offline"}, []),
     "spec.generation.engine": ({"spec.generation.engine": "vllm"}, []),
     "spec.generation.gpusPerReplica": ({"spec.generation.gpusPerReplica": 0}, []),
     "spec.generation.cpuThreads": ({"spec.generation.cpuThreads": 2}, []),
@@ -79,12 +139,13 @@ FIXED: Final[dict[str, tuple[Json, list[str]]]] = {
     ),
     "spec.inference.gpusPerReplica": ({"spec.inference.gpusPerReplica": 0}, []),
     "spec.inference.cpuThreads": ({"spec.inference.cpuThreads": 2}, []),
-    "spec.training.backend": ({"spec.training.backend": "megatron"}, []),
+    "spec.training.backend": ({"spec.training.backend": "megatron", "spec.training.lora": None}, []),
     "spec.training.gpusPerReplica": ({"spec.training.gpusPerReplica": 0}, []),
     "spec.training.cpuThreads": ({"spec.training.cpuThreads": 2}, []),
     "spec.training.parallelism": ({"spec.training.parallelism": {"pipeline": 2}}, []),
     "spec.training.microBatchSize": ({"spec.training.microBatchSize": 4}, []),
     "spec.training.optimizer": ({"spec.training.optimizer.learningRate": 0.1}, []),
+    "spec.training.lora": ({"spec.training.lora": {"rank": 4}}, []),
     "spec.training.precision": ({"spec.training.precision": "Float32"}, []),
     "spec.checkpoints.path": ({"spec.checkpoints.path": "/other"}, []),
     "spec.scheduling.gang.mode": ({"spec.scheduling.gang.mode": "Disabled"}, []),
@@ -146,19 +207,37 @@ TRANSITIONS: Final[dict[str, str]] = {
 
 def whole(path: str) -> Json:
     """A valid manifest in which the parents of a field are set."""
-    more = ENDPOINT if ".reward.endpoint" in path else {}
+    several = path.startswith(("spec.models.rewards", "spec.rewardShaping"))
+    if path.startswith("spec.evaluation"):
+        return _of(SHOWN, MIXED_EVALUATION if ".sources" in path else EVALUATED)
+    more = JUDGE if ".reward.judge" in path else SEVERAL if several else ENDPOINT if ".reward.endpoint" in path else {}
+    if path.startswith("spec.prompts.sources"):
+        more = MIXED
+    if path.startswith("spec.models.cost."):
+        of_reward = whole(path.replace(".cost.", ".reward."))["spec"]["models"]["reward"]
+        more = {"spec.models.cost": of_reward}
     algorithm = next((name for name in ALGORITHMS if path.startswith(f"spec.algorithm.{name}.")), SHOWN)
     return _of(algorithm, more)
 
 
 def _of(algorithm: str, more: Json) -> Json:
     """An example with another algorithm, and with what the examples leave out."""
-    chosen = {} if algorithm == SHOWN else {"spec.algorithm": algorithms.member(algorithm)}
-    return dict(yaml.safe_load(changed(SHOWN, {**chosen, **ALL, **more}, [])))
+    chosen: Json = {} if algorithm == SHOWN else {"spec.algorithm": algorithms.member(algorithm)}
+    if len(algorithms.judges(algorithms.member(algorithm), {})) > 1:
+        chosen |= COSTS
+    absent = tuple(f"spec.{group}" for group in (Group.GENERATION, Group.INFERENCE) if algorithm in without(group))
+    unset = ["spec.models.reward"] if absent or SEVERAL.keys() <= more.keys() else []
+    if MIXED.keys() <= more.keys():
+        unset.append("spec.prompts.path")
+    given = {field: value for field, value in {**ALL, **more}.items() if not field.startswith(absent or "-")}
+    if absent:
+        given.pop("spec.models.reward", None)
+    return dict(yaml.safe_load(changed(SHOWN, {**chosen, **given}, [*unset, *absent])))
 
 
 def placed(data: Json, path: str, value: Any) -> str:
-    """Puts a value at a path with `[]`, into the first member that has what is named next; answers where."""
+    """Puts a value at a path with `[]`, into the first member that has what is named next, or with None takes away what
+    is there; answers where."""
     node: Any = data
     names = path.split(".")
     where = []
@@ -167,7 +246,9 @@ def placed(data: Json, path: str, value: Any) -> str:
         last = position == len(names) - 1
         if not listed:
             where.append(name)
-            if last:
+            if last and value is None:
+                node.pop(name, None)
+            elif last:
                 node[name] = value
             else:
                 node = node.setdefault(name, {})
@@ -197,8 +278,17 @@ def with_value(field: Field, value: Any) -> tuple[Json, str]:
 def bare() -> list[Json]:
     """Valid manifests without any field that has a default; and the same with the objects around such fields kept."""
     result = []
-    for algorithm in ALGORITHMS:
-        data = _of(algorithm, {} if algorithm == SHOWN else ENDPOINT)
+    made = [_of(algorithm, {} if algorithm == SHOWN else ENDPOINT) for algorithm in ALGORITHMS]
+    for data in (
+        *made,
+        _of(SHOWN, SEVERAL),
+        _of(SHOWN, MIXED),
+        _of(SHOWN, MIXED_EVALUATION),
+        _of(SHOWN, JUDGE),
+        _of(SHOWN, EVALUATED),
+        whole("spec.models.cost.endpoint"),
+        whole("spec.models.cost.judge"),
+    ):
         result += [_without(data, SCHEMA, keep=False), _without(data, SCHEMA, keep=True)]
     return result
 

@@ -43,7 +43,7 @@ def run(role: GenerationRole, outbox: RecordedOutbox) -> None:
         pass
 
 
-def generation_job(folder: Path, **generation: Any) -> RLHFJob:
+def generation_job(folder: Path, *, deterministic: bool = True, **generation: Any) -> RLHFJob:
     return RLHFJob.model_validate(
         {
             "apiVersion": "rlhf.dev/v1alpha1",
@@ -51,7 +51,7 @@ def generation_job(folder: Path, **generation: Any) -> RLHFJob:
             "metadata": {"name": "test"},
             "spec": {
                 "algorithm": {"grpo": {}},
-                "deterministic": True,
+                "deterministic": deterministic,
                 "models": {"actor": {"path": str(folder)}, "reward": {"function": {"file": "reward.py"}}},
                 "prompts": {"path": "prompts.jsonl"},
                 "rollout": {"maxPromptTokens": 48, "maxResponseTokens": 40},

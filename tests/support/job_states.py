@@ -11,7 +11,7 @@ from rlhf_coordinator.state.fleet import Fleet
 from rlhf_coordinator.state.fusion_state import fusion_state
 from rlhf_coordinator.state.job_state import JobContext, JobState
 from rlhf_coordinator.state.ledger import Ledger
-from rlhf_coordinator.state.sample import PackedResponse
+from rlhf_coordinator.state.sample import PackedResponse, SampleState
 from rlhf_coordinator.state.worker import CommandKind, PendingCommand
 
 NOW = 100.0
@@ -40,6 +40,7 @@ def ready_state(
             address=f"host:{number}",
             rendezvous="host:1",
             state=reported,
+            draws_by_request=True,
         )
         state.fleet.register(register, number, NOW)
     state.group_epoch = 1
@@ -47,8 +48,8 @@ def ready_state(
 
 
 def finish_all(state: JobState, *, score: bool = True) -> None:
-    """Finish every sample with a response of one token, and score it as well."""
-    for sample in state.ledger.samples:
+    """Finish every sample that is queued with a response of one token, and score it as well."""
+    for sample in [sample for sample in state.ledger.samples if sample.state is SampleState.QUEUED]:
         response = PackedResponse(b"\1\0\0\0", b"\0\0\0\0", (VersionSpan(state.iteration, 1),))
         state.ledger.finish(sample.index, state.ledger.assign(sample.index, "w"), "w", response, "stop", "")
         for task in sorted(sample.open_tasks) if score else ():

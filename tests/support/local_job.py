@@ -11,7 +11,42 @@ from tests.support import algorithms, models
 PROCESSES = ("coordinator", "generation-0", "generation-1", "inference-0", "training-0", "training-1")
 """Every process of the job."""
 
-REWARD = '''\
+HOLD = "hold"
+"""File beside a reward: `<record of iterations>\\n<iterations>`. A response waits for its score while so many, or more,
+are recorded, so that a job, on a machine of any speed, is not over before what a test does to it."""
+HELD = f"""\
+import functools
+import pathlib
+import time
+
+HOLD = pathlib.Path(__file__).with_name({HOLD!r})
+
+
+def is_held():
+    try:
+        record, iterations = HOLD.read_text().splitlines()
+        return pathlib.Path(record).read_text().count("\\n") >= int(iterations)
+    except FileNotFoundError:
+        return False
+
+
+def held(score):
+    @functools.wraps(score)
+    def score_when_let_go(*given, **named):
+        while is_held():
+            time.sleep(0.02)
+        return score(*given, **named)
+
+    return score_when_let_go
+
+
+"""
+"""What stands before a reward that is `@held`; it says the same, later."""
+HELD_SECONDS = 3600
+"""Time-out of a call: it waits for as long as a fault takes."""
+
+REWARD = f'''{HELD}\
+@held
 def score(prompt, response, record):
     """Share of characters of the response that are digits: varied, and quick to learn."""
     return sum(character.isdigit() for character in response) / max(1, len(response))
@@ -30,10 +65,15 @@ def write_job(
     batch: int = 16,
     responses: int = 24,
     every: int = 4,
+    engine: str = "torch",
+    learning_rate: float = 1e-3,
 ) -> Path:
-    """Writes models, prompts, reward and job.yaml below `folder`; the checkpoints go to the run folder."""
+    """Writes models, prompts, reward and job.yaml below `folder`; the checkpoints go to the run folder.
+
+    With engine vllm the heads are of the size that it serves on a CPU, and the job is not deterministic.
+    """
     folder.mkdir(parents=True, exist_ok=True)
-    models.write_policy(folder / "policy", "llama")
+    models.write_policy(folder / "policy", "llama", **({"head_dim": 32} if engine == "vllm" else {}))
     rng = random.Random(seed)
     texts = ("".join(rng.choice("abcdef012345") for _ in range(rng.randint(2, 10))) for _ in range(40))
     (folder / "prompts.jsonl").write_text("".join(json.dumps({"prompt": text}) + "\n" for text in texts))
@@ -43,17 +83,17 @@ def write_job(
         "algorithm": chosen,
         "iterations": iterations,
         "seed": seed,
-        "deterministic": True,
+        "deterministic": engine != "vllm",
         "models": {
             "actor": {"path": "policy"},
             "critic": {"path": "policy"},
-            "reward": {"function": {"file": "reward.py"}},
+            **algorithms.judges(chosen, {"function": {"file": "reward.py"}, "timeoutSeconds": HELD_SECONDS}),
         },
         "prompts": {"path": "prompts.jsonl"},
         "rollout": {"batchSize": batch, "maxPromptTokens": 16, "maxResponseTokens": responses},
-        "generation": {"replicas": 2, "maxBatchSize": 8},
+        "generation": {"replicas": 2, "maxBatchSize": 8, "engine": engine},
         "inference": {"replicas": 1},
-        "training": {"parallelism": {"pipeline": 2}, "microBatchSize": 4, "optimizer": {"learningRate": 1e-3}},
+        "training": {"parallelism": {"pipeline": 2}, "microBatchSize": 4, "optimizer": {"learningRate": learning_rate}},
         "runPolicy": {"backoffLimit": 1000},
     }
     if not algorithms.has_critic(chosen):

@@ -90,6 +90,8 @@ class Pair:
 def rule_pairs() -> list[Pair]:
     """The table in `rule_pairs.yaml`."""
     rows = yaml.safe_load((TABLES / "rule_pairs.yaml").read_text())
+    about = [(row, {*row.get("set", ()), *row.get("unset", ()), *row["holds"], *row["breaks"]}) for row in rows]
+    rows += [_of_costs(row) for row, paths in about if all(map(_is_of_reward, paths)) and not row.get("unset")]
     return [
         Pair(
             f"{row['from']}: {', '.join(row['breaks'] or row['holds'])}",
@@ -100,6 +102,23 @@ def rule_pairs() -> list[Pair]:
 
 
 SIDES = ("holds", "breaks")
+
+
+def _is_of_reward(path: str) -> bool:
+    return path == "spec.models.reward" or path.startswith("spec.models.reward.")
+
+
+def _of_costs(row: dict[str, Any]) -> dict[str, Any]:
+    """The same of a cost, which is given as a reward is."""
+    parts = {side: row.get(side, {}) for side in ("set", *SIDES)}
+    costs = {
+        side: {
+            path.replace(".reward", ".cost", 1) if _is_of_reward(path) else path: value for path, value in put.items()
+        }
+        for side, put in parts.items()
+    }
+    costs["set"] = {"spec.models.cost": {"function": {"file": "cost.py"}}, **costs["set"]}
+    return {**row, **costs}
 
 
 def changed(example: str, put: dict[str, Any], drop: list[str]) -> str:

@@ -41,6 +41,7 @@ _EXTRA: Final[Mapping[str, Mapping[str, Any]]] = {
     "qwen3": {"tie_word_embeddings": True},
     "mistral": {"sliding_window": WINDOW, "tie_word_embeddings": False},
     "gemma2": {"sliding_window": WINDOW, "query_pre_attn_scalar": 8, "final_logit_softcapping": 30.0},
+    "mixtral": {"num_local_experts": 4, "num_experts_per_tok": 2, "tie_word_embeddings": False},
 }
 
 

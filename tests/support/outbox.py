@@ -13,12 +13,19 @@ class RecordedOutbox:
         """(kind of report, report); an observation's kind is that of its work."""
         self.answers: list[pb.CommandDone] = []
         self.tokens = 0
+        self.takes_failed_samples = True
+        self.moves: list[tuple[str, int]] = []
+        """(kind of move, bytes)."""
 
     def progress(self, message: pb.SampleProgress) -> None:
         self.said.append(("progress", message))
 
     def finished(self, message: pb.FinishedSample) -> None:
         self.said.append(("finished", message))
+
+    def failed(self, message: pb.FailedSample) -> bool:
+        self.said.append(("failed", message))
+        return self.takes_failed_samples
 
     def scored(self, message: pb.ScoredSample) -> None:
         self.said.append(("scored", message))
@@ -40,6 +47,11 @@ class RecordedOutbox:
 
     def count(self, tokens: int) -> None:
         self.tokens += tokens
+
+    def moved(self, what: str, size: int, seconds: float) -> None:
+        assert size >= 0
+        assert seconds >= 0
+        self.moves.append((what, size))
 
     def of(self, kind: str) -> list[Any]:
         """Return the reports of a kind, in order."""

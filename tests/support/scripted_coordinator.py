@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import grpc
+from tests.support.loopback import free_port
 from tests.support.partial_services import PartialCoordinator
 
 from rlhf_api import control_pb2 as pb
@@ -20,7 +21,7 @@ from rlhf_api.control_pb2_grpc import add_CoordinatorServicer_to_server
 from rlhf_api.names import Env
 from rlhf_api.protocol import PROTOCOL
 
-PATIENCE = 180.0
+PATIENCE = 400.0
 """Seconds until a test gives up waiting for a message; loading torch takes several on a busy machine."""
 
 
@@ -78,7 +79,7 @@ class ScriptedCoordinator(PartialCoordinator):
     async def listen(self, certificates: Path | None, port: int = 0) -> None:
         self._server = grpc.aio.server(options=[*OPTIONS, ("grpc.so_reuseport", 0)])
         add_CoordinatorServicer_to_server(self, self._server)
-        address = f"127.0.0.1:{port}"
+        address = f"127.0.0.1:{port or free_port()}"  # it stays the same over restarts
         if certificates is None:
             port = self._server.add_insecure_port(address)
         else:

@@ -8,7 +8,7 @@ from typing import Any
 
 from rlhf_cli.cluster.cluster_job import ClusterJob
 from rlhf_cli.cluster.cluster_pod import cluster_pods
-from rlhf_cli.cluster.job_details import JobDetails, operator_age, parse_iterations
+from rlhf_cli.cluster.job_details import JobDetails, operator_age, parse_iterations, parse_losses
 
 FOLDER = Path(__file__).parent / "seen_jobs"
 STATES = sorted(path.stem for path in FOLDER.glob("*.json"))
@@ -30,4 +30,6 @@ def details_of(seen: dict[str, Any]) -> tuple[JobDetails, datetime]:
     now = datetime.fromisoformat(seen["now"])
     pods = cluster_pods(seen["pods"], seen["events"], now)
     age = operator_age(seen["leases"], now)
-    return JobDetails(ClusterJob(seen["job"]), pods, seen["events"], parse_iterations(seen["log"]), age), now
+    return JobDetails(
+        ClusterJob(seen["job"]), pods, seen["events"], parse_iterations(seen["log"]), age, parse_losses(seen["log"])
+    ), now

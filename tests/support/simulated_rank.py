@@ -51,6 +51,8 @@ class Pace:
     training_metrics: Mapping[str, float] = field(default_factory=dict)
     """Of every training, beside its loss."""
     progress_seconds: float = 0.02
+    fail_decode: Callable[[str, pb.SampleKey], str | None] | None = None
+    """(worker, sample) -> "refused" (the worker lets go of it and says so) or "crashed" (its process ends)."""
     fail_checkpoint: Callable[[], pb.Failure | None] | None = None
     """What to answer instead of a checkpoint."""
     fail_score: Callable[[pb.ScoreSample, str, int], pb.ScoredSample | None] | None = None
@@ -67,6 +69,8 @@ class Pace:
     """From when the destination has a sample, and tells so, until its paused source hears of it."""
     fail_migrate: Callable[[str, pb.MigrateSample], str | None] | None = None
     """(source, sample) -> "refused" (the destination has it not) or "unheard" (it has it, its receipt is lost)."""
+    draft_acceptance: float | None = None
+    """Share of drafted tokens that are right, of workers that say that they draft; None: they say nothing of it."""
 
 
 class SimulatedRank:
@@ -90,6 +94,7 @@ class SimulatedRank:
     trained: list[tuple[int, int, int]]
     last_train: pb.TrainResult | None
     _answer: pb.CommandDone | None
+    _outbox: list[pb.WorkerMessage]
 
     def _on_become_training(self, order: pb.BecomeTraining, done: pb.CommandDone) -> None:
         assert not self.roles, "a rank joins one group in its life"
@@ -123,6 +128,10 @@ class SimulatedRank:
             metrics={"actor/loss": 1.0 / (iteration + 1), **self.pace.training_metrics},
         )
         self.last_train = result
+        if self.index == 0:
+            step = pb.Observation(end_ns=int(1e9 * self.pace.train_seconds), iteration=iteration)
+            step.train_step.number = 0
+            self._outbox.append(pb.WorkerMessage(observation=step))
         self._answer = pb.CommandDone(command_id=command_id, train=result)
 
     async def _fetch(self, iteration: int) -> list[pb.TrainSample] | None:

@@ -9,6 +9,15 @@ import struct
 from rlhf_api import control_pb2 as pb
 
 VOCABULARY = 1000
+JUDGING = ("reward", "cost")
+"""Tasks that give one number."""
+
+
+def seed_of(random_key: int, prompt: bytes, drawing: int) -> int:
+    """What a response follows from: its random key, or for a greedy one its prompt alone."""
+    if drawing != pb.DRAWING_GREEDY:
+        return random_key
+    return int.from_bytes(hashlib.blake2b(prompt, digest_size=8).digest(), "little")
 
 
 def response_length(random_key: int, limit: int) -> int:
@@ -29,9 +38,9 @@ def response(random_key: int, start: int, end: int) -> tuple[bytes, bytes]:
 
 
 def score(task: str, tokens: bytes) -> bytes:
-    """Result of a scoring task, packed: one number for a reward, else one a token."""
+    """Result of a scoring task, packed: one number for a reward or a cost, else one a token."""
     numbers = struct.unpack(f"<{len(tokens) // 4}i", tokens)
-    if task == "reward":
+    if task in JUDGING:
         return struct.pack("<f", sum(numbers) % 101 / 100)
     shift = 1 if task == "reference" else 2
     return struct.pack(f"<{len(numbers)}f", *(-(number + shift) / 1000 for number in numbers))

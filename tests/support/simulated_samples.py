@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from tests.support.simulated_rank import Pace
-from tests.support.simulated_results import response, response_length, score
+from tests.support.simulated_results import response, response_length, score, seed_of
 
 from rlhf_api import control_pb2 as pb
 from rlhf_api.score_blocks import BLOCK, whole_blocks
@@ -42,6 +42,10 @@ class SimulatedSamples:
     prefixes: int
     """Prefixes it was asked for, in all its lives."""
 
+    def kill(self) -> None:
+        """The process dies, and a new one is started."""
+        raise NotImplementedError
+
     def _hold_nothing(self) -> None:
         self._begun: dict[tuple[int, int], bytes] = {}
         self._decoding: dict[tuple[int, int], _Decoding] = {}
@@ -54,7 +58,8 @@ class SimulatedSamples:
 
     def _on_generate(self, order: pb.Generate, done: pb.CommandDone) -> None:
         for sample in order.samples:
-            length = response_length(sample.random_key, sample.max_response_tokens)
+            seed = seed_of(sample.random_key, sample.prompt.data, sample.drawing)
+            length = response_length(seed, sample.max_response_tokens)
             known = len(sample.tokens.data) // 4
             self._take(_Decoding(sample, length, known, known))
 
@@ -76,6 +81,17 @@ class SimulatedSamples:
 
     def _decode(self, *, report: bool) -> None:
         for key, item in list(self._decoding.items()):
+            fault = self.pace.fail_decode(self.name, item.message.key) if self.pace.fail_decode is not None else None
+            if fault == "crashed":
+                self._outbox.clear()
+                self.kill()
+                return
+            if fault == "refused":
+                broken = pb.FailedSample(key=item.message.key, progress=self._progress(item, 0))
+                broken.failure.message = "its prompt breaks the engine"
+                self._outbox.append(pb.WorkerMessage(failed=broken))
+                del self._decoding[key]
+                continue
             before = item.position
             item.position = min(item.length, item.position + (0 if item.paused else self.pace.tokens_per_tick))
             self._tokens += item.position - before
@@ -88,6 +104,7 @@ class SimulatedSamples:
                     versions=whole.versions,
                     finish_reason="stop",
                     text=f"response of {item.length}",
+                    queue_seconds=self.pace.tick_seconds,
                 )
                 self._outbox.append(pb.WorkerMessage(finished=finished))
                 del self._decoding[key]
@@ -97,7 +114,8 @@ class SimulatedSamples:
 
     def _progress(self, item: _Decoding, start: int) -> pb.SampleProgress:
         message = item.message
-        tokens, log_probabilities = response(message.random_key, start, item.position)
+        seed = seed_of(message.random_key, message.prompt.data, message.drawing)
+        tokens, log_probabilities = response(seed, start, item.position)
         count = item.position - start
         return pb.SampleProgress(
             key=message.key,

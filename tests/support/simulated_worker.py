@@ -54,6 +54,9 @@ class SimulatedWorker(SimulatedSamples, SimulatedRank):
         self.collective = collective
         self.device, self.device_memory = "cpu", 0
         self.protocol = PROTOCOL
+        self.learns_siblings = False
+        self.siblings: list[pb.SiblingTokens] = []
+        """What it was told to draft by."""
         self.job = ""
         """What it was welcomed with."""
         self.exits: list[pb.Exit] = []
@@ -152,7 +155,10 @@ class SimulatedWorker(SimulatedSamples, SimulatedRank):
                 if message.command.HasField("exit"):
                     self.exits.append(message.command.exit)
                     return int(message.command.exit.code)
-                self._obey(message.command)
+                if message.HasField("siblings"):
+                    self.siblings.append(message.siblings)
+                else:
+                    self._obey(message.command)
             return None
         except (grpc.RpcError, asyncio.InvalidStateError, grpc.aio.UsageError):
             if ticking is None and call.done():
@@ -192,6 +198,7 @@ class SimulatedWorker(SimulatedSamples, SimulatedRank):
             state=state,
             held=held,
             protocol=self.protocol,
+            draws_by_request=True,
         )
 
     def _give_back(self) -> None:
@@ -217,8 +224,11 @@ class SimulatedWorker(SimulatedSamples, SimulatedRank):
                 now = time.monotonic()
                 if now >= beat:
                     busy = pb.Heartbeat(active_samples=len(self._decoding), tokens=self._tokens, busy_seconds=now)
+                    busy.learns_siblings = self.learns_siblings
                     self._outbox.append(pb.WorkerMessage(heartbeat=busy))
                     beat = now + heartbeat_seconds
+                if now >= progress and self._decoding and self.pace.draft_acceptance is not None:
+                    self._outbox.append(pb.WorkerMessage(observation=_drafted(self.pace.draft_acceptance)))
                 self._decode(report=now >= progress)
                 progress = now + self.pace.progress_seconds if now >= progress else progress
                 self._score()
@@ -230,6 +240,9 @@ class SimulatedWorker(SimulatedSamples, SimulatedRank):
                     messages, self._outbox = self._outbox, []
                     await call.write(pb.WorkerMessage(batch=pb.Batch(messages=messages)))
                 await asyncio.sleep(self.pace.tick_seconds)
+        # Nothing can be written any more: as a worker does, it begins a new session.
+        self._drop.set()
+        call.cancel()
 
     # ---------------------------------------------------------------- commands
 
@@ -254,6 +267,7 @@ class SimulatedWorker(SimulatedSamples, SimulatedRank):
     def _on_load_weights(self, order: pb.LoadWeights, done: pb.CommandDone) -> None:
         assert order.sources
         self.versions[order.model] = done.load.version = order.version
+        done.load.bytes, done.load.seconds = 4096, self.pace.tick_seconds
 
     def _on_become_generation(self, order: pb.BecomeGeneration, done: pb.CommandDone) -> None:
         self._become("generation", [order.weights])
@@ -308,6 +322,17 @@ class SimulatedWorker(SimulatedSamples, SimulatedRank):
             for batch in (1, 4):
                 cost = pb.StepCost(batch=batch, tokens=16, seconds=batch * pace.score_seconds)
                 result.scoring.tasks.add(task=task, costs=[cost])
+
+
+def _drafted(acceptance: float) -> pb.Observation:
+    """Ten steps of one sample, each with a hundred drafted tokens."""
+    tokens = 1000
+    count = pb.DraftCount(drafter="Ngram", drafted=tokens, judged=tokens, accepted=acceptance * tokens)
+    learned = pb.LearnedDrafts(counts=[count])
+    message = pb.SpeculationObservation(
+        steps=10, drafted_steps=10, samples=10, tokens=10, seconds=0.01, learned=learned
+    )
+    return pb.Observation(start_ns=0, end_ns=1, speculation=message)
 
 
 class Crew:

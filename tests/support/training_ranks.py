@@ -6,6 +6,7 @@ import threading
 from collections import defaultdict, deque
 from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -14,7 +15,7 @@ import torch
 from safetensors.torch import load_file
 
 from rlhf_api import control_pb2 as pb
-from rlhf_api.algorithms import full_graph
+from rlhf_api.algorithms import ALGORITHMS, SampleField, full_graph
 from rlhf_api.algorithms.graph import SAMPLED_FIELD
 from rlhf_api.arrays import pack
 from rlhf_api.job import RLHFJob
@@ -22,14 +23,20 @@ from rlhf_api.schedule import Pipeline, ScheduleTable
 from rlhf_planner.schedule.serial import serial_table
 from rlhf_workers.algorithms.registry import build_algorithm
 from rlhf_workers.training import checkpoint
+from rlhf_workers.training.backends import megatron_backend, torch_backend
 from rlhf_workers.training.backends.torch_backend import build_trainer
+from rlhf_workers.training.communicator import Communicator
 from rlhf_workers.training.rank_layout import RankLayout
 from rlhf_workers.training.trainer import Trainer
 from rlhf_workers.training.training_batch import TrainingBatch, batch_from
+from rlhf_workers.training.transport import GroupTransport
 
 Result = TypeVar("Result")
-WAIT = 20.0
+WAIT = 300.0
+"""Seconds for what takes less than one on an idle machine."""
 CPU = torch.device("cpu")
+STAGES = {"torch": torch_backend.load_stage, "megatron": megatron_backend.load_stage}
+"""What loads a stage, by backend."""
 TWO_EPOCHS = {"ppo": {"miniBatchSize": 4, "epochs": 2, "klTarget": 2.0, "klHorizon": 50}}
 
 
@@ -45,6 +52,8 @@ class ThreadHub:
 
 class ThreadCommunicator:
     """`Peers` of one thread; sums add in rank order, so they have the same bits everywhere."""
+
+    transport = GroupTransport("gloo")
 
     def __init__(self, hub: ThreadHub, rank: int) -> None:
         self.hub, self.rank = hub, rank
@@ -124,11 +133,20 @@ def serial(job: RLHFJob, pipeline: int, data: int, models: Sequence[str] = ("act
     return serial_table([Pipeline(name=m, model=m, stage_ranks=ranks, microbatches=count) for m in models])
 
 
+def split_backward(table: ScheduleTable) -> ScheduleTable:
+    """Every backward as I at once and W as late as possible: behind everything else the rank does."""
+    rows = []
+    for row in table.rows:
+        halves = [a.model_copy(update={"kind": "I"}) if a.kind == "B" else a for a in row]
+        rows.append((*halves, *(a.model_copy(update={"kind": "W"}) for a in row if a.kind == "B")))
+    return table.model_copy(update={"rows": tuple(rows), "method": "split"})
+
+
 def make_samples(
-    count: int = 8, seed: int = 0, vocabulary: int = 40, abstained: Sequence[int] = ()
+    count: int = 8, seed: int = 0, vocabulary: int = 40, abstained: Sequence[int] = (), cost: bool = False
 ) -> list[pb.TrainSample]:
-    """Scored samples of unequal lengths, with everything PPO and GRPO need."""
-    rng = np.random.default_rng(seed)
+    """Scored samples of unequal lengths, with everything that an algorithm needs."""
+    rng, costs = np.random.default_rng(seed), np.random.default_rng(seed + 1000)
     samples = []
     for index in range(count):
         length = int(rng.integers(3, 14))
@@ -139,6 +157,8 @@ def make_samples(
         }
         if index not in abstained:
             fields["reward"] = rng.normal(size=1)
+        if cost:
+            fields |= {"cost_values": costs.normal(size=length), "cost": costs.normal(size=1)}
         samples.append(
             pb.TrainSample(
                 sample=index,
@@ -155,10 +175,14 @@ def make_samples(
 PPO_FIELDS = (SAMPLED_FIELD, *full_graph("ppo").scored_fields)
 
 
-def make_batch(**arguments: Any) -> TrainingBatch:
-    """`make_samples` as a batch."""
-    samples = make_samples(**arguments)
-    return batch_from(samples, len(samples), PPO_FIELDS)
+def make_batch(algorithm: str = "ppo", **arguments: Any) -> TrainingBatch:
+    """`make_samples` as a batch, with the fields of an algorithm."""
+    needed = (SAMPLED_FIELD, *full_graph(algorithm).scored_fields)
+    samples = make_samples(cost=SampleField.COST in needed, **arguments)
+    batch = batch_from(samples, len(samples), needed)
+    if not ALGORITHMS[algorithm].greedy_baseline:
+        return batch
+    return replace(batch, baselines=torch.where(batch.valid, batch.rewards.roll(1), 0.0))
 
 
 def prepared(job: RLHFJob, batch: TrainingBatch) -> TrainingBatch:
@@ -167,11 +191,14 @@ def prepared(job: RLHFJob, batch: TrainingBatch) -> TrainingBatch:
 
 
 def on_ranks(world: int, work: Callable[[int, ThreadCommunicator], Any]) -> list[Any]:
-    """Runs `work(rank, peers)` on threads; results by rank. The first exception is raised."""
+    """Runs `work(rank, peers)` on threads; results by rank. Raised is what went wrong first, not who waited for it."""
     hub = ThreadHub()
     with ThreadPoolExecutor(world) as pool:
         futures = [pool.submit(work, rank, ThreadCommunicator(hub, rank)) for rank in range(world)]
-        return [future.result() for future in futures]
+        errors = [error for future in futures if (error := future.exception()) is not None]
+    for error in sorted(errors, key=lambda error: isinstance(error, queue.Empty | AssertionError)):
+        raise error
+    return [future.result() for future in futures]
 
 
 def trainer_of(
@@ -179,7 +206,7 @@ def trainer_of(
     table: ScheduleTable,
     rank: int,
     world: int,
-    peers: ThreadCommunicator,
+    peers: Communicator,
     checkpoint: str = "",
     version: int = 0,
 ) -> Trainer:
@@ -189,11 +216,12 @@ def trainer_of(
         rank=rank, world_size=world, schedule=table.model_dump_json(), checkpoint=checkpoint, version=version
     )
 
-    def connect(layout: RankLayout) -> ThreadCommunicator:
+    def connect(layout: RankLayout) -> Communicator:
         assert (layout.rank, layout.world) == (rank, world)
         return peers
 
-    trainer = build_trainer(job, become, CPU, connect, lambda name, *_, **__: spans.append(name))
+    load = STAGES[job.spec.training.backend]
+    trainer = build_trainer(job, become, CPU, connect, lambda name, *_, **__: spans.append(name), load)
     trainer.spans = spans  # type: ignore[attr-defined]
     return trainer
 
@@ -209,28 +237,30 @@ def exhaust(steps: Generator[None, None, Result]) -> Result:
 
 
 def weights_of(trainers: Sequence[Trainer]) -> dict[str, torch.Tensor]:
-    """`model:parameter` -> value over all ranks; copies of a parameter must be equal bit by bit."""
+    """`model:Hugging Face name` -> value over all ranks; copies of a parameter must be equal bit by bit."""
     result: dict[str, torch.Tensor] = {}
     for trainer in trainers:
-        for (model, _), optimizer in trainer.optimizers.items():
-            for name, parameter in optimizer.parameters.items():
-                value = parameter.detach()
-                assert torch.equal(result.setdefault(f"{model}:{name}", value), value), f"copies of {name} differ"
+        for (model, stage), optimizer in trainer.optimizers.items():
+            for own, parameter in optimizer.parameters.items():
+                for name, value in trainer.stages[model, stage].in_folder(own, parameter.detach()):
+                    assert torch.equal(result.setdefault(f"{model}:{name}", value), value), f"copies of {name} differ"
     return result
 
 
 def gradients_of(job: RLHFJob, table: ScheduleTable, world: int, batch: TrainingBatch) -> dict[str, torch.Tensor]:
-    """`model:parameter` -> gradient of the first mini-batch, summed over everything, before clipping."""
+    """`model:Hugging Face name` -> gradient of the first mini-batch, summed over everything, before clipping."""
 
     def work(rank: int, peers: ThreadCommunicator) -> dict[str, torch.Tensor]:
         trainer = trainer_of(job, table, rank, world, peers)
-        result = {}
-        for (model, _), optimizer in trainer.optimizers.items():
-            for name in optimizer.parameters:
-                result[f"{model}:{name}"] = optimizer.gradient(name)
+        for optimizer in trainer.optimizers.values():
             optimizer.step = lambda *_: None  # type: ignore[method-assign]
         next(trainer.train(0, batch))
-        return result
+        return {
+            f"{model}:{part}": value
+            for (model, stage), optimizer in trainer.optimizers.items()
+            for name in optimizer.parameters
+            for part, value in trainer.stages[model, stage].in_folder(name, optimizer.gradient(name))
+        }
 
     merged: dict[str, torch.Tensor] = {}
     for on_rank in on_ranks(world, work):

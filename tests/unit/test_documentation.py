@@ -74,3 +74,9 @@ def test_the_life_of_a_job_has_the_reasons_that_users_are_shown() -> None:
 def test_the_packages_are_those_whose_imports_are_checked() -> None:
     checked = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["root_packages"]
     assert set(re.findall(r"rlhf_\w+", pictures()[4])) == set(checked)
+
+
+def test_the_table_of_the_coordinator_has_its_packages() -> None:
+    table = (ROOT / "docs" / "coordinator.md").read_text().partition("| package | files |")[2].partition("\n\n")[0]
+    packages = {path.parent.name for path in (ROOT / "coordinator" / "rlhf_coordinator").glob("*/__init__.py")}
+    assert set(re.findall(r"^\| `(\w+)/`", table, re.MULTILINE)) == packages

@@ -14,7 +14,7 @@ ROOT = Path(__file__).parents[2]
 SCRIPT = "tests/cluster/install.sh"
 COMMANDS = (
     *("containerd", "ctr", "runc", "iptables", "iptables-save", "iptables-legacy-save", "ip", "conntrack"),
-    *("unshare", "nsenter", "mount", "buildah", "debootstrap", "gcc", "tar"),
+    *("unshare", "nsenter", "mount", "buildah", "debootstrap", "gcc", "tar", "chromium"),
 )
 FILES = (
     *(f"usr/lib/cni/{name}" for name in ("ptp", "host-local", "portmap", "loopback")),

@@ -19,20 +19,27 @@ from typing import Any, Final, NoReturn
 
 from rlhf_api import control_pb2 as pb
 from rlhf_api.channels import aio_channel
-from rlhf_api.endpoint import Endpoint
+from rlhf_api.endpoint import Application, Endpoint
 from rlhf_api.job import RLHFJob
+from rlhf_api.metrics.exposition import disabled, settled
 from rlhf_api.names import Env, ExitCode, Group
 from rlhf_api.protocol import PROTOCOL, read_job
 from rlhf_api.worker_roles import write_roles
 from rlhf_workers.compute import Compute
 from rlhf_workers.device import device_memory, device_name, open_device, used_memory
+from rlhf_workers.generation.engine_totals import engine_in_words
 from rlhf_workers.generation.migration.kv_sink import KvSinkService, most_arriving_bytes
 from rlhf_workers.logs import flush_logs
-from rlhf_workers.metrics import metrics_of
+from rlhf_workers.metrics import MeasuredWorker, metrics_of
 from rlhf_workers.outbox import SessionOutbox
 from rlhf_workers.peer_server import PeerServer, free_port, start_server
+from rlhf_workers.progress import present_stage
+from rlhf_workers.reproducible_sums import ask_for_reproducible_sums
 from rlhf_workers.session import CoordinatorSession, IncompatibleError, SessionBrokenError
 from rlhf_workers.settings import WorkerSettings, join_address, split_address
+from rlhf_workers.shared_memory.choice import lent_by
+from rlhf_workers.step_watch import LOOK_SECONDS, hung_step
+from rlhf_workers.weight_copies import WeightCopies
 from rlhf_workers.weight_source import WeightSourceService
 
 log = logging.getLogger(__name__)
@@ -49,6 +56,8 @@ CLOSE_SECONDS: Final = 10.0
 """Time roles get to free devices and sockets at SIGTERM, well under the kubelet's grace of 30 s."""
 RESERVE_SECONDS: Final = 20.0
 """Of its grace a rank that stays keeps this for its end: closing takes up to half of it."""
+LEAVING_SECONDS: Final = 0.2
+"""Time the word gets to leave that it was asked to end: no sample is blamed for its end then."""
 ALARM_SECONDS: Final = 1.0
 """Time the last words of a broken worker get to leave."""
 
@@ -67,9 +76,9 @@ class Agent:
         self._leaving = False
         self._fatal: Future[pb.Failure] = Future()
         self._outbox = SessionOutbox(settings.worker, self._wake_up)
-        self._device = open_device(settings.device)
-        self._compute = Compute(self._device, self._outbox, settings.certificates, self._fatal.set_result)
-        self._kv_sink = KvSinkService(self._compute.receive, most_arriving_bytes())
+        self._device = open_device(settings.device, settings.device_sharers)
+        self._compute = Compute(self._device, self._outbox, settings.certificates, self._end_for)
+        self._kv_sink = KvSinkService(self._compute.receive, most_arriving_bytes(), pinned=self._device.type == "cuda")
         self._incarnation = uuid.uuid4().hex
         self._rendezvous = ""
         self._advertise = ""
@@ -83,15 +92,16 @@ class Agent:
         server = await start_server(
             self._settings.listen,
             self._settings.certificates,
-            WeightSourceService(lambda: self._compute.weight_provider),
+            WeightSourceService(lambda: self._compute.weight_provider, WeightCopies(lent_by(self._device))),
             self._kv_sink,
         )
         if self._endpoint is not None:
-            self._endpoint.metrics = metrics_of(self._settings.worker, self._outbox, self._compute)
+            self._endpoint.metrics = self._metrics()
             self._beating = asyncio.create_task(self._endpoint.keep_beating())
         self._set_addresses(server)
         dialing = asyncio.create_task(self._dial())
         stopping = asyncio.create_task(self._until_free())
+        watching = asyncio.create_task(self._watch_steps())
         failing = asyncio.wrap_future(self._fatal)
         ends: list[asyncio.Future[Any]] = [dialing, stopping, failing]
         try:
@@ -102,12 +112,27 @@ class Agent:
                 return dialing.result()
         finally:
             dialing.cancel()
-            await asyncio.gather(dialing, return_exceptions=True)
+            watching.cancel()
+            await asyncio.gather(dialing, watching, return_exceptions=True)
             await server.stop()
         log.info("asked to stop; closing")
         if not await asyncio.to_thread(self._compute.close, CLOSE_SECONDS):
             log.warning("the compute thread was still busy after %.0f s; ending without it", CLOSE_SECONDS)
         return ExitCode.OK
+
+    def _metrics(self) -> Application:
+        settings = self._settings
+        return metrics_of(
+            MeasuredWorker(
+                settings.worker,
+                settings.group,
+                self._outbox,
+                self._compute,
+                self._device,
+                lambda: not self._parted.is_set(),
+                settings.certificates,
+            )
+        )
 
     async def _until_free(self) -> None:
         """Until SIGTERM, and for a rank until its coordinator lets it go or has gone, or its grace is nearly over.
@@ -115,13 +140,31 @@ class Agent:
         When a node is drained the coordinator is asked to end at the same time, and needs the ranks for its checkpoint.
         """
         await self._stop.wait()
+        self._leaving = True
+        if not self._parted.is_set():
+            self._outbox.heartbeat(self._heartbeat())
+            await asyncio.sleep(LEAVING_SECONDS)
         patience = self._settings.grace - RESERVE_SECONDS
         if Group.TRAINING in self._compute.snapshot.roles and patience > 0:
             log.info("asked to stop; this rank stays for %.0f s at most, until its coordinator lets it go", patience)
-            self._leaving = True
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(patience):
                     await self._parted.wait()
+
+    async def _watch_steps(self) -> None:
+        """Until a decode step hangs, which ends the worker."""
+        while not self._fatal.done():
+            await asyncio.sleep(LOOK_SECONDS)
+            limit = self._job.spec.run_policy.hang_timeout_seconds if self._job is not None else 0
+            failure = hung_step(self._compute.stepping, limit, time.monotonic(), self._compute.stack)
+            if failure is not None:
+                log.error("a decode step hangs; where it is:\n%s", "".join(self._compute.stack()))
+                self._end_for(failure)
+
+    def _end_for(self, failure: pb.Failure) -> None:
+        """What breaks first is why it ends. Called from any thread."""
+        if not self._fatal.done():
+            self._fatal.set_result(failure)
 
     def _wake_up(self) -> None:
         self._loop.call_soon_threadsafe(self._wake.set)
@@ -175,7 +218,7 @@ class Agent:
         async with aio_channel(self._settings.coordinator, self._settings.certificates) as channel:
             try:
                 session = CoordinatorSession(channel, self._outbox, self._wake, self._heartbeat)
-                await session.run(self._register(), on_welcome, self._command)
+                await session.run(self._register(), on_welcome, self._command, self._compute.learn)
             except IncompatibleError:
                 raise
             except SessionBrokenError as error:
@@ -188,12 +231,17 @@ class Agent:
 
     def _begin_job(self, welcome: pb.Welcome) -> None:
         log.info("welcomed by the coordinator (epoch %d)", welcome.coordinator_epoch)
+        self._outbox.takes_failed_samples = welcome.takes_failed_samples
         try:
             job = read_job(json.loads(welcome.job))
         except ValueError as error:
             self._exit(ExitCode.FAILED, f"the coordinator's job cannot be read: {error}")
         if self._job is None:
             self._job = job
+            if self._endpoint is not None and job.spec.metrics == "Disabled":
+                self._endpoint.metrics = disabled
+            if job.spec.deterministic:
+                ask_for_reproducible_sums()
             self._compute.start(job)
         elif job.spec != self._job.spec:
             self._exit(
@@ -235,6 +283,7 @@ class Agent:
             state=state,
             held=self._held.result() if self._held.done() else [],
             protocol=PROTOCOL,
+            draws_by_request=True,
         )
 
     def _heartbeat(self) -> pb.Heartbeat:
@@ -245,6 +294,9 @@ class Agent:
             busy_seconds=self._compute.busy_seconds(),
             memory_bytes=used_memory(self._device),
             leaving=self._leaving,
+            stage=present_stage(),
+            learns_siblings=self._compute.snapshot.learns_siblings,
+            engine=engine_in_words(settled(self._compute.roles)),
         )
 
     # ------------------------------------------------------------ commands and ends

@@ -13,6 +13,7 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
@@ -21,11 +22,15 @@ import torch
 from rlhf_api import control_pb2 as pb
 from rlhf_api.job import RLHFJob
 from rlhf_api.names import Group
+from rlhf_workers.device import unused_memory
 from rlhf_workers.device_arbiter import DeviceArbiter
-from rlhf_workers.failures import WorkError, failure_of
+from rlhf_workers.failures import WorkError, device_is_lost, failure_of
 from rlhf_workers.outbox import SessionOutbox
+from rlhf_workers.progress import stage
 from rlhf_workers.role_builders import BUILDERS, build_role
+from rlhf_workers.step_watch import RunningStep, stack_of
 from rlhf_workers.worker_role import (
+    DraftsBySiblings,
     KvReceiver,
     Outbox,
     ReceivesSamples,
@@ -38,6 +43,9 @@ log = logging.getLogger(__name__)
 
 POLL_SECONDS: Final = 0.005
 """Between two steps that found nothing while samples are held: results of reward calls arrive from other threads."""
+
+MAX_HINTS: Final = 64
+"""Hints to draft by that wait for a long piece of work to end; at most 32 KiB each."""
 
 T = TypeVar("T")
 Build = Callable[[RLHFJob, pb.Command, torch.device, Path | None], WorkerRole]
@@ -54,6 +62,8 @@ class WorkerSnapshot:
     """Weight version of its rank."""
     group_epoch: int = 0
     active: int = 0
+    learns_siblings: bool = False
+    """It drafts by what others decode."""
 
 
 @dataclass(frozen=True)
@@ -80,6 +90,9 @@ class _Call:
             self.answer.set_exception(WorkError("SessionBroken", why, retryable=True))
 
 
+_Item = pb.Command | pb.SiblingTokens | _Reset | _Call
+
+
 class Compute:
     """Runs roles on one daemon thread."""
 
@@ -101,13 +114,15 @@ class Compute:
         self._build = build
         self._job: RLHFJob | None = None
         self._roles: dict[str, WorkerRole] = {}
-        self._arbiter = DeviceArbiter(self._roles)
+        self._arbiter = DeviceArbiter(self._roles, unused=partial(unused_memory, device))
         self._group_epoch = 0
         self._changed = threading.Condition()
-        self._queue: deque[pb.Command | _Reset | _Call] = deque()
+        self._queue: deque[_Item] = deque()
         self._closing = False
         self._busy = 0.0
         self._since: float | None = None
+        self.stepping: RunningStep | None = None
+        """The step of a role that runs now."""
         self._thread = threading.Thread(target=self._run, name="compute", daemon=True)
 
     # ------------------------------------------------------------ for other threads
@@ -122,6 +137,13 @@ class Compute:
         with self._changed:
             self._queue.append(command)
             self._changed.notify()
+
+    def learn(self, siblings: pb.SiblingTokens) -> None:
+        """Queues tokens to draft by; when too many wait, these are dropped."""
+        with self._changed:
+            if sum(isinstance(item, pb.SiblingTokens) for item in self._queue) < MAX_HINTS:
+                self._queue.append(siblings)
+                self._changed.notify()
 
     def receive(self, work: "Callable[[KvReceiver, Outbox], T]") -> "Future[T]":
         """Calls `work` on the compute thread with the role that takes samples from peers, in the order of commands.
@@ -166,6 +188,14 @@ class Compute:
         since = self._since
         return self._busy + (time.monotonic() - since if since is not None else 0.0)
 
+    def stack(self) -> list[str]:
+        """Return where the compute thread is, innermost frame last."""
+        return stack_of(self._thread.ident)
+
+    def roles(self) -> list[WorkerRole]:
+        """Return the roles that the worker holds now, for a thread that only reads them."""
+        return list(self._roles.values())
+
     def close(self, timeout: float) -> bool:
         """Ends the thread and closes the roles; False when it was still busy after `timeout` seconds."""
         with self._changed:
@@ -179,9 +209,7 @@ class Compute:
 
     def _run(self) -> None:
         if self._device.type == "cuda":
-            torch.cuda.set_device(
-                self._device
-            )  # a thread's own setting; collectives and kernels without a device use it
+            torch.cuda.set_device(self._device)  # a thread's own setting; what names no device uses it
         worked = False
         while True:
             item = self._next(worked)
@@ -196,7 +224,7 @@ class Compute:
         for role in self._roles.values():
             role.close()
 
-    def _next(self, worked: bool) -> "pb.Command | _Reset | _Call | None":
+    def _next(self, worked: bool) -> _Item | None:
         """The next command or reset; None to step the roles."""
         with self._changed:
             while not self._queue and not self._closing:
@@ -207,9 +235,14 @@ class Compute:
                     return None
             return self._queue.popleft() if self._queue else None
 
-    def _obey(self, item: "pb.Command | _Reset | _Call") -> bool:
+    def _obey(self, item: _Item) -> bool:
         if isinstance(item, _Call):
             item.run()
+            return True
+        if isinstance(item, pb.SiblingTokens):
+            for role in self._roles.values():
+                if isinstance(role, DraftsBySiblings):
+                    role.learn(item)
             return True
         if isinstance(item, _Reset):
             held = [sample for role in self._roles.values() for sample in role.give_back()]
@@ -228,7 +261,10 @@ class Compute:
                 role.handle(item, self._outbox)
         except Exception as error:
             self._log(error, f"command {name} failed")
-            self._outbox.done(pb.CommandDone(command_id=item.id, failure=failure_of(error, name)))
+            failure = failure_of(error, name)
+            self._outbox.done(pb.CommandDone(command_id=item.id, failure=failure))
+            if device_is_lost(error):
+                self._end(failure)
         return True
 
     def _become(self, name: str, command: pb.Command) -> None:
@@ -241,7 +277,8 @@ class Compute:
                 self.weight_provider = None
         self._arbiter.begin(kind, name, self._outbox)
         started, start_ns = time.monotonic(), time.time_ns()
-        role = self._build(self._job, command, self._device, self._certificates)
+        with stage(f"building the {kind} role"):
+            role = self._build(self._job, command, self._device, self._certificates)
         self._roles[role.name] = role
         if isinstance(role, WeightProvider):
             self.weight_provider = role
@@ -269,6 +306,7 @@ class Compute:
         for role in sorted(self._roles.values(), key=lambda role: role.name != Group.GENERATION):
             try:
                 if not worked:
+                    self.stepping = role.name, time.monotonic()
                     worked = role.step(self._outbox)
                 elif isinstance(role, ReportsBetweenSteps):
                     role.report(self._outbox)
@@ -278,17 +316,24 @@ class Compute:
                 running = self._outbox.unanswered()
                 for command in running:
                     self._outbox.done(pb.CommandDone(command_id=command, failure=failure))
-                if not running:
-                    self._closing = True
-                    self._on_fatal(failure)
+                if not running or device_is_lost(error):
+                    self._end(failure)
+                    break
+            finally:
+                self.stepping = None
         return worked
+
+    def _end(self, failure: pb.Failure) -> None:
+        self._closing = True
+        self._on_fatal(failure)
 
     def _observe(self) -> None:
         versions = {name: role.versions() for name, role in self._roles.items()}
         trained = max(versions.pop(Group.TRAINING, {}).values(), default=0)  # all models of a rank have one version
-        used = {model: version for held in versions.values() for model, version in held.items()}
+        used = {model: version for held in versions.values() for model, version in held.items() if version >= 0}
         active = sum(role.active() for role in self._roles.values())
-        self.snapshot = WorkerSnapshot(tuple(sorted(self._roles)), used, trained, self._group_epoch, active)
+        learns = any(isinstance(role, DraftsBySiblings) and role.learns_siblings for role in self._roles.values())
+        self.snapshot = WorkerSnapshot(tuple(sorted(self._roles)), used, trained, self._group_epoch, active, learns)
 
     @staticmethod
     def _log(error: Exception, what: str) -> None:

@@ -24,9 +24,16 @@ NEED_NO_DEVICE: Final = frozenset({"save_checkpoint", "withdraw", "offload"})
 class DeviceArbiter:
     """Turns of the roles of one worker."""
 
-    def __init__(self, roles: Mapping[str, WorkerRole], clock_ns: Callable[[], int] = time.time_ns) -> None:
-        """`roles` is looked at anew at every command."""
+    def __init__(
+        self,
+        roles: Mapping[str, WorkerRole],
+        clock_ns: Callable[[], int] = time.time_ns,
+        unused: Callable[[], int | None] = lambda: None,
+    ) -> None:
+        """`roles` is looked at anew at every command; `unused` are the bytes of the device that no process has, where
+        there are such."""
         self._roles = roles
+        self._unused = unused
         self._clock_ns = clock_ns
         self._training: bool | None = None
         """Whose turn it is; None: nobody's yet."""
@@ -42,12 +49,15 @@ class DeviceArbiter:
         self._training = training
 
     def _offload(self, role: WorkerRole, outbox: Outbox) -> None:
-        start_ns = self._clock_ns()
+        start_ns, before = self._clock_ns(), self._unused()
         dropped = role.give_back()
         if dropped:
             log.warning("%d samples that nobody waits for are dropped: training begins", len(dropped))
         role.offload()
-        end_ns = self._clock_ns()
-        outbox.span(f"offload/{role.name}", start_ns, end_ns, 0)
+        end_ns, after = self._clock_ns(), self._unused()
+        measured = {} if before is None or after is None else {"freed": str(after - before), "unused": str(after)}
+        if measured:
+            log.info("%s is offloaded: %s bytes of the device freed, %s unused", role.name, *measured.values())
+        outbox.span(f"offload/{role.name}", start_ns, end_ns, 0, **measured)
         offload = pb.OffloadObservation(role=role.name)
         outbox.observe(pb.Observation(start_ns=start_ns, end_ns=end_ns, offload=offload))

@@ -25,6 +25,8 @@ MEMORY_FIELDS: Final = {
     "become_training": "spec.training.gpusPerReplica",
 }
 """Command or role -> the field that most directly changes its memory."""
+MEMORY_TEXTS: Final = ("CUDA out of memory", "HIP out of memory", "DefaultCPUAllocator: can't allocate memory")
+"""How torch's allocators begin."""
 
 
 class WorkError(Exception):
@@ -49,21 +51,34 @@ def failure_of(error: Exception, work: str) -> pb.Failure:
     """Return the failure to report for `error`, which was raised by the command or role named `work`."""
     if isinstance(error, WorkError):
         return error.failure
-    if isinstance(error, torch.cuda.OutOfMemoryError | MemoryError):
+    if is_out_of_memory(error):
         field = MEMORY_FIELDS.get(work, "")
         advice = f"; {'raise' if field.endswith('gpusPerReplica') else 'lower'} {field}" if field else ""
         message = f"{work}: {_first_line(error) or 'out of memory'}{advice}"
         return pb.Failure(reason="OutOfMemory", field=field, message=message, exit_code=ExitCode.FAILED)
-    return pb.Failure(
-        reason="Internal", message=f"{work}: {describe(error)}", retryable=True, exit_code=ExitCode.FAILED
+    reason = "DeviceLost" if device_is_lost(error) else "Internal"
+    return pb.Failure(reason=reason, message=f"{work}: {describe(error)}", retryable=True, exit_code=ExitCode.FAILED)
+
+
+def is_out_of_memory(error: Exception) -> bool:
+    """True for memory that a device or the host did not give, also where another process's error is passed on in
+    words, as vLLM's executors do. The words of the allocators say what was asked for, and what is free."""
+    return isinstance(error, torch.cuda.OutOfMemoryError | MemoryError) or (
+        isinstance(error, RuntimeError) and any(text in str(error) for text in MEMORY_TEXTS)
     )
+
+
+def device_is_lost(error: Exception) -> bool:
+    """True for an error after which every call of the process to its GPU fails: only another process can go on."""
+    return isinstance(error, torch.AcceleratorError)
 
 
 def describe(error: BaseException) -> str:
     """Return `file.py:12 in function: ValueError: text`, with the innermost frame's line."""
     frames = traceback.extract_tb(error.__traceback__)
     where = f"{Path(frames[-1].filename).name}:{frames[-1].lineno} in {frames[-1].name}: " if frames else ""
-    return where + "".join(traceback.format_exception_only(error)).strip().splitlines()[-1]
+    lines = "".join(traceback.format_exception_only(error)).strip().splitlines()
+    return where + lines[0 if isinstance(error, RuntimeError) else -1]  # CUDA adds lines of advice after its error
 
 
 def _first_line(error: Exception) -> str:

@@ -3,12 +3,17 @@
 Rule: plain data, without a word about who sends it or how. Positions count from the prompt's first token.
 """
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
 
 from rlhf_api.samples import SampleKey
+
+
+def _at_once() -> None:
+    """Nothing is copied any more."""
 
 
 class KvShape(NamedTuple):
@@ -38,6 +43,18 @@ class KvSlice:
     stop: int
     layers: tuple[tuple[torch.Tensor, torch.Tensor], ...]
     """Keys and values of each layer, float [heads, stop - start, size], in host memory."""
+    ready: Callable[[], None] = _at_once
+    """Waits until `layers` hold what they will: a device may still be copying. For the thread that reads them."""
+    memory: torch.Tensor | None = None
+    """uint8 [bytes]: all memory that `layers` are views of, where it is one storage of theirs alone."""
+
+    def fits(self, shapes: Sequence[KvShape]) -> bool:
+        """Return whether it has every layer of a model of these shapes, each at all of its positions."""
+        length = self.stop - self.start
+        return len(self.layers) == len(shapes) and all(
+            KvShape.of(keys, values) == shape and keys.shape[1] == values.shape[1] == length
+            for (keys, values), shape in zip(self.layers, shapes, strict=True)
+        )
 
 
 @dataclass(frozen=True)

@@ -5,6 +5,7 @@ shape; a missing, truncated or misshapen file is a WorkError (ModelMissing, Mode
 the manifest field, the path and what is wrong. Must never run code from a folder, and never read pickled weights.
 """
 
+import copy
 import json
 import logging
 import re
@@ -17,8 +18,12 @@ import transformers
 from safetensors import SafetensorError, safe_open
 from torch import nn
 
+from rlhf_api.job.lora import Lora
 from rlhf_api.names import ExitCode
 from rlhf_workers.failures import WorkError
+from rlhf_workers.lora_linear import adapt
+from rlhf_workers.peft_folder import A_SUFFIX, B_SUFFIX
+from rlhf_workers.progress import stage
 
 log = logging.getLogger(__name__)
 
@@ -51,6 +56,8 @@ class ValueModel(nn.Module):
         text = backbone.config.get_text_config()
         self.value_head = nn.Linear(text.hidden_size, 1, bias=False, dtype=backbone.dtype, device=backbone.device)
         nn.init.zeros_(self.value_head.weight)
+        self.apart: frozenset[str] = frozenset()
+        """Names of parameters that are another model's, and are never replaced."""
 
     @property
     def backbone(self) -> transformers.PreTrainedModel:
@@ -88,7 +95,7 @@ def load_causal_lm(
     path: str, *, field: str, dtype: torch.dtype, device: torch.device, attention: Attention
 ) -> transformers.PreTrainedModel:
     """A causal language model in eval mode on `device`; `attention` falls back to eager where sdpa is not supported."""
-    folder = _checked_folder(path, field)
+    folder = checked_folder(path, field)
     return _load(transformers.AutoModelForCausalLM, folder, path, field, dtype, device, attention)
 
 
@@ -100,10 +107,14 @@ def load_backbone_with_value_head(
     A folder without one gives the head of a reward model (`score.weight`), or else zeros. A language modelling head is
     left out.
     """
-    folder = _checked_folder(path, field)
+    folder = checked_folder(path, field)
     backbone = _load(
         transformers.AutoModel, folder, path, field, dtype, device, attention, ignore=("lm_head.", SCORE_HEAD)
     )
+    return _with_value_head(backbone, folder, path, field)
+
+
+def _with_value_head(backbone: transformers.PreTrainedModel, folder: Path, path: str, field: str) -> ValueModel:
     model = ValueModel(backbone, backbone.base_model_prefix or "model")
     for name in ("value_head.weight", SCORE_HEAD):
         if (head := _find_tensor(folder, name)) is not None:
@@ -117,11 +128,27 @@ def load_backbone_with_value_head(
     return model
 
 
+def value_model_over(trunk: transformers.PreTrainedModel, settings: Lora, path: str, *, field: str) -> ValueModel:
+    """A value model over the backbone of a loaded causal language model: its own modules around the same tensors, with
+    adapters, which change nothing yet, and a value head as `load_backbone_with_value_head` gives it."""
+    shared = {id(part): part for part in (*trunk.base_model.parameters(), *trunk.base_model.buffers())}
+    backbone = copy.deepcopy(trunk.base_model, memo=dict(shared))
+    adapt(backbone, settings)
+    model = _with_value_head(backbone, checked_folder(path, field), path, field)
+    model.apart = frozenset(name for name, part in model.named_parameters() if id(part) in shared)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if name.endswith((A_SUFFIX, B_SUFFIX)):
+                parameter.data = torch.zeros_like(parameter, dtype=trunk.dtype)
+    model.eval().requires_grad_(False)
+    return model
+
+
 def load_sequence_classifier(
     path: str, *, field: str, dtype: torch.dtype, device: torch.device, attention: Attention
 ) -> transformers.PreTrainedModel:
     """A reward model: sequence classification with exactly one output."""
-    folder = _checked_folder(path, field)
+    folder = checked_folder(path, field)
     model = _load(transformers.AutoModelForSequenceClassification, folder, path, field, dtype, device, attention)
     if model.config.num_labels != 1:
         raise WorkError(
@@ -149,10 +176,26 @@ def load_tokenizer(path: str, field: str) -> transformers.PreTrainedTokenizerBas
 def replace_weights(model: nn.Module, tensors: Mapping[str, torch.Tensor], *, what: str) -> int:
     """Copies a complete set of named weights into `model`, all or nothing; returns the bytes copied.
 
-    Names and shapes are checked before the first copy; of tied weights one name is enough, and when two are given they
-    must be equal. `what` (such as "actor version 7") opens the error message: WorkError WeightsMismatch.
+    Names and shapes are checked before the first copy, as `matched_weights` says.
+    """
+    copies = matched_weights(model, tensors, what=what)
+    with torch.no_grad():
+        for target, source in copies:
+            target.copy_(source)
+    return sum(source.numel() * source.element_size() for _, source in copies)
+
+
+def matched_weights(
+    model: nn.Module, tensors: Mapping[str, torch.Tensor], *, what: str
+) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    """Return (tensor of the model, tensor given) of a complete set of named weights.
+
+    Of tied weights one name is enough, and when two are given they must be equal. `what` (such as "actor version 7")
+    opens the error message: WorkError WeightsMismatch.
     """
     targets: dict[str, torch.Tensor] = dict(model.named_parameters(remove_duplicate=False))
+    for name in getattr(model, "apart", ()):
+        del targets[name]
     targets |= {name: buffer for name, buffer in model.named_buffers() if name in tensors}
     by_storage: dict[int, list[str]] = {}
     for name, target in targets.items():
@@ -173,10 +216,7 @@ def replace_weights(model: nn.Module, tensors: Mapping[str, torch.Tensor], *, wh
         copies.append((target, tensors[given[0]]))
     if wrong:
         raise WorkError("WeightsMismatch", f"{what}: {_some(wrong)}", exit_code=ExitCode.BAD_MODEL)
-    with torch.no_grad():
-        for target, source in copies:
-            target.copy_(source)
-    return sum(source.numel() * source.element_size() for _, source in copies)
+    return copies
 
 
 def _load(
@@ -201,12 +241,16 @@ def _load(
     verbosity = transformers.utils.logging.get_verbosity()
     transformers.utils.logging.set_verbosity_error()  # its load report is turned into our error or warning below
     try:
-        try:
-            model, info = kind.from_pretrained(folder, attn_implementation=attention, **arguments)
-        except ValueError as error:
-            if attention == "eager" or "scaled_dot_product_attention" not in str(error):
-                raise
-            model, info = kind.from_pretrained(folder, attn_implementation="eager", **arguments)
+        config = transformers.AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+        if getattr(config.get_text_config(), "attn_logit_softcapping", None) is not None:
+            attention = "eager"  # fused attention does not cap scores, and transformers 5.17 does not refuse it
+        with stage(f"loading {field} from its folder"):
+            try:
+                model, info = kind.from_pretrained(folder, attn_implementation=attention, **arguments)
+            except ValueError as error:
+                if attention == "eager" or "scaled_dot_product_attention" not in str(error):
+                    raise
+                model, info = kind.from_pretrained(folder, attn_implementation="eager", **arguments)
     except Exception as error:
         raise _corrupt(field, path, _first_line(error)) from error
     finally:
@@ -234,7 +278,7 @@ def _align(model: nn.Module) -> None:
             parameter.data = parameter.data.clone()
 
 
-def _checked_folder(path: str, field: str) -> Path:
+def checked_folder(path: str, field: str) -> Path:
     """The folder, after config.json and the header of every safetensors file were read."""
     folder = model_folder(path, field)
     config = _read_json(folder / "config.json", path, field)

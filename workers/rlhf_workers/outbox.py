@@ -35,7 +35,10 @@ class SessionOutbox:
         self._names: dict[int, str] = {}  # command id -> its name
         self._fenced = False
         self._tokens = 0
+        self._moves: dict[str, tuple[int, float]] = {}
         self._last_train: pb.TrainResult | None = None
+        self.takes_failed_samples = False
+        """As the coordinator of the current session said."""
 
     # ------------------------------------------------------------ for roles
 
@@ -46,6 +49,12 @@ class SessionOutbox:
     def finished(self, message: pb.FinishedSample) -> None:
         """A response is complete."""
         self._put(pb.WorkerMessage(finished=message))
+
+    def failed(self, message: pb.FailedSample) -> bool:
+        """One sample cannot be decoded here; False: the coordinator is of a version that does not know of that."""
+        if self.takes_failed_samples:
+            self._put(pb.WorkerMessage(failed=message))
+        return self.takes_failed_samples
 
     def scored(self, message: pb.ScoredSample) -> None:
         """Reports that one task is done (or failed, or abstained) on one sample."""
@@ -67,6 +76,10 @@ class SessionOutbox:
             self._messages.append(pb.WorkerMessage(done=message))
         self._wake()
 
+    def heartbeat(self, message: pb.Heartbeat) -> None:
+        """A sign of life that cannot wait until the next one is due."""
+        self._put(pb.WorkerMessage(heartbeat=message))
+
     def span(self, name: str, start_ns: int, end_ns: int, iteration: int, **attributes: str) -> None:
         """Something that took time, for the timeline."""
         span = pb.Span(worker=self._worker, name=name, start_ns=start_ns, end_ns=end_ns, iteration=iteration)
@@ -81,6 +94,12 @@ class SessionOutbox:
         """Adds to the tokens of the heartbeat."""
         with self._lock:
             self._tokens += tokens
+
+    def moved(self, what: str, size: int, seconds: float) -> None:
+        """Adds to the moves that the worker's metrics tell."""
+        with self._lock:
+            before, since = self._moves.get(what, (0, 0.0))
+            self._moves[what] = before + size, since + seconds
 
     # ------------------------------------------------------------ for the compute thread
 
@@ -152,6 +171,11 @@ class SessionOutbox:
         """Tokens counted since the process started."""
         with self._lock:
             return self._tokens
+
+    def moves(self) -> dict[str, tuple[int, float]]:
+        """Return (bytes, seconds) since the process started, by kind of move."""
+        with self._lock:
+            return dict(self._moves)
 
     @property
     def last_train(self) -> pb.TrainResult | None:

@@ -4,6 +4,7 @@ Rule: it follows from the manifest alone, never from the device a role happens t
 same log-probability in two types, and the ratio and the KL term would subtract numbers of two kinds.
 """
 
+from contextlib import AbstractContextManager, nullcontext
 from typing import Final
 
 import torch
@@ -12,6 +13,24 @@ from rlhf_api.job import RLHFJobSpec
 from rlhf_api.job.groups import ComputeType
 
 DTYPES: Final[dict[ComputeType, torch.dtype]] = {"Float32": torch.float32, "BFloat16": torch.bfloat16}
+
+
+def shared_casts(device: torch.device, compute: torch.dtype) -> AbstractContextManager[None]:
+    """Return a context in which all `autocast` blocks cast a weight once, and share it: else each micro-batch that
+    waits for its backward would hold a half-precision copy of all weights. Weights must not change inside. It casts
+    nothing itself, so that a backward in it computes as outside."""
+    if compute == torch.float32:
+        return nullcontext()
+    outer: AbstractContextManager[None] = torch.autocast(device.type, enabled=False)
+    return outer
+
+
+def casting(device: torch.device, compute: torch.dtype) -> AbstractContextManager[None]:
+    """Return a context in which matrix products are of type `compute`; float32 needs none."""
+    if compute == torch.float32:
+        return nullcontext()
+    autocast: AbstractContextManager[None] = torch.autocast(device.type, dtype=compute)
+    return autocast
 
 
 def compute_dtype(spec: RLHFJobSpec) -> torch.dtype:

@@ -12,7 +12,18 @@ import numpy.typing as npt
 
 from rlhf_api import control_pb2 as pb
 from rlhf_api.arrays import pack, unpack
-from rlhf_api.samples import ResponsePart, SampleKey, SampleRequest, ScoringSample, TokenArray, VersionSpan
+from rlhf_api.samples import (
+    FINISH_REASONS,
+    Drawing,
+    FinishReason,
+    FloatArray,
+    ResponsePart,
+    SampleKey,
+    SampleRequest,
+    ScoringSample,
+    TokenArray,
+    VersionSpan,
+)
 from rlhf_workers.failures import WorkError
 
 
@@ -37,6 +48,7 @@ def request_of(sample: pb.GenerateSample) -> SampleRequest:
         unpack(sample.tokens).astype(np.int32) if known else np.empty(0, np.int32),
         unpack(sample.log_probabilities).astype(np.float32) if known else np.empty(0, np.float32),
         _spans_of(sample.versions),
+        Drawing(sample.drawing),
     )
 
 
@@ -50,6 +62,7 @@ def request_message(request: SampleRequest) -> pb.GenerateSample:
         versions=_span_messages(request.versions),
         random_key=request.random_key,
         max_response_tokens=request.max_response_tokens,
+        drawing=pb.Drawing.ValueType(request.drawing),
     )
 
 
@@ -77,8 +90,11 @@ def progress_message(response: ResponsePart | SampleRequest) -> pb.SampleProgres
     )
 
 
-def finished_message(response: ResponsePart, text: str) -> pb.FinishedSample:
-    """Return a whole response with its text."""
+def finished_message(
+    response: ResponsePart, text: str, queue_seconds: float = 0.0, drafted: tuple[int, int] = (0, 0)
+) -> pb.FinishedSample:
+    """Return a whole response with its text, what it waited for its first new token (0: not measured), and how many
+    tokens were drafted for it here, and accepted of them."""
     return pb.FinishedSample(
         key=key_message(response.key),
         tokens=pack(response.tokens),
@@ -86,6 +102,9 @@ def finished_message(response: ResponsePart, text: str) -> pb.FinishedSample:
         versions=_span_messages(response.versions),
         finish_reason=response.finish_reason,
         text=text,
+        queue_seconds=queue_seconds,
+        drafted_tokens=drafted[0],
+        accepted_tokens=drafted[1],
     )
 
 
@@ -98,7 +117,26 @@ def scoring_sample_of(message: pb.ScoreSample) -> ScoringSample:
         prompt_text=message.prompt_text,
         response_text=message.response_text,
         record=message.record,
+        finish_reason=_finish_reason(message),
+        fields={name: _field_of(message, name) for name in message.fields},
     )
+
+
+def _field_of(message: pb.ScoreSample, name: str) -> FloatArray:
+    try:
+        array: npt.NDArray[Any] = unpack(message.fields[name])
+    except ValueError as error:
+        raise _invalid(message, name, str(error)) from error
+    if array.ndim != 1 or array.dtype != np.float32 or not np.isfinite(array).all():
+        raise _invalid(message, name, f"is {array.dtype} {list(array.shape)}, needs finite numbers, float32 [n]")
+    return array
+
+
+def _finish_reason(message: pb.ScoreSample) -> FinishReason:
+    reason = message.finish_reason
+    if reason not in FINISH_REASONS:
+        raise _invalid(message, "finish_reason", f"is {reason[:20]!r}, must be one of {', '.join(FINISH_REASONS[1:])}")
+    return reason
 
 
 def tokens_of(message: pb.ScoreSample | pb.PrefixSample, name: Literal["prompt", "response"]) -> TokenArray:

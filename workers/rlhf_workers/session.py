@@ -51,6 +51,7 @@ class CoordinatorSession:
         register: pb.Register,
         on_welcome: Callable[[pb.Welcome], None],
         on_command: Callable[[pb.Command], None],
+        on_siblings: Callable[[pb.SiblingTokens], None],
     ) -> NoReturn:
         """Runs until the call breaks: always ends with SessionBrokenError (or what the callbacks raise)."""
         call = self._stub.Session()
@@ -61,7 +62,7 @@ class CoordinatorSession:
                 raise IncompatibleError(problem)
             on_welcome(welcome)
             tasks = [
-                asyncio.create_task(self._read(call, on_command)),
+                asyncio.create_task(self._read(call, on_command, on_siblings)),
                 asyncio.create_task(self._write(call, welcome.heartbeat_seconds or 1.0)),
             ]
             try:
@@ -89,13 +90,21 @@ class CoordinatorSession:
             raise SessionBrokenError("the coordinator's first message was not a welcome")
         return message.welcome
 
-    async def _read(self, call: SessionCall, on_command: Callable[[pb.Command], None]) -> None:
+    async def _read(
+        self,
+        call: SessionCall,
+        on_command: Callable[[pb.Command], None],
+        on_siblings: Callable[[pb.SiblingTokens], None],
+    ) -> None:
         while True:
             message = await call.read()
             if not isinstance(message, pb.CoordinatorMessage):
                 raise await _broken(call, None)
-            if message.WhichOneof("message") == "command":
-                on_command(message.command)
+            match message.WhichOneof("message"):
+                case "command":
+                    on_command(message.command)
+                case "siblings":
+                    on_siblings(message.siblings)
 
     async def _write(self, call: SessionCall, period: float) -> None:
         now = asyncio.get_running_loop().time

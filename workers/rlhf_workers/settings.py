@@ -42,6 +42,8 @@ class WorkerSettings:
     """Port of a TCPStore of this worker; 0: it picks a free one."""
     grace: float = 0.0
     """Seconds between SIGTERM and SIGKILL; 0: not known."""
+    device_sharers: int = 1
+    """Processes that are on its device, itself included."""
 
     @property
     def worker(self) -> str:
@@ -94,6 +96,7 @@ def read_settings(environ: Mapping[str, str]) -> WorkerSettings:
         start_timeout=float(_number(Env.START_TIMEOUT, timeout, 1)) if timeout else None,
         json_logs=environ.get(Env.LOG_FORMAT) == "json",
         grace=float(_number(Env.GRACE, environ.get(Env.GRACE) or "0", 0)),
+        device_sharers=_number(Env.DEVICE_SHARERS, environ.get(Env.DEVICE_SHARERS) or "1", 1),
     )
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 import torch
 from safetensors import SafetensorError, safe_open
 
+from rlhf_api.algorithms import ModelRole
 from rlhf_api.names import ExitCode
 from rlhf_workers.failures import WorkError
 
@@ -24,7 +25,7 @@ def read_folder(model: str, folder: Path) -> dict[str, torch.Tensor]:
         raise _corrupt(model, folder, "there is no safetensors file in it")
     tensors: dict[str, torch.Tensor] = {}
     for file in files:
-        for name, tensor in _read_file(model, folder, file).items():
+        for name, tensor in read_file(model, folder, file).items():
             if name in tensors:
                 raise _corrupt(model, folder, f"{name} is in {file.name} and in another file")
             tensors[name] = tensor
@@ -49,7 +50,8 @@ def _index(model: str, folder: Path) -> dict[str, str]:
     return index
 
 
-def _read_file(model: str, folder: Path, file: Path) -> dict[str, torch.Tensor]:
+def read_file(model: str, folder: Path, file: Path) -> dict[str, torch.Tensor]:
+    """Tensor name -> CPU tensor of one file; WorkError ModelCorrupt when it is missing or damaged."""
     try:
         with safe_open(file, framework="pt") as opened:
             return {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118 (not a dict)
@@ -59,4 +61,6 @@ def _read_file(model: str, folder: Path, file: Path) -> dict[str, torch.Tensor]:
 
 def _corrupt(model: str, folder: Path, what: str) -> WorkError:
     message = f"weights of {model} in {folder}: {what}"
-    return WorkError("ModelCorrupt", message, field=f"spec.models.{model}.path", exit_code=ExitCode.BAD_MODEL)
+    return WorkError(
+        "ModelCorrupt", message, field=f"{ModelRole(model).manifest_path}.path", exit_code=ExitCode.BAD_MODEL
+    )

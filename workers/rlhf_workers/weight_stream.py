@@ -17,7 +17,9 @@ from rlhf_api import control_pb2 as pb
 from rlhf_api.channels import channel
 from rlhf_api.control_pb2_grpc import WeightSourceStub
 from rlhf_workers.failures import WorkError
-from rlhf_workers.weight_source import DTYPES, raw_bytes
+from rlhf_workers.tensor_types import DTYPES
+from rlhf_workers.weight_manifest import WeightManifestError, check
+from rlhf_workers.weight_source import raw_bytes
 
 
 class WeightsRefusedError(WorkError):
@@ -28,10 +30,11 @@ class WeightStream:
     """Reads one source; `close` and `cut_off_if_idle` may be called from another thread."""
 
     def __init__(self, model: str, version: int, address: str, certificates: Path | None) -> None:
-        self.address = address
+        self.model, self.version, self.address, self.certificates = model, version, address, certificates
         self.closed = False
+        self.received, self.size = 0, 0
+        """Bytes so far, and of all; 0 while that is not known."""
         self._request = pb.WeightRequest(model=model, version=version)
-        self._certificates = certificates
         self._lock = threading.Lock()
         self._call: grpc.Call | None = None
         self._heard = 0.0
@@ -40,7 +43,7 @@ class WeightStream:
     def read(self, describe_seconds: float) -> dict[str, torch.Tensor]:
         """All tensors of this source. One attempt; a retryable WorkError may be tried again."""
         self._idle = 0.0
-        with channel(self.address, self._certificates) as peer:
+        with channel(self.address, self.certificates) as peer:
             stub = WeightSourceStub(peer)
             try:
                 manifest = stub.Describe(self._request, timeout=describe_seconds)
@@ -79,21 +82,19 @@ class WeightStream:
     def _allocate(self, manifest: pb.WeightManifest) -> dict[str, torch.Tensor]:
         if manifest.version != self._request.version:
             raise self._error("WeightsUnavailable", f"it describes version {manifest.version}")
-        tensors: dict[str, torch.Tensor] = {}
-        for entry in manifest.tensors:
-            if entry.name in tensors:
-                raise self._error("WeightsConflict", f"its manifest names {entry.name} twice", retryable=False)
-            if entry.dtype not in DTYPES or any(side < 0 for side in entry.shape):
-                what = f"{entry.name} is {entry.dtype} {list(entry.shape)}, which does not travel"
-                raise self._error("WeightsCorrupt", what, retryable=False)
-            tensors[entry.name] = torch.empty(tuple(entry.shape), dtype=DTYPES[entry.dtype])
-        return tensors
+        try:
+            check(manifest)
+        except WeightManifestError as error:
+            raise self._error("WeightsCorrupt", str(error), retryable=False) from error
+        return {entry.name: torch.empty(tuple(entry.shape), dtype=DTYPES[entry.dtype]) for entry in manifest.tensors}
 
     def _receive(self, manifest: pb.WeightManifest, tensors: dict[str, torch.Tensor]) -> None:
         memory = {name: raw_bytes(tensor) for name, tensor in tensors.items()}
         filled = dict.fromkeys(tensors, 0)
         checksums = dict.fromkeys(tensors, 0)
+        self.size = sum(map(len, memory.values()))
         for chunk in self._chunks():
+            self.received += len(chunk.data)
             end = chunk.offset + len(chunk.data)
             if chunk.name not in memory or chunk.offset != filled[chunk.name] or end > len(memory[chunk.name]):
                 raise self._error("WeightsCorrupt", f"unexpected bytes {chunk.offset} to {end} of {chunk.name!r}")

@@ -27,6 +27,9 @@ class Outbox(Protocol):
     def finished(self, message: pb.FinishedSample) -> None:
         """Reports a complete response."""
 
+    def failed(self, message: pb.FailedSample) -> bool:
+        """Reports that one sample cannot be decoded here and is not held any more; False: nobody understands that."""
+
     def scored(self, message: pb.ScoredSample) -> None:
         """Reports that one task is done (or failed, or abstained) on one sample."""
 
@@ -44,6 +47,9 @@ class Outbox(Protocol):
 
     def count(self, tokens: int) -> None:
         """Adds to the tokens of the heartbeat."""
+
+    def moved(self, what: str, size: int, seconds: float) -> None:
+        """Adds to the bytes that were moved and the time it took, by kind of move."""
 
 
 class WorkerRole(Protocol):
@@ -89,6 +95,18 @@ class ReportsBetweenSteps(Protocol):
 
 
 @runtime_checkable
+class DraftsBySiblings(Protocol):
+    """A role that drafts tokens by what other workers decode of the same prompts."""
+
+    @property
+    def learns_siblings(self) -> bool:
+        """Return whether `learn` is of any use: who decodes here drafts, and by siblings."""
+
+    def learn(self, message: pb.SiblingTokens) -> None:
+        """Takes a hint; what is wrong with one is counted, and no failure."""
+
+
+@runtime_checkable
 class WeightProvider(Protocol):
     """A role that serves weights to peers through the WeightSource service.
 
@@ -96,7 +114,8 @@ class WeightProvider(Protocol):
     """
 
     def tensors(self, model: str, version: int) -> Iterator[tuple[str, torch.Tensor]]:
-        """Yield (Hugging Face parameter name, CPU tensor) of this worker's stages; WorkError for another version."""
+        """Yield (Hugging Face parameter name, tensor) of this worker's stages, in the type that is published and where
+        they are held, all on one device; WorkError for another version."""
 
 
 class KvReceiver(Protocol):

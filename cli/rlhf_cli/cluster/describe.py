@@ -25,6 +25,13 @@ PODS_SHOWN: Final = 16
 EVENTS_SHOWN: Final = 12
 ITERATIONS_SHOWN: Final = 5
 _STATUS_STYLES: Final = {"True": "", "False": "dim", "Unknown": "yellow"}
+_PLANNED: Final = {
+    "Engine": "engine",
+    "Tail migration": "interStage",
+    "Training": "intraStage",
+    "Speculation": "speculation",
+    "Drafting switched": "speculationSwitched",
+}
 _GOOD: Final = frozenset({"Ready", "Completed"})
 
 
@@ -46,6 +53,7 @@ def description(details: JobDetails, now: datetime, width: int | None) -> list[T
         ("Groups", _groups(job, width)),
         ("Pods", _pods(details.pods, now, width)),
         ("Last iterations", _iterations(details.iterations, width)),
+        ("Largest losses", _losses(details.losses, width)),
         ("Events", _events(details.events, job, now, width)),
     )
     for title, content in sections:
@@ -72,7 +80,7 @@ def _overview(job: ClusterJob, now: datetime) -> list[list[Cell]]:
         rows.append(["Checkpoint", f"{at}, {checkpoint.get('path')}"])
     if restarts := _restarts(job, now):
         rows.append(["Restarts", restarts])
-    for name, field in (("Tail migration", "interStage"), ("Training", "intraStage"), ("Speculation", "speculation")):
+    for name, field in _PLANNED.items():
         if text := (status.get("plan") or {}).get(field):
             rows.append([name, str(text)])
     if (pool := status.get("migrationPool") or {}).get("replicas"):
@@ -84,9 +92,18 @@ def _overview(job: ClusterJob, now: datetime) -> list[list[Cell]]:
 def _progress(job: ClusterJob, now: datetime) -> str:
     progress = job.progress
     parts = [f"{progress.get('summary')} iterations"]
-    for name, field, digits in (("reward", "reward", 3), ("kl", "kl", 3), ("kl/token", "klPerToken", 4)):
+    for name, field, digits in (
+        ("reward", "reward", 3),
+        ("kl", "kl", 3),
+        ("kl/token", "klPerToken", 4),
+        ("loss", "loss", 4),
+    ):
         if text := number(progress.get(field), digits):
             parts.append(f"{name} {text}")
+    if text := number(progress.get("evaluationReward"), 3):
+        best = number(progress.get("bestEvaluationReward"), 3)
+        of = f"version {progress.get('evaluationVersion')}"
+        parts.append(f"evaluation {text} ({of}; best {best}, version {progress.get('bestEvaluationVersion')})")
     if speed := number(progress.get("samplesPerSecond"), 1):
         parts.append(f"{speed} samples/s")
     if skipped := progress.get("nonFiniteSteps"):
@@ -161,6 +178,10 @@ def _iterations(iterations: Sequence[PastIteration], width: int | None) -> list[
         rows.append([str(iteration.number), reward, speed, took, *spent])
     heading = ["ITERATION", "REWARD", "SAMPLES/S", "TOOK", *(stage.upper() for stage in stages)]
     return columns([heading, *rows], width, indent=2) if rows else []
+
+
+def _losses(losses: Sequence[str], width: int | None) -> list[Text]:
+    return [line for number, words in enumerate(losses, 1) for line in paragraph(Text(f"  {number}. {words}"), width)]
 
 
 def _events(events: Iterable[Json], job: ClusterJob, now: datetime, width: int | None) -> list[Text]:

@@ -5,13 +5,15 @@ client, whose text `explained` replaces by one that says what would help.
 """
 
 import re
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from rlhf_api import names
 from rlhf_api.names import ExitCode
-from rlhf_operator.api_client.connection import Connection
 from rlhf_operator.api_client.errors import ApiError, ForbiddenError, MissingError, UnavailableError
-from rlhf_operator.api_client.transport import ApiRequest
+
+if TYPE_CHECKING:  # errors of a local run are explained on machines without the Kubernetes client
+    from rlhf_operator.api_client.connection import Connection
+    from rlhf_operator.api_client.transport import ApiRequest
 
 TIMED_OUT: Final = 124
 """Exit code of a `wait` that gave up, as timeout(1) has it."""
@@ -26,7 +28,7 @@ class VerbError(Exception):
         self.exit_code = int(exit_code)
 
 
-def explained(error: ApiError, request: ApiRequest, connection: Connection) -> ApiError | VerbError:
+def explained(error: ApiError, request: "ApiRequest", connection: "Connection") -> ApiError | VerbError:
     """Return an error of the same class whose text says what would help; a VerbError where RLHFJobs are not known."""
     message = str(error.args[0])
     if isinstance(error, UnavailableError):
@@ -46,7 +48,7 @@ def explained(error: ApiError, request: ApiRequest, connection: Connection) -> A
     return type(error)(text, code=error.code, reason=error.reason, details=error.details)
 
 
-def _unreachable(why: str, connection: Connection) -> str:
+def _unreachable(why: str, connection: "Connection") -> str:
     server = connection.configuration.host
     context = f" (context {connection.context})" if connection.context else ""
     if "CERTIFICATE_VERIFY_FAILED" in why or "certificate verify failed" in why:
@@ -56,7 +58,7 @@ def _unreachable(why: str, connection: Connection) -> str:
     return f"the API server {server}{context} cannot be reached: {why}; {remedy}"
 
 
-def _forbidden(message: str, request: ApiRequest) -> str:
+def _forbidden(message: str, request: "ApiRequest") -> str:
     match = _USER.search(message)
     user = f"user {match.group(1)}" if match else "you"
     group = f".{names.GROUP}" if request.resource.plural == names.PLURAL else ""
@@ -69,7 +71,7 @@ def _forbidden(message: str, request: ApiRequest) -> str:
     )
 
 
-def _not_installed(connection: Connection) -> str:
+def _not_installed(connection: "Connection") -> str:
     context = f"context {connection.context}" if connection.context else "this cluster"
     return (
         f"{context} does not know {names.KIND} ({names.API_VERSION}): install the operator there"
@@ -78,11 +80,11 @@ def _not_installed(connection: Connection) -> str:
     )
 
 
-def _shown(request: ApiRequest) -> str:
+def _shown(request: "ApiRequest") -> str:
     """Return the resource as a Role names it, the object's name and where it is."""
     resource = "/".join(part for part in (request.resource.plural, request.subresource) if part)
     return " ".join(part for part in (resource, request.name, _where(request)) if part)
 
 
-def _where(request: ApiRequest) -> str:
+def _where(request: "ApiRequest") -> str:
     return f"in namespace {request.namespace}" if request.namespace else "in all namespaces"

@@ -28,6 +28,9 @@ Json = dict[str, Any]
 LOG_LINES: Final = 400
 """Lines of the coordinator's log that are read: five per iteration, and some to spare."""
 _CLOSED: Final = re.compile(r"iteration (\d+)/(\d+): reward (\S+), ([\d.]+) samples/s, ([\d.]+) s")
+_LOSS: Final = re.compile(r"loss ([1-9]) of iteration (\d+): (.+)")
+LOSS_CHARACTERS: Final = 500
+"""Of one loss that are shown; the coordinator says less."""
 _ENTERED: Final = re.compile(r"([A-Z][a-z]+) \(iteration (\d+)\)")
 
 
@@ -56,6 +59,8 @@ class JobDetails:
     iterations: Sequence[PastIteration]
     operator_age: timedelta | None
     """Time since the operator last renewed its Lease; None when the Lease could not be read."""
+    losses: Sequence[str] = ()
+    """Why iterations take as long as they do, the largest loss first, as the coordinator said last."""
     missing: Sequence[str] = ()
     """What could not be read, and why."""
 
@@ -70,16 +75,17 @@ async def read_details(session: ClusterSession, name: str, now: datetime) -> Job
     async def listed(resource: str, where: str | None, **selectors: str) -> list[Json]:
         return (await api.listing(resource, where, **selectors))[0]
 
-    pods, events, iterations, leases = await asyncio.gather(
+    pods, events, lines, leases = await asyncio.gather(
         _or_nothing(listed("pods", namespace, labelSelector=job.selector), "its pods", missing),
         _or_nothing(listed("events", namespace), "events", missing),
-        _or_nothing(_read_iterations(api, job), "the last iterations", missing),
+        _or_nothing(_read_log(api, job), "the last iterations", missing),
         _or_nothing(listed("leases", None, fieldSelector=lease), "", []),
     )
     uids = {job.body["metadata"]["uid"], *(pod["metadata"]["uid"] for pod in pods)}
     own_events = [event for event in events if (event.get("regarding") or {}).get("uid") in uids]
     age = operator_age(leases, now)
-    return JobDetails(job, cluster_pods(pods, own_events, now), own_events, iterations, age, missing)
+    read = cluster_pods(pods, own_events, now)
+    return JobDetails(job, read, own_events, parse_iterations(lines), age, parse_losses(lines), missing)
 
 
 def operator_age(leases: list[Json], now: datetime) -> timedelta | None:
@@ -106,6 +112,18 @@ def parse_iterations(lines: Iterable[str]) -> list[PastIteration]:
     return [iterations[number] for number in sorted(iterations)]
 
 
+def parse_losses(lines: Iterable[str]) -> list[str]:
+    """Return the losses that log lines said last, the largest first; of another iteration than the last, none."""
+    last, losses = "", dict[str, str]()
+    for line in lines:
+        if match := _LOSS.fullmatch(_time_and_message(line)[1]):
+            number, iteration, words = match.groups()
+            if iteration != last or number == "1":
+                last, losses = iteration, {}
+            losses[number] = words[:LOSS_CHARACTERS]
+    return [losses[number] for number in sorted(losses)]
+
+
 def as_metrics(iterations: Iterable[PastIteration]) -> list[dict[str, Any]]:
     """Return the finished iterations in the form of metrics.jsonl, which the live view takes."""
     return [
@@ -119,11 +137,12 @@ def as_metrics(iterations: Iterable[PastIteration]) -> list[dict[str, Any]]:
     ]
 
 
-async def _read_iterations(api: Api, job: ClusterJob) -> list[PastIteration]:
+async def _read_log(api: Api, job: ClusterJob) -> list[str]:
+    """Return the end of the coordinator's log."""
     pod = f"{job.name}-{names.Group.COORDINATOR}"
     query = {"tailLines": str(LOG_LINES), "container": CONTAINER}
     try:
-        return parse_iterations([line.decode(errors="replace") async for line in api.log(job.namespace, pod, query)])
+        return [line.decode(errors="replace") async for line in api.log(job.namespace, pod, query)]
     except ForbiddenError:
         raise
     except (MissingError, RefusedError):

@@ -76,12 +76,12 @@ def _finished(job: ClusterJob, now: datetime) -> str:
         return ""
     started, ended = moment(job.status.get("startTime")), moment(job.status.get("completionTime"))
     took = f" in {duration((ended - started).total_seconds())}" if started and ended else ""
-    reward = number(job.progress.get("reward"), 3)
+    reward, loss = number(job.progress.get("reward"), 3), number(job.progress.get("loss"), 4)
     checkpoint = (job.status.get("lastCheckpoint") or {}).get("path")
     model = (
         f" The model is {checkpoint.rstrip('/')}/actor." if checkpoint else " spec.checkpoints was not set: no model."
     )
-    last = f", last reward {reward}" if reward else ""
+    last = f", last reward {reward}" if reward else f", last loss {loss}" if loss else ""
     return f"Complete: {job.iterations} iterations{took}{last}, {age(ended, now)} ago.{model}"
 
 

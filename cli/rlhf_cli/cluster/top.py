@@ -18,7 +18,9 @@ from rich.live import Live
 
 from rlhf_api import control_pb2 as pb
 from rlhf_api.conditions import ConditionType
-from rlhf_api.names import METRICS_PREFIX, Group
+from rlhf_api.metrics import fusion, run, samples, storage
+from rlhf_api.metrics import job as job_metrics
+from rlhf_api.names import Group
 from rlhf_cli.cluster.cluster_job import ClusterJob, shortened
 from rlhf_cli.cluster.cluster_pod import ClusterPod, event_time, explanations, notable_events
 from rlhf_cli.cluster.cluster_session import ClusterSession, now
@@ -60,20 +62,24 @@ async def top(session: ClusterSession, name: str, every: float, *, once: bool) -
 def status_from_metrics(page: str, job: ClusterJob, pods: Sequence[ClusterPod]) -> pb.JobStatus:
     """Return the status that a coordinator's metrics page describes. Raises ValueError for what is no metrics page."""
     series = _series(page)
-    phases = [sample.labels["phase"] for sample in series.get("phase", ()) if sample.value]
+    phases = [sample.labels["phase"] for sample in series.get(job_metrics.PHASE.name, ()) if sample.value]
     status = pb.JobStatus(
         job=job.name,
         phase=phases[0] if phases else job.phase,
-        iteration=int(_first(series.get("iteration", ()), job.iteration)),
+        iteration=int(_first(series.get(job_metrics.ITERATION.name, ()), job.iteration)),
         iterations=job.iterations,
-        ledger={sample.labels["state"]: int(sample.value) for sample in series.get("samples", ())},
-        weight_version=int(_first(series.get("weight_version", ()), 0)),
-        metrics={sample.labels["name"]: sample.value for sample in series.get("iteration_metric", ())},
-        restarts={sample.labels["worker"]: int(sample.value) for sample in series.get("worker_restarts_total", ())},
+        ledger={sample.labels["state"]: int(sample.value) for sample in series.get(samples.SAMPLES.name, ())},
+        weight_version=int(_first(series.get(storage.WEIGHT_VERSION.name, ()), 0)),
+        metrics={sample.labels["name"]: sample.value for sample in series.get(run.ITERATION_METRIC.name, ())},
+        restarts={
+            sample.labels["worker"]: int(sample.value) for sample in series.get(samples.WORKER_RESTARTS.name, ())
+        },
     )
-    rates = {sample.labels["worker"]: sample.value for sample in series.get("worker_tokens_per_second", ())}
+    rates = {sample.labels["worker"]: sample.value for sample in series.get(samples.WORKER_TOKENS.name, ())}
     states = {
-        sample.labels["worker"]: sample.labels["state"] for sample in series.get("worker_state", ()) if sample.value
+        sample.labels["worker"]: sample.labels["state"]
+        for sample in series.get(samples.WORKER_STATE.name, ())
+        if sample.value
     }
     activities = explanations([pod for pod in pods if pod.pod.group != Group.COORDINATOR])
     for name, state in states.items():
@@ -112,22 +118,22 @@ def _with_common_fields(status: pb.JobStatus, job: ClusterJob, pods: Sequence[Cl
 
 def _add_pool(status: pb.JobStatus, series: Mapping[str, Sequence[Sample]], job: ClusterJob) -> None:
     """Add the migration pool once it exists; a pool that is only planned is not in the metrics."""
-    pool = [sample.labels["worker"] for sample in series.get("fusion_pool", ()) if sample.value]
+    pool = [sample.labels["worker"] for sample in series.get(fusion.POOL.name, ()) if sample.value]
     if not pool:
         return
     status.pool.extend(pool)
-    status.fusion.threshold = int(_first(series.get("fusion_threshold", ()), 0))
-    released = (sample.labels["worker"] for sample in series.get("fusion_released", ()) if sample.value)
+    status.fusion.threshold = int(_first(series.get(fusion.THRESHOLD.name, ()), 0))
+    released = (sample.labels["worker"] for sample in series.get(fusion.RELEASED.name, ()) if sample.value)
     status.fusion.released.extend(released)
     status.replicas["generation"] = int((job.spec.get("generation") or {}).get("replicas", 1))
 
 
 def _series(page: str) -> dict[str, list[Sample]]:
-    """Return the samples of a metrics page by name, without the prefix of our metrics."""
+    """Return the samples of a metrics page by name."""
     series: dict[str, list[Sample]] = {}
     for family in text_string_to_metric_families(page):
         for sample in family.samples:
-            series.setdefault(sample.name.removeprefix(METRICS_PREFIX), []).append(sample)
+            series.setdefault(sample.name, []).append(sample)
     return series
 
 

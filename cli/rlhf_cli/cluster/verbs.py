@@ -49,7 +49,7 @@ def register(app: typer.Typer) -> None:
         app.command(rich_help_panel=PANEL)(verb)
 
 
-def _run(
+def run_verb(
     kubeconfig: Path | None,
     context: str | None,
     namespace: str | None,
@@ -92,14 +92,14 @@ def get(
 
     chosen = output_format.value if output_format else ""
     options = getting.GetOptions(tuple(jobs or ()), all_namespaces, selector, chosen, watch)
-    _run(kubeconfig, context, namespace, lambda session: getting.get(session, options))
+    run_verb(kubeconfig, context, namespace, lambda session: getting.get(session, options))
 
 
 def describe(job: Name, namespace: Namespace = None, context: Context = None, kubeconfig: Kubeconfig = None) -> None:
     """Say what a job does or waits for, and what is known of it."""
     from rlhf_cli.cluster import describe as describing
 
-    _run(kubeconfig, context, namespace, lambda session: describing.describe(session, job))
+    run_verb(kubeconfig, context, namespace, lambda session: describing.describe(session, job))
 
 
 def logs(
@@ -134,7 +134,7 @@ def logs(
     from rlhf_cli.cluster import logs as reading
 
     options = reading.LogOptions(group, index, follow, previous, tail, raw)
-    _run(kubeconfig, context, namespace, lambda session: reading.logs(session, job, options))
+    run_verb(kubeconfig, context, namespace, lambda session: reading.logs(session, job, options))
 
 
 def top(
@@ -150,7 +150,7 @@ def top(
     """Show what the workers of a job do, as `rlhf run` does."""
     from rlhf_cli.cluster import top as viewing
 
-    _run(kubeconfig, context, namespace, lambda session: viewing.top(session, job, every, once=once))
+    run_verb(kubeconfig, context, namespace, lambda session: viewing.top(session, job, every, once=once))
 
 
 def suspend(
@@ -163,7 +163,7 @@ def suspend(
     """Checkpoint a job and stop its workers until it is resumed."""
     from rlhf_cli.cluster import spec_change
 
-    _run(
+    run_verb(
         kubeconfig,
         context,
         namespace,
@@ -181,7 +181,7 @@ def resume(
     """Let a suspended job go on from its last checkpoint."""
     from rlhf_cli.cluster import spec_change
 
-    _run(
+    run_verb(
         kubeconfig,
         context,
         namespace,
@@ -208,7 +208,7 @@ def scale(
     from rlhf_cli.cluster import spec_change
 
     change_of = partial(spec_change.scale, sizes=spec_change.parse_sizes(sizes))
-    _run(kubeconfig, context, namespace, lambda session: spec_change.send(session, job, change_of, dry_run=dry_run))
+    run_verb(kubeconfig, context, namespace, lambda session: spec_change.send(session, job, change_of, dry_run=dry_run))
 
 
 def wait(
@@ -230,4 +230,4 @@ def wait(
     from rlhf_cli.cluster import wait as waiting
 
     wanted, seconds = waiting.parse_goal(goal), waiting.parse_duration(timeout)
-    _run(kubeconfig, context, namespace, lambda session: waiting.wait(session, job, wanted, seconds))
+    run_verb(kubeconfig, context, namespace, lambda session: waiting.wait(session, job, wanted, seconds))

@@ -1,12 +1,15 @@
 """Which CPU cores and CUDA devices each process of a local run gets. Pure, but for `this_machine`.
 
 Rule: the stages of an iteration mostly alternate, so where a machine has too few devices for all groups, groups share
-them; the members of one group never do. Processes are pinned to cores only where each can have its own, because
-overlapping pins are worse than the kernel's own balancing.
+them; the members of one group do only where a group alone has more of them than there are devices. Every process is
+told how many it shares its device with. Processes are pinned to cores only where each can have its own, because
+overlapping pins are worse than the kernel's own balancing; one with a GPU never is, because the thread that launches
+kernels would wait for the threads that serve peers.
 """
 
 import os
 import subprocess
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -41,6 +44,8 @@ class DeviceShare:
     cores: frozenset[int] | None = None
     """Cores that it is pinned to; None for any."""
     gpus: tuple[str, ...] = ()
+    sharers: int = 1
+    """Processes on the busiest of its CUDA devices, itself included."""
 
 
 @dataclass(frozen=True)
@@ -52,11 +57,14 @@ class DeviceAllotment:
 
 
 def allot_devices(demands: Sequence[DeviceDemand], machine: LocalMachine) -> DeviceAllotment:
-    """Return the devices of all processes. Raises RunError when one group needs more CUDA devices than there are."""
+    """Return the devices of all processes. Raises RunError when one process needs more CUDA devices than there are."""
     notes: list[str] = []
     cores = _allot_cores(demands, machine, notes)
     gpus = _allot_gpus(demands, machine, notes)
-    return DeviceAllotment({d.name: DeviceShare(cores.get(d.name), gpus[d.name]) for d in demands}, tuple(notes))
+    users = Counter(gpu for each in gpus.values() for gpu in each)
+    sharers = {name: max((users[gpu] for gpu in each), default=1) for name, each in gpus.items()}
+    shares = {d.name: DeviceShare(cores.get(d.name), gpus[d.name], sharers[d.name]) for d in demands}
+    return DeviceAllotment(shares, tuple(notes))
 
 
 def _allot_cores(demands: Sequence[DeviceDemand], machine: LocalMachine, notes: list[str]) -> dict[str, frozenset[int]]:
@@ -67,11 +75,13 @@ def _allot_cores(demands: Sequence[DeviceDemand], machine: LocalMachine, notes: 
         notes.append(f"{threads} compute threads share {len(machine.cores)} cores")
         return {}
     free = iter(machine.cores)
-    return {demand.name: frozenset(next(free) for _ in range(demand.threads)) for demand in workers}
+    pinned = (demand for demand in workers if not demand.gpus)
+    return {demand.name: frozenset(next(free) for _ in range(demand.threads)) for demand in pinned}
 
 
 def _allot_gpus(demands: Sequence[DeviceDemand], machine: LocalMachine, notes: list[str]) -> dict[str, tuple[str, ...]]:
-    shared = sum(demand.gpus for demand in demands) > len(machine.gpus)
+    present = len(machine.gpus)
+    shared = sum(demand.gpus for demand in demands) > present
     taken = 0
     group: Group | None = None
     shares = {}
@@ -79,15 +89,18 @@ def _allot_gpus(demands: Sequence[DeviceDemand], machine: LocalMachine, notes: l
         if shared and demand.group is not group:
             group, taken = demand.group, 0
             needed = sum(other.gpus for other in demands if other.group is group)
-            if needed > len(machine.gpus):
-                raise RunError(
-                    f"spec.{group}.gpusPerReplica: {demand.gpus}: the group needs {needed} CUDA devices, "
-                    f"this machine has {len(machine.gpus)}; use fewer workers, or 0 to run on CPU"
-                )
-        shares[demand.name] = machine.gpus[taken : taken + demand.gpus]
+            if demand.gpus <= present < needed:
+                notes.append(f"{group}: processes that need {needed} CUDA devices share {present}")
+        if demand.gpus > present:
+            raise RunError(
+                f"spec.{demand.group}.gpusPerReplica: {demand.gpus}: this machine has {present} CUDA devices; "
+                f"ask for fewer, or 0 to run on CPU"
+            )
+        # From the first device on again, where a group alone has more processes than there are devices.
+        shares[demand.name] = tuple(machine.gpus[(taken + number) % present] for number in range(demand.gpus))
         taken += demand.gpus
     if shared:
-        notes.append(f"groups share {len(machine.gpus)} CUDA devices; their models are in memory at the same time")
+        notes.append(f"groups share {present} CUDA devices; their models are in memory at the same time")
     return shares
 
 

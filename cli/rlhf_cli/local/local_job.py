@@ -17,6 +17,7 @@ from rlhf_api.problems import ManifestError
 from rlhf_api.protocol import read_job
 from rlhf_cli.load_job import LoadedJob
 from rlhf_cli.local.devices import LocalMachine, allot_devices
+from rlhf_cli.local.errors import RunError
 from rlhf_cli.local.pods_to_processes import LocalProcess, device_demands, job_file_content, local_processes
 from rlhf_cli.local.ports import LOOPBACK, JobPorts, claim, free_ports
 from rlhf_cli.local.run_folder import RunFolder
@@ -78,9 +79,17 @@ def prepare_job(
 
 
 def check_unchanged(job_file: Path, job: RLHFJob) -> None:
-    """Raise ManifestError for fixed fields that differ from those of the job file, which may be of another version."""
+    """Raise ManifestError for fixed fields that differ from those of the job file, which may be of another version.
+
+    Raises RunError for a file that is no job, as a disk that was full leaves it, or a version that cannot be read here.
+    """
     if not job_file.is_file():
         return
-    before = read_job(json.loads(job_file.read_bytes()))
+    try:
+        before = read_job(json.loads(job_file.read_bytes()))
+    except (OSError, ValueError) as error:
+        why = " ".join(str(error).split())
+        remedy = "resume by the version of rlhf that wrote it, or begin a new run in another --run-dir"
+        raise RunError(f"--resume: {job_file} is no job that can be read: {remedy} ({why})") from error
     if problems := manifest.forbidden_changes(before, job):
         raise ManifestError(problems, f"cannot resume the run in {job_file.parent}")

@@ -17,7 +17,7 @@ from rlhf_cli.local.devices import DeviceDemand, DeviceShare
 from rlhf_cli.local.errors import RunError
 from rlhf_cli.local.ports import LOOPBACK, JobPorts
 from rlhf_cli.local.run_folder import RunPaths
-from rlhf_operator.manifests import RenderedObjects
+from rlhf_operator.manifests import RenderedObjects, engine_pods
 from rlhf_operator.manifests.mount_paths import JOB_KEY
 from rlhf_operator.manifests.pods import CONTAINER, GPU_RESOURCE
 
@@ -33,6 +33,8 @@ _LEFT_OUT: Final = frozenset(
         Env.TERMINATION_MESSAGE.value,
         Env.GRACE.value,
         Env.AWAIT_WORKERS.value,
+        *engine_pods.CACHES,
+        *engine_pods.OFFLINE,
     }
 )
 """Variables of a pod that keep the caller's value on this machine, or stay unset."""
@@ -63,11 +65,14 @@ class LocalProcess:
 
 def device_demands(objects: RenderedObjects) -> list[DeviceDemand]:
     """Return what each pod needs of a machine, in the order of the pods."""
+    split = json.loads(job_file_content(objects))["spec"]["generation"]["parallelism"]["tensor"]
     demands = []
     for pod in objects.pods:
         container = _container(pod)
         gpus = int(container["resources"].get("limits", {}).get(GPU_RESOURCE, 0))
         threads = int(_environment(container, {}).get(Env.THREADS, "1"))
+        if _group(pod) is Group.GENERATION:
+            threads *= split  # each process of a worker has its own
         demands.append(DeviceDemand(_name(pod), _group(pod), threads, gpus))
     return demands
 
@@ -126,6 +131,13 @@ def _local_process(
         env[Env.RENDEZVOUS_PORT] = str(own.rendezvous)
     if share.gpus or env.get(Env.DEVICE) == "cpu":
         env["CUDA_VISIBLE_DEVICES"] = ",".join(share.gpus)
+    if share.gpus and "CUDA_VISIBLE_DEVICES" not in caller:
+        env["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"  # that of nvidia-smi, which the numbers are from; CUDA's own may differ
+    if share.cores is None and int(env.get(Env.THREADS, "1")) > 1 and "OMP_WAIT_POLICY" not in caller:
+        # Threads that spin for each other on cores that others need: a step of vLLM takes twenty times its CPU time.
+        env.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    if share.sharers > 1:
+        env[Env.DEVICE_SHARERS] = str(share.sharers)
     return LocalProcess(
         name=name,
         group=group,

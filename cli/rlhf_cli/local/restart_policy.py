@@ -26,6 +26,7 @@ VERDICTS: Final = frozenset(
         ExitCode.BAD_DATA,
         ExitCode.STORAGE,
         ExitCode.ADDRESS_IN_USE,
+        ExitCode.SAMPLE_FAILED,
         ExitCode.INTERRUPTED,
     }
 )

@@ -21,6 +21,8 @@ from rlhf_operator.manifests.mount_paths import JOB_KEY
 
 RUNS: Final = Path("runs")
 """Default parent of run folders, in the working directory."""
+RUNS_NAMED: Final = 3
+"""Of the runs in the default parent, in a message."""
 _TOKEN: Final = "token"  # noqa: S105 a file name
 
 
@@ -66,6 +68,19 @@ def holds_run(folder: Path) -> bool:
     return (folder / "journal").is_dir() or (folder / "metrics.jsonl").exists()
 
 
+def why_no_run(folder: Path) -> str:
+    """Return why a folder that was named as that of a run is none, with the runs that there are."""
+    if not folder.exists():
+        why = "there is no such folder"
+    elif not folder.is_dir():
+        why = "is a file, not a folder"
+    else:
+        why = "there is no run in it, which would have written journal/ and metrics.jsonl"
+    runs = sorted((path for path in RUNS.glob("*") if holds_run(path)), key=lambda path: path.stat().st_mtime)
+    newest = ", ".join(str(path) for path in runs[: -1 - RUNS_NAMED : -1])
+    return f"{why}; " + (f"the newest runs here are {newest}" if runs else f"{RUNS.absolute()} has no runs either")
+
+
 class RunFolder:
     """A run folder that belongs to this process until it ends."""
 
@@ -73,7 +88,9 @@ class RunFolder:
         """Create and lock the folder. Raises RunError when it is in use, or holds (or, to resume, lacks) a run."""
         self.paths, folder = paths, paths.run_dir
         if resume and not holds_run(folder) and not (folder / "checkpoints").is_dir():
-            raise RunError(f"--resume: there is no run in {folder}")
+            raise RunError(f"--resume --run-dir {folder}: {why_no_run(folder)}; without --resume a new run begins")
+        if folder.exists() and not folder.is_dir():
+            raise RunError(f"--run-dir {folder}: is a file; give a folder, which is made where there is none")
         try:
             (folder / "logs").mkdir(parents=True, exist_ok=True)
             self._lock = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)

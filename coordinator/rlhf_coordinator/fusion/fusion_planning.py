@@ -13,8 +13,9 @@ import time
 from typing import Final
 
 from rlhf_api import control_pb2 as pb
+from rlhf_api.algorithms import samples_begun
 from rlhf_api.names import Group
-from rlhf_coordinator.fusion import counterfactual, learning
+from rlhf_coordinator.fusion import counterfactual, learning, reallocation
 from rlhf_coordinator.fusion.learning import iteration_setup
 from rlhf_coordinator.job.commands import send
 from rlhf_coordinator.job.job_run import JobRun, iteration_prompts
@@ -140,11 +141,13 @@ def plan_next_iteration(run: JobRun) -> None:
     """Learn from an iteration of which all is scored; while training runs, plan the tail of the next one, and whether
     it scores incrementally."""
     learning.learn(run)
+    if run.scheduled.consolidation.possible and run.state.fusion.learned is not None:
+        run.state.fusion.learned |= reallocation.report(run)
     counterfactual.estimate_gain(run)
     after, mode = run.state.iteration + 1, run.context.spec.fusion.inter_stage.mode
     wanted = mode == "Auto" and run.state.fusion.measured and run.scheduled.consolidation.possible
     if wanted and not run.context.last(run.state.iteration):
-        prompts = iteration_prompts(run.prompts, after, run.context.spec.rollout.batch_size)
+        prompts = iteration_prompts(run.prompts, after, samples_begun(run.context.spec))
         _plan_in_background(run, after, iteration_setup(run, *prompts))
 
 

@@ -15,6 +15,7 @@ from rlhf_coordinator.job.job_run import JobRun
 from rlhf_coordinator.scheduling import incremental_dispatch
 from rlhf_coordinator.scheduling.decisions import ScorePrefix
 from rlhf_coordinator.state.incremental_state import HeldPrefix
+from rlhf_coordinator.state.sample import SampleState
 from rlhf_coordinator.state.worker import CommandKind, PendingCommand
 from rlhf_coordinator.storage.sample_codec import prefix_sample
 from rlhf_planner.inter_stage.incremental_gain import PassSums
@@ -85,7 +86,10 @@ def scoring_assigned(run: JobRun, index: int, worker: str, tasks: tuple[str, ...
 
 
 def score_taken(run: JobRun, message: pb.ScoredSample) -> None:
-    """Count how many tokens of a score had been scored before the sample ended."""
+    """Note when a sample has all its scores, and count how many tokens of one had been scored before it ended."""
+    if run.state.ledger.samples[message.key.sample].state is SampleState.SCORED:
+        run.state.incremental.scored[message.key.sample] = time.monotonic()
+        run.state.incremental.last_tasks[message.task] += 1
     if message.task in incremental_tasks(run.context.tasks):
         incremental_state, index = run.state.incremental, message.key.sample
         incremental_state.early_tokens += message.early_tokens

@@ -24,7 +24,11 @@ from rlhf_planner.inter_stage.costs import JOB_KEY, StageCosts
 from rlhf_planner.inter_stage.forecast import IterationSetup
 from rlhf_planner.inter_stage.learned_costs import ObservedWork, refined
 from rlhf_planner.inter_stage.lengths import WINDOW
+from rlhf_planner.inter_stage.observed_steps import MIN_STEPS
 from rlhf_planner.inter_stage.simulate import simulate
+from rlhf_planner.inter_stage.throughput import EVEN_PACE
+from rlhf_planner.speculation.forecast import NO_SPECULATION, SpeculationForecast
+from rlhf_planner.speculation.observed_gain import DraftedSteps, observed_forecast
 
 log = logging.getLogger(__name__)
 
@@ -40,6 +44,8 @@ def restore_learned(run: JobRun, written: dict[str, Any]) -> None:
         try:
             rows = run.context.spec.generation.max_batch_size  # may have been changed since
             fusion.costs = replace(StageCosts.from_document(costs), max_batch_size=rows)
+            if run.context.spec.generation.speculation.mode == "Disabled":
+                fusion.costs = replace(fusion.costs, speculation=NO_SPECULATION)
             fusion.measured = True
         except ValueError as error:
             log.warning("the costs of generation and inference are measured again: %s", error)
@@ -80,8 +86,11 @@ def learn(run: JobRun) -> None:
     state, fusion = run.state, run.state.fusion
     if fusion.learned is not None:
         return
-    lengths = [len(sample.response) for sample in state.ledger.samples]
-    fusion.lengths = fusion.lengths.with_batch(zip(state.prompt_tokens, lengths, strict=True), lines=state.prompt_lines)
+    kept = [sample for sample in state.ledger.samples if not sample.left_out]
+    lengths = [len(sample.response) for sample in kept]
+    prompts = [state.prompt_tokens[sample.index] for sample in kept]
+    lines = [state.prompt_lines[sample.index] for sample in kept]
+    fusion.lengths = fusion.lengths.with_batch(zip(prompts, lengths, strict=True), lines=lines)
     metrics = fusion.learned = {}
     if not run.scheduled.consolidation.possible:
         return
@@ -94,21 +103,43 @@ def learn(run: JobRun) -> None:
         pool = choice.pool if run.scheduled.consolidation.planned else workers
         threshold, setup = (
             choice.threshold if pool < workers else 0,
-            iteration_setup(run, state.prompt_tokens, state.prompt_lines),
+            iteration_setup(run, prompts, lines),
         )
         try:
             hindsight = simulate(lengths, setup, fusion.costs, threshold, pool, choice.transfer, model=fusion.lengths)
         except ValueError as error:
             log.warning("iteration %d could not be simulated with its own lengths: %s", state.iteration, error)
             return
+        without = (
+            hindsight if not threshold else simulate(lengths, setup, fusion.costs, 0, workers, model=fusion.lengths)
+        )
         metrics["fusion/simulated_seconds"] = hindsight.seconds
+        metrics["fusion/simulated_off_seconds"] = without.seconds
+        if without.seconds > 0:
+            metrics["fusion/gain_share"] = 1 - hindsight.seconds / without.seconds
         metrics["fusion/simulated_generation_seconds"] = hindsight.generation_seconds
         metrics["fusion/simulated_decode_busy"] = hindsight.decode_busy
         metrics["fusion/simulated_score_busy"] = hindsight.score_busy
         metrics |= {f"fusion/{kind}_ratio": ratio for kind, ratio in fusion.costs.scale.items()}
         metrics["fusion/contention_ratio"] = fusion.costs.contention_ratio
         fusion.costs = refined(fusion.costs, [*fusion.observed, *with_contention(fusion.decoded, fusion.scored)])
+        fusion.costs = replace(fusion.costs, speculation=expected_drafts(run))
         store_costs(run)
+
+
+def expected_drafts(run: JobRun) -> SpeculationForecast:
+    """Return what drafts are expected to give from now on, by what the iteration's steps yielded and took."""
+    mode, fusion = run.context.spec.generation.speculation.mode, run.state.fusion
+    if mode == "Disabled":
+        return NO_SPECULATION
+    stretches = (stretch for _, stretch in fusion.stretches)
+    costs = fusion.costs
+    return observed_forecast(
+        costs.speculation,
+        stretches,
+        lambda rows, context: costs.decode_seconds(max(1, round(rows)), context),
+        zero_allowed=mode != "Fixed",
+    )
 
 
 def store_costs(run: JobRun) -> None:
@@ -132,12 +163,27 @@ def observe(run: JobRun, name: str, observation: pb.Observation) -> None:
     busy, label = fusion.busy.setdefault(name, {}), "decode" if kind == "decode" else "score"
     busy[label] = busy.get(label, 0.0) + _seconds(observation)
     if kind == "decode":
-        if observation.decode.rows_per_step:
-            fusion.decoded.append((interval, decode_work(observation)))
+        _take_decoded(run, interval, observation)
         return
     if worker is not None and worker.group is Group.GENERATION:
         fusion.scored.append(interval)
     fusion.observed.append(scoring_work(run.context, observation))
+
+
+def _take_decoded(run: JobRun, interval: WorkInterval, observation: pb.Observation) -> None:
+    """Take in steps: plain ones say what steps cost, all of them what drafts give, and how fast this worker is."""
+    fusion, decode = run.state.fusion, observation.decode
+    if not decode.rows_per_step:
+        return
+    if decode.steps > decode.verified.steps:
+        fusion.decoded.append((interval, decode_work(observation)))
+    stretch = drafted_steps(observation)
+    fusion.stretches.append((interval, stretch))
+    if fusion.measured and stretch.steps >= MIN_STEPS and stretch.tokens > 0 and stretch.seconds > 0:
+        rows, tokens = max(1, round(stretch.rows)), stretch.tokens if stretch.verified else 1.0
+        expected = fusion.costs.token_seconds if stretch.verified else fusion.costs.decode_seconds
+        ratio = stretch.seconds / stretch.steps / tokens / expected(rows, stretch.context)
+        fusion.paces[interval.worker] = fusion.paces.get(interval.worker, EVEN_PACE).observed(stretch.rows, ratio)
 
 
 def with_contention(
@@ -184,10 +230,30 @@ def transfer_work(samples: Sequence[pb.MigratedSample], bytes_per_token: float, 
 
 
 def decode_work(observation: pb.Observation) -> ObservedWork:
-    """Return the decode steps of a stretch, prefills left out."""
+    """Return the plain decode steps of a stretch, of which there is one at least; prefills, drafting and steps that
+    verified drafts are left out."""
+    decode, verified = observation.decode, observation.decode.verified
+    seconds = _seconds(observation) - decode.prefill_seconds - decode.draft_seconds - verified.seconds
+    if not verified.steps:
+        return ObservedWork("decode", decode.steps, decode.rows_per_step, decode.keys_per_row, max(0.0, seconds))
+    steps = decode.steps - verified.steps
+    rows = decode.steps * decode.rows_per_step - verified.steps * verified.rows_per_step
+    keys = decode.steps * decode.rows_per_step * decode.keys_per_row
+    keys -= verified.steps * verified.rows_per_step * verified.keys_per_row
+    return ObservedWork("decode", steps, max(0.0, rows / steps), max(0.0, keys / max(1.0, rows)), max(0.0, seconds))
+
+
+def drafted_steps(observation: pb.Observation) -> DraftedSteps:
+    """Return all decode steps of a stretch with the tokens that they drew, drafting included, prefills left out."""
     decode = observation.decode
-    decoding_seconds = max(0.0, _seconds(observation) - decode.prefill_seconds)
-    return ObservedWork("decode", decode.steps, decode.rows_per_step, decode.keys_per_row, decoding_seconds)
+    return DraftedSteps(
+        steps=decode.steps,
+        rows=decode.rows_per_step,
+        context=decode.keys_per_row,
+        tokens=decode.tokens_per_row,
+        seconds=max(0.0, _seconds(observation) - decode.prefill_seconds),
+        verified=decode.verified.steps,
+    )
 
 
 def rebuild_work(observation: pb.Observation) -> ObservedWork:

@@ -13,6 +13,7 @@ from typing import Final
 from rlhf_api import control_pb2 as pb
 from rlhf_api.samples import Lease, SampleKey
 from rlhf_coordinator.fusion import learning
+from rlhf_coordinator.job import measurements
 from rlhf_coordinator.job.commands import send
 from rlhf_coordinator.job.job_run import JobRun
 from rlhf_coordinator.scheduling import decisions as d
@@ -102,6 +103,7 @@ def _migrated(run: JobRun, pending: PendingCommand, result: pb.MigrateResult) ->
             continue
         assert leaving.destination is not None
         ledger.moved(leaving.sample, leaving.source, leaving.destination, _response(run, item.progress))
+        measurements.sample_moved(run, leaving.source.worker, item)
         counts.kv += 1
         counts.bytes += item.bytes
         counts.seconds += item.seconds
@@ -116,6 +118,7 @@ def _stay(run: JobRun, leaving: Iterable[LeavingSample]) -> None:
     for item in leaving:
         if item.destination is not None and ledger.stayed(item.sample, item.source):
             run.state.fusion.moved.stayed += 1
+            run.totals.stayed += 1
         elif item.destination is None:
             ledger.unknown(item.sample, item.source.attempt, item.source.worker)
 
@@ -132,6 +135,7 @@ def _withdrawn(run: JobRun, pending: PendingCommand, result: pb.WithdrawResult) 
             ledger.unknown(index, source.attempt, source.worker)
         elif ledger.withdrawn(index, source.attempt, source.worker, _response(run, item)):
             run.state.fusion.moved.tokens += 1
+            run.totals.moved_tokens += 1
 
 
 def _current(run: JobRun, pending: PendingCommand) -> list[LeavingSample]:

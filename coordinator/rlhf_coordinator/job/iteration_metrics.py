@@ -13,9 +13,12 @@ from typing import Final
 
 import numpy as np
 
+from rlhf_api import reward_metrics
 from rlhf_api.algorithms import Graph
 from rlhf_api.names import Group
+from rlhf_coordinator.job.iteration_stages import stage_seconds
 from rlhf_coordinator.job.job_run import JobRun
+from rlhf_coordinator.job.speculation_metrics import speculation_metrics
 from rlhf_coordinator.scheduling import incremental_dispatch
 from rlhf_coordinator.state.ledger import Ledger
 from rlhf_coordinator.state.worker import Worker
@@ -29,6 +32,8 @@ PHASE_METRICS: Final = {
     "Checkpointing": "seconds/checkpoint",
     "Recovering": "seconds/recovery",
 }
+CRITIC_ONLY: Final = "train/critic_only"
+"""Of a rank: 1 while the policy is held for its critics' warm-up."""
 FUSED_PHASES: Final = ("Generating", "Scoring")
 """What inter-stage fusion makes shorter, and is to add little to."""
 
@@ -38,10 +43,13 @@ def iteration_metrics(run: JobRun, now: float) -> dict[str, float]:
     run.times.enter(run.times.phase, now)
     metrics = {
         **batch_metrics(run.state.ledger, run.context.graph),
+        **refill_metrics(run.state.ledger),
         **time_metrics(run, now),
         **{f"training/{name}": value for name, value in run.training_metrics.items()},
+        **given_metrics(run),
         **fusion_metrics(run),
         **incremental_metrics(run),
+        **speculation_metrics(run),
     }
     return {name: value for name, value in metrics.items() if math.isfinite(value)}
 
@@ -54,7 +62,7 @@ def time_metrics(run: JobRun, now: float) -> dict[str, float]:
     ledger, times = run.state.ledger, run.times
     seconds = max(1e-9, now - times.start)
     metrics = {
-        "samples_per_second": len(ledger.samples) / seconds,
+        "samples_per_second": len(ledger.trainable) / seconds,
         "tokens_per_second": ledger.tokens / seconds,
         "seconds/iteration": seconds,
         "control_share": sum(times.control_seconds.values()) / seconds,
@@ -63,6 +71,7 @@ def time_metrics(run: JobRun, now: float) -> dict[str, float]:
         "samples/retried": float(ledger.retried),
     }
     metrics |= {name: times.seconds.get(phase, 0.0) for phase, name in PHASE_METRICS.items()}
+    metrics |= {f"stage/{stage}": spent for stage, spent in stage_seconds(times.seconds, seconds).items()}
     metrics["seconds/generation_and_inference"] = metrics["seconds/generation"] + metrics["seconds/inference"]
     if times.turn_seconds:
         metrics["seconds/turns"] = max(times.turn_seconds.values())
@@ -83,29 +92,79 @@ def idle_share(run: JobRun, worker: str) -> float:
 
 def batch_metrics(ledger: Ledger, graph: Graph) -> dict[str, float]:
     """Return mean and deviation of the reward over the samples that have one, response lengths in tokens, and the
-    divergence from the reference."""
-    field = graph.reward_fields[0]
-    rewards = np.array([_scalar(sample.fields[field]) for sample in ledger.samples if field in sample.fields])
-    lengths = np.array([len(sample.response) for sample in ledger.samples], dtype=np.float64)
+    divergence from the reference. Greedy baselines count among the tokens, and in nothing else."""
+    shown = graph.reward_fields[:1]
+    scored = [sample.fields[field] for field in shown for sample in ledger.trainable if field in sample.fields]
+    rewards = np.array([_scalar(value) for value in scored])
+    lengths = np.array([len(sample.response) for sample in ledger.trainable if not sample.failed], dtype=np.float64)
+    tokens = sum(len(sample.response) for sample in ledger.kept if not sample.failed)
     metrics = {
         "response_tokens_mean": float(lengths.mean()),
         "response_tokens_max": float(lengths.max()),
-        "tokens": float(lengths.sum()),
-        "samples/abstained": float(sum(sample.abstained for sample in ledger.samples)),
-        "samples/truncated": float(sum(sample.finish_reason == "length" for sample in ledger.samples)),
+        "tokens": float(tokens),
+        "samples/failed": float(sum(sample.failed for sample in ledger.samples)),
+        "samples/abstained": float(sum(sample.abstained for sample in ledger.trainable)),
+        "samples/truncated": float(sum(sample.finish_reason == "length" for sample in ledger.trainable)),
+        "samples/cut": float(len(ledger.samples) - len(ledger.kept)),
+        "tokens_cut": float(ledger.tokens - tokens),
     }
     if rewards.size:
         metrics |= {"reward": float(rewards.mean()), "reward_std": float(rewards.std())}
-    return metrics | divergence(ledger, graph)
+        metrics |= {"reward_min": float(rewards.min()), "reward_max": float(rewards.max())}
+    for field in graph.reward_fields[1:]:
+        numbers = np.array([_scalar(sample.fields[field]) for sample in ledger.samples if field in sample.fields])
+        if numbers.size:
+            metrics |= {str(field): float(numbers.mean()), f"{field}_std": float(numbers.std())}
+    return metrics | rewards_by_name(ledger, graph) | divergence(ledger, graph)
+
+
+def rewards_by_name(ledger: Ledger, graph: Graph) -> dict[str, float]:
+    """Return mean, deviation, least and greatest of each of several rewards over the samples that have it, the samples
+    of which it abstained, and the mean of what any reward gave beside its number. The only reward of a role goes by the
+    name of its task."""
+    metrics: dict[str, float] = {}
+    for task in graph.tasks:
+        path = f"rewards/{task.part.name if task.part else task.name}"
+        if not task.rewards:
+            continue
+        if task.part:
+            (field,) = task.produces
+            values = np.array([_scalar(sample.fields[field]) for sample in ledger.trainable if field in sample.fields])
+            judged = sum(not sample.failed for sample in ledger.trainable)
+            metrics[f"{path}/abstained"] = float(judged - values.size)
+            if values.size:
+                metrics |= {f"{path}/mean": float(values.mean()), f"{path}/std": float(values.std())}
+                metrics |= {f"{path}/min": float(values.min()), f"{path}/max": float(values.max())}
+        given = [sample.reward_metrics.get(task.name, {}) for sample in ledger.trainable]
+        for name in sorted({name for each in given for name in each})[: reward_metrics.MAX_METRICS]:
+            metrics[f"{path}/metrics/{name}"] = statistics.fmean(each[name] for each in given if name in each)
+    return metrics
+
+
+def refill_metrics(ledger: Ledger) -> dict[str, float]:
+    """Return how many groups were dropped, took their place, and are missing, and in how many rounds; empty where
+    groups are not refilled."""
+    refill = ledger.refill
+    if not refill.rule.rounds:
+        return {}
+    return {
+        "groups/dropped": float(len(refill.dropped)),
+        "groups/refilled": float(refill.groups - refill.first),
+        "groups/rounds": float(refill.rounds),
+        "groups/missing": float(refill.missing),
+    }
 
 
 def divergence(ledger: Ledger, graph: Graph) -> dict[str, float]:
     """Return `kl`, log p - log q summed over a response, mean over responses, in nats, which klTarget is compared with;
-    and `kl_per_token`, its mean over tokens. An abstained sample is not trained on and has none; empty without any."""
+    and `kl_per_token`, its mean over tokens. An abstained sample is not trained on and has none; empty without any, and
+    where nothing was sampled by the policy."""
+    if not graph.generates:
+        return {}
     pairs = [
         (sample.response.log_probabilities, sample.fields[field])
         for field in graph.compared_fields[:1]
-        for sample in ledger.samples
+        for sample in ledger.trainable
         if field in sample.fields and not sample.abstained
     ]
     if not pairs:
@@ -119,6 +178,23 @@ def _scalar(value: bytes) -> float:
     return float(np.frombuffer(value, dtype="<f4")[0])
 
 
+def given_metrics(run: JobRun) -> dict[str, float]:
+    """Return what is to be known of responses that the prompt file holds: the loss of the first trained model, which
+    stands where other jobs have a reward. And of prompts: how many were left out, where overlong ones are, and how
+    often each of several sources was gone through. And how many of the trackers that are services were lost."""
+    metrics, graph = {}, run.context.graph
+    prompts = run.context.spec.prompts
+    if run.context.spec.trackers.named:
+        metrics["trackers/lost"] = float(len(run.trackers.lost))
+    if prompts.overlong == "Filter":
+        metrics["prompts/filtered"] = float(sum(run.prompts.filtered))
+    if prompts.sources:
+        passes = zip(prompts.sources, run.prompts.passes(run.state.iteration), strict=True)
+        metrics |= {f"prompts/{source.name}/passes": count for source, count in passes}
+    loss = None if graph.generates else run.training_metrics.get(f"{graph.policy}/loss")
+    return metrics if loss is None else metrics | {"loss": loss}
+
+
 # ---------------------------------------------------------------- training
 
 
@@ -127,7 +203,7 @@ def training_metrics(run: JobRun) -> dict[str, float]:
     schedule = run.state.schedule
     metrics = _merged(run.state.fleet.ranks(), run.state.iteration)
     metrics["schedule"] = float(METHODS.index(schedule.method))
-    if schedule.predicted:
+    if schedule.predicted and not metrics.get(CRITIC_ONLY):  # what was predicted is a step of all models
         metrics["predicted_step_seconds"] = schedule.predicted
     return metrics
 
@@ -143,6 +219,8 @@ def _merged(ranks: Iterable[Worker], iteration: int) -> dict[str, float]:
     metrics: dict[str, float] = {}
     for of_rank in reversed(reported):
         metrics.update(of_rank)
+    if all("bubble_share" in of_rank for of_rank in reported) and reported:
+        metrics["bubble_share"] = statistics.fmean(of_rank["bubble_share"] for of_rank in reported)
     if "bubble_seconds" in metrics:
         metrics["bubble_seconds"] = sum(of_rank["bubble_seconds"] for of_rank in reported) / len(reported)
         metrics["step_seconds"] = max(of_rank["step_seconds"] for of_rank in reported)
@@ -178,6 +256,8 @@ def fusion_metrics(run: JobRun) -> dict[str, float]:
         return metrics
     elapsed = max(1e-9, sum(run.times.seconds.get(phase, 0.0) for phase in FUSED_PHASES))
     control = sum(run.times.control_seconds.get(phase, 0.0) for phase in FUSED_PHASES)
+    if predicted := metrics.get("fusion/predicted_seconds"):
+        metrics["fusion/prediction_error"] = elapsed / predicted - 1
     return metrics | {
         "fusion/threshold": float(fusion.choice.threshold if tail.planned else 0),
         "fusion/pool": float(fusion.choice.pool if tail.planned else state.fleet.sizes[Group.GENERATION]),

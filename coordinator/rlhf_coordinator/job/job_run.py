@@ -8,18 +8,23 @@ record.
 import asyncio
 import itertools
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from rlhf_api import control_pb2 as pb
 from rlhf_coordinator.job.background_tasks import BackgroundTasks
+from rlhf_coordinator.job.histograms import JobHistograms
 from rlhf_coordinator.job.iteration_times import IterationTimes
+from rlhf_coordinator.job.process_totals import ProcessTotals
+from rlhf_coordinator.job.said_losses import SaidLosses
 from rlhf_coordinator.job.sessions import Sessions
 from rlhf_coordinator.reports.trackers.run_trackers import RunTrackers
 from rlhf_coordinator.scheduling.iteration import SchedulerOutput
 from rlhf_coordinator.state.job_state import JobContext, JobState
 from rlhf_coordinator.state.sample import ITEM_BYTES
 from rlhf_coordinator.storage.journal import Journal
-from rlhf_coordinator.storage.prompts import PromptSet
+from rlhf_coordinator.storage.journal_pb2 import Record
+from rlhf_coordinator.storage.prompts import Prompt, PromptSet
 
 
 @dataclass
@@ -29,21 +34,6 @@ class JobOutcome:
     phase: str
     """Complete, Failed or Stopped."""
     failure: pb.Failure | None = None
-
-
-@dataclass
-class ProcessTotals:
-    """Counters since this process started, for Prometheus."""
-
-    tokens: int = 0
-    samples: int = 0
-    stale: int = 0
-    messages: int = 0
-    group_restarts: int = 0
-    moved_kv: int = 0
-    moved_tokens: int = 0
-    moved_bytes: int = 0
-    phase_seconds: dict[str, float] = field(default_factory=dict)
 
 
 @dataclass
@@ -64,13 +54,21 @@ class JobRun:
     training_metrics: dict[str, float]
     last_metrics: dict[str, float]
     command_ids: "itertools.count[int]"
+    advantages: Sequence[float] = ()
+    """Of each sample of the iteration in progress, once it is trained; NaN: it has none. Empty: not told."""
+    evaluation_prompts: Sequence[Prompt] = ()
+    """Prompts that are evaluated; empty: none."""
+    evaluation_records: list[Record] = field(default_factory=list)
+    """What the journal had of an evaluation when this process started."""
     totals: ProcessTotals = field(default_factory=ProcessTotals)
+    histograms: JobHistograms = field(default_factory=JobHistograms)
     scheduled: SchedulerOutput = field(default_factory=SchedulerOutput)
     """What was decided last: actions carry it out, status and metrics report it."""
     changed: asyncio.Event = field(default_factory=asyncio.Event)
     arrived: float = 0.0
     """When the first message arrived that was not decided on yet; 0: none."""
     outcome: JobOutcome | None = None
+    losses: SaidLosses = field(default_factory=SaidLosses)
     over: asyncio.Event = field(default_factory=asyncio.Event)
     background: BackgroundTasks = field(default_factory=BackgroundTasks)
 

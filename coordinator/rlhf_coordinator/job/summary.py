@@ -8,12 +8,15 @@ import time
 from typing import Any
 
 from rlhf_coordinator.job.job_run import JobRun
+from rlhf_coordinator.state.evaluation_state import best
 from rlhf_coordinator.storage.restore import mean
 
 
 def summary(run: JobRun, samples_per_prompt: int) -> dict[str, Any]:
     """Return facts about the whole job, over all coordinators that ran it. `reward_first` and `reward_last` are means
-    of the first and last tenth of the iterations (at least one); absent when no sample of them had a reward."""
+    of the first and last tenth of the iterations (at least one); absent when no sample of them had a reward. What
+    drafts gave (`tokens_per_step`, `acceptance`) is of the last iteration; absent where nothing was drafted. So is the
+    `loss` of a job that generates nothing."""
     assert run.outcome is not None
     rewards = run.rewards
     seconds = max(1e-9, (time.time_ns() - run.started_ns) / 1e9)
@@ -36,7 +39,27 @@ def summary(run: JobRun, samples_per_prompt: int) -> dict[str, Any]:
         "reward_first": mean(rewards[:tenth]),
         "reward_last": mean(rewards[-tenth:]),
     }
+    for name, metric in (
+        ("tokens_per_step", "speculation/tokens_per_step"),
+        ("acceptance", "speculation/acceptance"),
+        ("loss", "loss"),
+    ):
+        if metric in run.last_metrics:
+            facts[name] = run.last_metrics[metric]
+    if run.state.evaluation.results:
+        facts["evaluation"] = evaluation_facts(run)
     failure = run.outcome.failure
     if failure is not None:
         facts["failure"] = {"reason": failure.reason, "field": failure.field, "message": failure.message}
     return facts
+
+
+def evaluation_facts(run: JobRun) -> dict[str, Any]:
+    """Return every evaluation of the run, the best of them, and the checkpoint that goes with it."""
+    results, top = run.state.evaluation.results, best(run.state.evaluation.results)
+    return {
+        "results": [dict(result.metrics) for result in results],
+        "best_version": None if top is None else top.version,
+        "best_reward": None if top is None else top.metrics["reward"],
+        "best_checkpoint": run.state.checkpoint.best,
+    }

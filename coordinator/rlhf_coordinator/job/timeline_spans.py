@@ -1,19 +1,46 @@
 """Spans on their way to the timeline: what a worker cannot know of its own span is added, then it is written.
 
 Rule: a span is drawn and never read by a decision; what the cost model learns from is a `pb.Observation`. Added are the
-name of a migration's destination, and the predictions of the schedule that training runs. Must never change the state
+name of a migration's destination, and the predictions of the schedule that training runs. What moves of balancing gave
+is drawn beside what they were to give. Must never change the state
 of the job.
 """
+
+from typing import Final
 
 from rlhf_api import control_pb2 as pb
 from rlhf_api.names import Group
 from rlhf_coordinator.job.job_run import JobRun
+from rlhf_coordinator.state.fusion_state import MadeReallocation
+
+DRAWN_NS: Final = 50_000_000
+"""Width of a move of balancing in a picture: it is a decision, which takes no time of its own."""
 
 
 def record_worker_span(run: JobRun, span: pb.Span) -> None:
     """Complete a worker's span and hand it to the trackers."""
     _name_destination(run, span)
     _add_prediction(run, span)
+    run.trackers.span(span)
+
+
+def draw_reallocation(run: JobRun, made: MadeReallocation, predicted: float, measured: float) -> None:
+    """Draw samples that moved to balance two workers, with the seconds that this was predicted to win and did."""
+    first = made.reallocation.moves[0]
+    span = pb.Span(
+        worker=first.source,
+        name="balance",
+        start_ns=made.time_ns,
+        end_ns=made.time_ns + DRAWN_NS,
+        iteration=run.state.iteration,
+        attributes={
+            "destination": first.destination,
+            "samples": str(len(made.reallocation.moves)),
+            "predicted_gain_seconds": f"{predicted:.3f}",
+            "measured_gain_seconds": f"{measured:.3f}",
+            "predicted_tokens_per_second": f"{made.reallocation.after - made.reallocation.before:+.1f}",
+        },
+    )
     run.trackers.span(span)
 
 

@@ -12,22 +12,30 @@ from functools import partial
 from typing import Any
 
 from rlhf_api import control_pb2 as pb
-from rlhf_api.algorithms import samples_per_prompt
+from rlhf_api.algorithms import has_greedy_baseline, samples_begun, samples_of_batch, samples_per_prompt
 from rlhf_api.names import ExitCode, Group
-from rlhf_api.samples import SampleKey
-from rlhf_coordinator.fusion import fusion_planning, incremental_scoring, learning, sample_moves
+from rlhf_api.samples import Drawing, SampleKey
+from rlhf_coordinator.evaluation import leases, rounds
+from rlhf_coordinator.fusion import fusion_planning, incremental_scoring, learning, reallocation, sample_moves
+from rlhf_coordinator.job import measurements
 from rlhf_coordinator.job.commands import send
+from rlhf_coordinator.job.iteration_facts import record_facts
 from rlhf_coordinator.job.iteration_metrics import iteration_metrics, skipped_steps, training_metrics
 from rlhf_coordinator.job.job_run import JobOutcome, JobRun, load_iteration_prompts
+from rlhf_coordinator.job.sample_rows import advantage_numbers, record_samples, sample_advantages
 from rlhf_coordinator.job.summary import summary
+from rlhf_coordinator.loop import sample_failures
 from rlhf_coordinator.scheduling import decisions as d
-from rlhf_coordinator.state.ledger import Ledger
+from rlhf_coordinator.speculation import learned, sharing
+from rlhf_coordinator.state.evaluation_state import latest_metrics
+from rlhf_coordinator.state.ledger import Ledger, siblings_apart
 from rlhf_coordinator.state.worker import CommandKind, PendingCommand
-from rlhf_coordinator.storage.journal_pb2 import Begun, Closed, Record, Trained
+from rlhf_coordinator.storage.batch import take_given
+from rlhf_coordinator.storage.journal_pb2 import Begun, Closed, Cut, Evaluated, Record, Refill, Trained
 from rlhf_coordinator.storage.prompts import random_key
-from rlhf_coordinator.storage.sample_codec import generate_sample, score_sample
+from rlhf_coordinator.storage.sample_codec import generate_sample, key_message, score_sample
 from rlhf_coordinator.training import schedule_choice
-from rlhf_coordinator.training.checkpoint_saver import CheckpointSaver
+from rlhf_coordinator.training.checkpoint_saver import CheckpointSaver, keep_best
 
 log = logging.getLogger(__name__)
 
@@ -41,9 +49,13 @@ class Actions:
         self._methods: Mapping[type[Any], Callable[[Any], None]] = {
             d.Generate: self._generate,
             d.Score: self._score,
+            d.ScoreGroup: self._score_group,
             d.ScorePrefix: partial(incremental_scoring.request_prefixes, run),
+            d.ShareSiblings: partial(sharing.share, run),
             d.Migrate: partial(sample_moves.migrate, run),
             d.Withdraw: partial(sample_moves.withdraw, run),
+            d.CutGroups: self._cut_groups,
+            d.NoteReallocation: partial(reallocation.note, run),
             d.Offload: self._offload,
             d.MeasureCosts: partial(fusion_planning.measure_costs, run),
             d.AdoptCosts: lambda _: fusion_planning.adopt_costs(run),
@@ -57,6 +69,10 @@ class Actions:
             d.CommitTrained: self._commit_trained,
             d.SaveCheckpoint: lambda decision: checkpoints.begin(decision.version),
             d.CloseIteration: self._close_iteration,
+            d.BeginEvaluation: lambda decision: rounds.begin(run, decision.version),
+            d.GiveUpEvaluation: lambda decision: rounds.give_up(run, decision.version),
+            d.EvaluateSamples: partial(leases.generate, run),
+            d.EvaluateScores: partial(leases.score, run),
             d.Finish: self._finish,
         }
 
@@ -67,14 +83,33 @@ class Actions:
     def begin_iteration(self, iteration: int) -> None:
         """Begin an iteration of which the journal has no segment yet."""
         run = self._run
-        run.journal.begin(Begun(iteration=iteration, coordinator_epoch=run.coordinator_epoch, time_ns=time.time_ns()))
         spec = run.context.spec
-        run.state.ledger = Ledger(iteration, spec.rollout.batch_size, run.context.tasks, run.coordinator_epoch)
+        rule = spec.algorithm.fields.refill
+        begun = Begun(iteration=iteration, coordinator_epoch=run.coordinator_epoch, time_ns=time.time_ns())
+        if rule.rounds:
+            begun.refill.CopyFrom(Refill(rounds=rule.rounds, used_up=rule.used_up))
+        run.journal.begin(begun)
+        ledger = Ledger(
+            iteration,
+            samples_begun(spec),
+            run.context.tasks,
+            run.coordinator_epoch,
+            siblings_apart(spec),
+            samples_per_prompt(spec),
+            rule,
+            samples_begun(spec) - samples_of_batch(spec),
+            has_greedy_baseline(spec),
+        )
+        run.state.ledger = take_given(ledger, run.prompts)
         load_iteration_prompts(run.state, run.prompts)
-        run.state.trained = False
-        run.training_metrics = {}
+        run.state.trained = run.state.refill_told = False
+        run.state.groups_dropped = 0
+        run.training_metrics, run.advantages = {}, ()
         run.state.incremental.begin_iteration()
+        run.state.siblings.begin_iteration()
+        run.state.speculation.begin_iteration()
         fusion_planning.begin_iteration(run)
+        rounds.begin_iteration(run)
 
     # ---------------------------------------------------------------- samples
 
@@ -87,34 +122,51 @@ class Actions:
 
     def _generate_sample(self, index: int, worker: str) -> pb.GenerateSample:
         run, ledger = self._run, self._run.state.ledger
-        known = ledger.samples[index].response
+        sample = ledger.samples[index]
         attempt = ledger.assign(index, worker)
         incremental_scoring.decoding_started(run, index)
         return generate_sample(
             SampleKey(ledger.iteration, index, attempt),
             run.prompts.of(ledger.iteration, index).tokens,
-            known,
+            sample.response,
             random_key(run.context.spec.seed, ledger.iteration, index),
             run.context.spec.rollout.max_response_tokens,
+            Drawing.GREEDY if sample.greedy else Drawing.ROLLOUT,
         )
 
-    def _score(self, decision: d.Score) -> None:
+    def _cut_groups(self, decision: d.CutGroups) -> None:
+        """Written down before anything follows from it, so that a replay leaves out the same prompts."""
         run, ledger = self._run, self._run.state.ledger
+        run.journal.append(Record(cut=Cut(groups=decision.groups)))
+        for index, lease in ledger.cut(decision.groups):
+            key = key_message(SampleKey(ledger.iteration, index, lease.attempt))
+            sample_moves.reclaim_fenced(run, lease.worker, key)
+
+    def _score(self, decision: d.Score) -> None:
+        ledger = self._run.state.ledger
         samples = []
         for index, tasks in decision.samples:
             attempt = ledger.assign_scores(index, tasks, decision.worker)
-            incremental_scoring.scoring_assigned(run, index, decision.worker, tasks)
-            sample, prompt = ledger.samples[index], run.prompts.of(ledger.iteration, index)
-            key = SampleKey(ledger.iteration, index, attempt)
-            samples.append(score_sample(key, tasks, prompt.tokens, prompt.text, prompt.record, sample))
-        command = pb.Command(score=pb.Score(samples=samples))
-        send(
-            run,
-            decision.worker,
-            command,
-            PendingCommand(CommandKind.SCORE, 0.0, f"take {len(samples)} samples to score"),
-        )
-        run.state.fleet.workers[decision.worker].scorer_onloaded = True
+            incremental_scoring.scoring_assigned(self._run, index, decision.worker, tasks)
+            samples.append(self._score_sample(index, attempt, tasks))
+        self._send_scores(decision.worker, samples)
+
+    def _score_group(self, decision: d.ScoreGroup) -> None:
+        attempts = self._run.state.ledger.assign_group(decision.group, decision.task, decision.worker)
+        samples = [self._score_sample(index, attempt, (decision.task,)) for index, attempt in attempts.items()]
+        self._send_scores(decision.worker, samples)
+
+    def _score_sample(self, index: int, attempt: int, tasks: tuple[str, ...]) -> pb.ScoreSample:
+        run, iteration = self._run, self._run.state.iteration
+        prompt = run.prompts.of(iteration, index)
+        needs = {field for task in run.context.tasks if task.name in tasks for field in task.needs}
+        key, sample = SampleKey(iteration, index, attempt), run.state.ledger.samples[index]
+        return score_sample(key, tasks, prompt.tokens, prompt.text, prompt.record, sample, needs)
+
+    def _send_scores(self, worker: str, samples: list[pb.ScoreSample]) -> None:
+        pending = PendingCommand(CommandKind.SCORE, 0.0, f"take {len(samples)} samples to score")
+        send(self._run, worker, pb.Command(score=pb.Score(samples=samples)), pending)
+        self._run.state.fleet.workers[worker].scorer_onloaded = True
 
     # ---------------------------------------------------------------- workers
 
@@ -186,7 +238,9 @@ class Actions:
         worker = self._run.state.fleet.workers[decision.worker]
         order = pb.Exit(code=decision.code, reason=decision.reason)
         self._run.sessions.send(worker.name, pb.CoordinatorMessage(command=pb.Command(exit=order)))
-        worker.leaving, worker.since = True, time.monotonic()
+        if decision.stuck:
+            sample_failures.worker_ended(self._run, worker, decision.reason)
+        worker.leaving, worker.blameless, worker.since = True, True, time.monotonic()
         if decision.code:
             log.warning("%s is asked to restart: %s", worker.name, decision.reason)
             self._run.event("worker-restart-asked", decision.reason, worker=worker.name)
@@ -207,27 +261,38 @@ class Actions:
         if warning := skipped_steps(metrics, run.state.iteration):
             log.warning(warning)
             run.event("steps-skipped", warning)
-        result = pb.TrainResult(iteration=run.state.iteration, version=run.state.iteration + 1, metrics=metrics)
+        advantages = sample_advantages(run)
+        result = pb.TrainResult(
+            iteration=run.state.iteration, version=run.state.iteration + 1, metrics=metrics, advantages=advantages
+        )
         run.state.ledger.train()
         run.journal.append(Record(trained=Trained(result=result, time_ns=time.time_ns())))
         run.journal.commit()
-        run.training_metrics = metrics
+        run.training_metrics, run.advantages = metrics, advantage_numbers(advantages)
         run.state.trained = True
         run.state.group_failures = 0
 
     def _close_iteration(self, decision: d.CloseIteration) -> None:
         run, iteration = self._run, self._run.state.iteration
         learning.learn(run)
+        sharing.iteration_ended(run)
+        evaluated = rounds.record(run)
         metrics = iteration_metrics(run, time.monotonic())
-        moved = run.state.fusion.moved
-        run.totals.moved_kv += moved.kv
-        run.totals.moved_tokens += moved.tokens
-        run.totals.moved_bytes += moved.bytes
+        known = latest_metrics(run.state.evaluation.results)
+        if evaluated is not None:
+            metrics |= known
+            keep_best(run)
+        learned.iteration_ended(run, time.monotonic())
         run.rewards.append(metrics.get("reward", math.nan))
-        run.journal.append(Record(closed=Closed(metrics=metrics, time_ns=time.time_ns(), rewards=run.rewards)))
+        results = [Evaluated(version=one.version, metrics=one.metrics) for one in run.state.evaluation.results]
+        closed = Closed(metrics=metrics, time_ns=time.time_ns(), rewards=run.rewards, evaluations=results)
+        run.journal.append(Record(closed=closed))
         run.journal.commit()
+        record_samples(run)
         run.trackers.iteration(iteration, metrics)
-        run.last_metrics = metrics
+        record_facts(run, metrics)
+        run.last_metrics = known | metrics
+        measurements.iteration_finished(run, metrics["seconds/iteration"])
         log.info(
             "iteration %d/%d: reward %s, %.1f samples/s, %.1f s",
             iteration + 1,

@@ -12,7 +12,9 @@ from typing import Final
 from rlhf_api import control_pb2 as pb
 from rlhf_api.names import ExitCode, Group
 from rlhf_coordinator.fusion import fusion_planning, incremental_scoring, sample_moves
+from rlhf_coordinator.job import measurements
 from rlhf_coordinator.job.job_run import JobRun
+from rlhf_coordinator.loop import sample_failures
 from rlhf_coordinator.state.worker import CommandKind, PendingCommand, Worker
 from rlhf_coordinator.training import schedule_choice
 from rlhf_coordinator.training.checkpoint_saver import CheckpointSaver
@@ -36,6 +38,7 @@ class CommandResults:
     def done(self, name: str, message: pb.CommandDone) -> None:
         """Take in one answer; an unknown id belongs to a command of an earlier session and says nothing."""
         worker = self._run.state.fleet.workers[name]
+        measurements.failed(self._run, worker, message.failure)
         if not message.command_id:
             self._take_worker_failure(worker, message.failure)
             return
@@ -49,6 +52,9 @@ class CommandResults:
             self._failed(worker, pending, message.failure)
         else:
             worker.failures = 0
+            self._run.totals.progressed()
+            if message.WhichOneof("result") == "load":
+                measurements.weights_loaded(self._run, worker, message.load)
             self._succeeded(worker, pending, message)
         self._run.wake()
 
@@ -118,6 +124,9 @@ class CommandResults:
         """Take in that a worker broke outside any command and ends now; a new process cures most causes, not all."""
         log.error("%s ends: %s", worker.name, failure.message)
         self._run.event("worker-failed", f"{worker.name}: {failure.message}", worker=worker.name)
+        if failure.reason not in sample_failures.WEIGHTS_FAULTS:
+            sample_failures.worker_ended(self._run, worker, failure.message)
+        worker.blameless = True
         if not failure.retryable and failure.exit_code in FINAL_EXIT_CODES:
             self._run.state.failure = failure
             self._run.wake()

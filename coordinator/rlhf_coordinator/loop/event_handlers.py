@@ -2,36 +2,34 @@
 
 Rule: a result is journaled in the same step in which the ledger takes it, before anything is decided on it. A result
 of an old lease is counted and dropped. A message that makes no sense ends the session; the worker then opens another
-one and gives back what it holds. A task that failed stays open, to be retried elsewhere, and ends the job when its
-retries are used up. Must never take a result whose shape, numbers or weight version are not what was asked for.
+one and gives back what it holds. Must never take a result whose shape, numbers or weight version are not what was asked
+for.
 """
 
 import logging
 import time
-from typing import Final
-
-import numpy as np
 
 from rlhf_api import control_pb2 as pb
-from rlhf_api.algorithms import Task
-from rlhf_api.names import ExitCode
+from rlhf_api.samples import FINISH_REASONS
+from rlhf_coordinator.evaluation import messages as evaluated
 from rlhf_coordinator.fusion import incremental_scoring, learning, sample_moves
+from rlhf_coordinator.job import measurements
 from rlhf_coordinator.job.job_run import JobRun
 from rlhf_coordinator.job.timeline_spans import record_worker_span
+from rlhf_coordinator.loop import sample_failures
 from rlhf_coordinator.loop.command_results import CommandResults
 from rlhf_coordinator.loop.device_memory_check import DeviceMemory
 from rlhf_coordinator.loop.message_checks import check_message, check_registration
+from rlhf_coordinator.loop.score_handler import ScoreHandler
 from rlhf_coordinator.scheduling import incremental_dispatch
+from rlhf_coordinator.speculation import learned, sharing
 from rlhf_coordinator.state.fleet import Joined, Refused
-from rlhf_coordinator.state.sample import PackedResponse, Sample
+from rlhf_coordinator.state.sample import PackedResponse
 from rlhf_coordinator.storage.journal_pb2 import Record
-from rlhf_coordinator.storage.sample_codec import response_of, unpacked
+from rlhf_coordinator.storage.sample_codec import response_of
 from rlhf_coordinator.training.checkpoint_saver import CheckpointSaver
 
 log = logging.getLogger(__name__)
-
-RETRY_SECONDS: Final = 0.5
-"""Before the first retry of a failed score; doubles with each, so that a short outage passes."""
 
 
 class EventHandlers:
@@ -42,6 +40,7 @@ class EventHandlers:
         self._checkpoints = checkpoints
         self._command_results = CommandResults(run, checkpoints)
         self._memory = DeviceMemory(run.context)
+        self._scores = ScoreHandler(run)
 
     # ---------------------------------------------------------------- sessions
 
@@ -56,12 +55,20 @@ class EventHandlers:
             if item.key.iteration == run.state.iteration
         }
         held = {index: item for index, item in held.items() if self._current(item[1])}
+        before = run.state.fleet.workers.get(message.worker)
+        blameless = before is not None and before.blameless
         result = run.state.fleet.register(message, session, time.monotonic())
         if isinstance(result, Refused):
             run.event("worker-refused", result.reason, worker=message.worker)
             return result
-        run.state.ledger.reclaim(message.worker, held)
+        if result.restarted and not blameless:
+            sample_failures.worker_ended(run, result.worker, "its process ended without a word")
+            result.worker.blameless = False  # this is its next one
+        run.totals.returned += len(run.state.ledger.reclaim(message.worker, held).queued)
+        sample_failures.settle(run)
+        evaluated.worker_lost(run, message.worker)
         incremental_scoring.worker_lost(run, message.worker)
+        sharing.worker_lost(run, message.worker)
         run.state.group_epoch = max(run.state.group_epoch, result.worker.group_epoch)
         self._checkpoints.lost(message.worker)
         run.state.failure = run.state.failure or self._memory.problem(message, result.worker.rank)
@@ -79,11 +86,17 @@ class EventHandlers:
         """Take back what lost workers held."""
         run = self._run
         for worker in run.state.fleet.expire(now):
+            sample_failures.worker_ended(run, worker, "it was lost, without a word")
             released = run.state.ledger.reclaim(worker.name)
+            run.totals.returned += len(released.queued)
+            sample_failures.settle(run)
+            evaluated.worker_lost(run, worker.name)
             incremental_scoring.worker_lost(run, worker.name)
+            sharing.worker_lost(run, worker.name)
             self._checkpoints.lost(worker.name)
             run.sessions.end(worker.name)
             wanted = worker.index < run.state.fleet.sizes[worker.group]
+            run.totals.lost[worker.group] += wanted
             kind, how = ("worker-lost", "is lost") if wanted else ("worker-left", "has left, as its group shrank")
             text = f"{worker.name} {how}; {len(released.queued)} samples and {len(released.tasks)} scores go back"
             log.log(logging.WARNING if wanted else logging.INFO, text)
@@ -103,19 +116,26 @@ class EventHandlers:
         run = self._run
         run.totals.messages += 1
         check_message(worker, message)
+        if evaluated.take(run, worker, message):
+            return
         match message.WhichOneof("message"):
             case "progress":
                 self._progress(worker, message.progress)
             case "finished":
                 self._finished(worker, message.finished)
+            case "failed":
+                measurements.failed(run, run.state.fleet.workers[worker], message.failed.failure)
+                sample_failures.sample_failed(run, run.state.fleet.workers[worker], message.failed)
             case "scored":
-                self._scored(worker, message.scored)
+                self._scores.taken_in(worker, message.scored)
             case "prefix":
                 incremental_scoring.prefix_scored(run, worker, message.prefix)
             case "done":
                 self._command_results.done(worker, message.done)
             case "heartbeat":
-                run.state.fleet.beat(worker, message.heartbeat, time.monotonic())
+                now = time.monotonic()
+                measurements.heartbeat(run, run.state.fleet.workers[worker], message.heartbeat, now)
+                run.state.fleet.beat(worker, message.heartbeat, now)
             case "span":
                 record_worker_span(run, message.span)
             case "observation":
@@ -128,10 +148,12 @@ class EventHandlers:
     def _observe(self, worker: str, observation: pb.Observation) -> None:
         """Hand what work took to all that learn from it."""
         if observation.WhichOneof("work") == "scoring":
-            self._task(observation.scoring.task)
+            self._scores.task(observation.scoring.task)
         learning.observe(self._run, worker, observation)
         incremental_scoring.observe(self._run, observation)
+        learned.observe(self._run, observation)
         self._run.times.observe(worker, observation)
+        measurements.observed(self._run, worker, observation)
 
     def _progress(self, worker: str, message: pb.SampleProgress) -> None:
         run, key = self._run, message.key
@@ -161,6 +183,8 @@ class EventHandlers:
         limit = run.context.spec.rollout.max_response_tokens
         if not 0 < len(response) <= limit:
             raise ValueError(f"sample {key.sample} finished with {len(response)} tokens, allowed are 1 to {limit}")
+        if message.finish_reason not in FINISH_REASONS[1:]:
+            raise ValueError(f"sample {key.sample} finished by {message.finish_reason[:20]!r}, not by stop or length")
         if not self._current(response):
             wanted = run.state.iteration
             raise ValueError(f"sample {key.sample} has weight versions {response.versions}, wanted is {wanted}")
@@ -168,55 +192,15 @@ class EventHandlers:
         if not run.state.ledger.finish(key.sample, key.attempt, worker, response, message.finish_reason, message.text):
             run.totals.stale += 1
             return
-        run.journal.append(Record(finished=message))
+        sample = run.state.ledger.samples[key.sample]
+        sample.drafted_tokens, sample.accepted_tokens = message.drafted_tokens, message.accepted_tokens
+        run.journal.append(Record(finished=message, decoded_by=sample.decoded_by))
         incremental_scoring.response_finished(run, key.sample)
+        sharing.response_finished(run, key.sample, worker)
         run.totals.tokens += max(0, run.state.ledger.tokens - before)
-        run.totals.samples += 1
+        measurements.response_finished(run, worker, message, len(response))
         self._moved(worker)
         run.wake()
-
-    def _scored(self, worker: str, message: pb.ScoredSample) -> None:
-        run, key = self._run, message.key
-        samples = run.state.ledger.samples
-        if key.iteration != run.state.iteration or not 0 <= key.sample < len(samples):
-            run.totals.stale += 1
-            return
-        problem = _failure_of(message, samples[key.sample], self._task(message.task))
-        if problem is not None:
-            self._score_failed(worker, message, problem)
-            return
-        values = None if message.abstained else unpacked(message.result, "float32")
-        if not run.state.ledger.score(key.sample, key.attempt, worker, message.task, values):
-            run.totals.stale += 1
-            return
-        run.journal.append(Record(scored=message))
-        incremental_scoring.score_taken(run, message)
-        self._moved(worker)
-        run.wake()
-
-    def _score_failed(self, worker: str, message: pb.ScoredSample, failure: pb.Failure) -> None:
-        run, key = self._run, message.key
-        tried = run.state.ledger.samples[key.sample].failures[message.task]
-        again = time.monotonic() + RETRY_SECONDS * 2**tried
-        tries = run.state.ledger.fail_score(key.sample, key.attempt, worker, message.task, again)
-        if not tries:
-            run.totals.stale += 1
-            return
-        limit = run.context.spec.models.reward.retries
-        text = f"{message.task} of sample {key.sample} failed on {worker} (try {tries} of {limit + 1}): "
-        log.warning("%s%s", text, failure.message)
-        run.event("score-failed", text + failure.message, worker=worker, reason=failure.reason)
-        if tries > limit:
-            run.state.failure = _final(self._task(message.task), key.sample, tries, failure)
-        self._moved(worker)
-        run.wake()
-
-    def _task(self, name: str) -> Task:
-        """Return the scoring task of a message; ValueError when the job has none of this name."""
-        for task in self._run.context.tasks:
-            if task.name == name:
-                return task
-        raise ValueError(f"a score of task {name!r}; this job has {', '.join(t.name for t in self._run.context.tasks)}")
 
     def _begins(self, index: int, new: int) -> bool:
         """Return whether the new tokens complete a block that can be scored early."""
@@ -233,36 +217,4 @@ class EventHandlers:
 
     def _moved(self, worker: str) -> None:
         self._run.state.fleet.workers[worker].last_progress = time.monotonic()
-
-
-def _failure_of(message: pb.ScoredSample, sample: Sample, task: Task) -> pb.Failure | None:
-    """Return the reported failure, or what is wrong with the result; None for a good one."""
-    if message.HasField("failure"):
-        return message.failure
-    if message.abstained:
-        if task.rewards:
-            return None
-        return pb.Failure(reason="BadResult", message=f"task {message.task} abstained; only a reward may")
-    try:
-        values = np.frombuffer(unpacked(message.result, "float32"), dtype="<f4")
-    except ValueError as error:
-        return pb.Failure(reason="BadResult", message=str(error))
-    expected = task.produces[0].numbers(len(sample.response))
-    if len(values) != expected:
-        return pb.Failure(reason="BadResult", message=f"{len(values)} numbers for {expected}")
-    if not np.isfinite(values).all():
-        return pb.Failure(reason="BadResult", message="the result holds numbers that are not finite")
-    return None
-
-
-def _final(task: Task, sample: int, tries: int, failure: pb.Failure) -> pb.Failure:
-    """Return the failure that ends the job when a task's retries are used up."""
-    final = pb.Failure()
-    final.CopyFrom(failure)
-    final.message = f"{task.name} of sample {sample} failed {tries} times: {failure.message}"
-    if task.rewards:
-        final.exit_code = failure.exit_code if failure.exit_code > 1 else ExitCode.USER_CODE
-        final.field = failure.field or task.model.manifest_path
-    else:
-        final.exit_code = failure.exit_code or ExitCode.FAILED
-    return final
+        self._run.totals.progressed()

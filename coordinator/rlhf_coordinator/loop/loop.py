@@ -10,8 +10,10 @@ import logging
 import time
 from typing import Final
 
+from rlhf_coordinator.evaluation import rounds
 from rlhf_coordinator.failures import JobError
 from rlhf_coordinator.fusion import fusion_planning
+from rlhf_coordinator.job import measurements
 from rlhf_coordinator.job.job_run import JobRun
 from rlhf_coordinator.loop.actions import Actions
 from rlhf_coordinator.loop.event_handlers import EventHandlers
@@ -65,7 +67,9 @@ class Loop:
         try:
             self._event_handlers.expire(time.monotonic())
             for number in range(MAX_ROUNDS):
-                scheduled = run.scheduled = iteration.decide(run.context, run.state, time.monotonic())
+                now = time.monotonic()
+                scheduled = run.scheduled = iteration.decide(run.context, run.state, now)
+                rounds.note_wait(run, now)
                 if number or not scheduled.decisions:  # a phase that is over with the decisions of this tick is none
                     self._enter_phase(scheduled.phase, arrived)
                 if not scheduled.decisions:
@@ -85,9 +89,9 @@ class Loop:
         if phase == before:
             return
         seconds = run.times.enter(phase, now)
-        run.totals.phase_seconds[before] = run.totals.phase_seconds.get(before, 0.0) + seconds
         if arrived:
             run.times.add_control(before, now - arrived)
         end = time.time_ns()
+        measurements.phase_entered(run, phase, now, end)
         run.record_span(before, end - int(seconds * 1e9), end, run.state.iteration)
         log.info("%s (iteration %d)", phase, run.state.iteration)

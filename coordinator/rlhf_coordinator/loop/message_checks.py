@@ -28,7 +28,7 @@ MAX_NUMBER: Final = 1e18
 """Of a number in a span or an observation: bytes, nanoseconds, tokens."""
 MAX_GROUP_EPOCH: Final = 2**30
 """Of a training group: it is counted up from what workers say, and has 32 bits."""
-_CHECKED: Final = frozenset({"register", "heartbeat", "done", "span", "prefix", "observation"})
+_CHECKED: Final = frozenset({"register", "heartbeat", "done", "span", "prefix", "observation", "failed"})
 """Kinds that are checked field by field. Progress and results are arrays, and too many for that: their few numbers are
 checked where they are used."""
 _ANY_NUMBER: Final = frozenset({"rlhf.v1.TrainResult.metrics", "rlhf.v1.Failure.exit_code"})
@@ -51,6 +51,16 @@ def check_message(worker: str, message: pb.WorkerMessage) -> None:
         _span(worker, message.span)
     elif kind == "observation":
         _observation(message.observation)
+    elif kind == "done":
+        _advantages(message.done.train, "done.train")
+
+
+def _advantages(result: pb.TrainResult, place: str) -> None:
+    """They are read when the iteration closes, long after their session could be ended."""
+    array = result.advantages
+    if result.HasField("advantages") and (array.dtype != "float32" or list(array.shape) != [len(array.data) / 4]):
+        shape = f"{array.dtype[:20]} {list(array.shape)[:4]} of {len(array.data)} bytes"
+        raise ValueError(f"{place}.advantages is {shape}, must be float32 of one dimension with all its bytes")
 
 
 def _span(worker: str, span: pb.Span) -> None:
@@ -76,15 +86,23 @@ def _observation(observation: pb.Observation) -> None:
     kind = observation.WhichOneof("work")
     if kind is None:
         return  # of work that only newer workers know
-    for field, value in getattr(observation, kind).ListFields():
-        if field.cpp_type in (*_FLOATS, *_INTEGERS) and value > MAX_NUMBER:
-            raise ValueError(f"observation.{kind}.{field.name} is {value}, must be at most {MAX_NUMBER:g}")
+    _bounded(getattr(observation, kind), f"observation.{kind}")
+
+
+def _bounded(message: Any, place: str) -> None:
+    for field, value in message.ListFields():
+        if field.cpp_type == FieldDescriptor.CPPTYPE_MESSAGE:
+            for inner in value if field.is_repeated else (value,):
+                _bounded(inner, f"{place}.{field.name}")
+        elif field.cpp_type in (*_FLOATS, *_INTEGERS) and value > MAX_NUMBER:
+            raise ValueError(f"{place}.{field.name} is {value}, must be at most {MAX_NUMBER:g}")
 
 
 def check_registration(worker: Worker | None, message: pb.Register, iterations: int) -> None:
     """Raise ValueError when a worker says of itself what no worker of its place can be."""
     _fields(message, "register")
     state = message.state
+    _advantages(state.last_train, "register.state.last_train")
     roles = roles_of(state)
     if worker is not None and Group.TRAINING in roles and worker.rank is None:
         raise ValueError(f"state.roles is {', '.join(sorted(roles))}, and {worker.name} holds no training rank")

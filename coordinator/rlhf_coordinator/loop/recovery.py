@@ -7,7 +7,8 @@
                     4. the trackers, which go on after the last closed iteration
                     5. the job's parts, made of all that
                        -- the service is up from here on, and workers may register
-  resume_iteration  6. the costs and response lengths that earlier iterations taught (`fusion.learning`)
+  resume_iteration  6. the costs and response lengths that earlier iterations taught (`fusion.learning`), and their
+                       responses, to draft by (`speculation`)
                     7. the iteration in progress goes on after its last whole record, or the next one begins
 
 Rule: until step 3 nothing is written but files that a further start reads or replaces. When the process dies in here,
@@ -17,17 +18,24 @@ the next one takes the same steps.
 import itertools
 import logging
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
-from rlhf_api.algorithms import samples_per_prompt
+from rlhf_api.algorithms import samples_begun, samples_per_prompt
+from rlhf_coordinator.evaluation import rounds
 from rlhf_coordinator.fusion import fusion_planning, learning
+from rlhf_coordinator.job.histograms import JobHistograms
 from rlhf_coordinator.job.iteration_times import IterationTimes
 from rlhf_coordinator.job.job_run import JobRun, load_iteration_prompts
+from rlhf_coordinator.job.sample_rows import advantage_numbers
 from rlhf_coordinator.job.sessions import Sessions
 from rlhf_coordinator.loop.actions import Actions
 from rlhf_coordinator.reports.trackers.run_trackers import RunTrackers, open_trackers
+from rlhf_coordinator.reports.trackers.services import services_of
 from rlhf_coordinator.scheduling.training_schedule import candidates, question
+from rlhf_coordinator.speculation import learned, sharing
+from rlhf_coordinator.state.evaluation_state import latest_metrics
 from rlhf_coordinator.state.fleet import Fleet
 from rlhf_coordinator.state.fusion_state import fusion_state
 from rlhf_coordinator.state.job_state import JobContext, JobState
@@ -35,8 +43,9 @@ from rlhf_coordinator.storage import checkpoint
 from rlhf_coordinator.storage.journal import Journal
 from rlhf_coordinator.storage.journal_lock import hold
 from rlhf_coordinator.storage.prompt_cache import keep_tokenized, tokenized_before
-from rlhf_coordinator.storage.prompts import PromptSet, load_tokenizer, prompts_digest, read_prompts
+from rlhf_coordinator.storage.prompts import Prompt, PromptSet, load_tokenizer, prompts_digest
 from rlhf_coordinator.storage.restore import Restored, restore
+from rlhf_coordinator.storage.tokenized_prompts import read_prompts
 
 log = logging.getLogger("coordinator")
 
@@ -52,10 +61,23 @@ def open_run(context: JobContext, run_dir: Path, *, resume: bool) -> tuple[JobRu
     journal = Journal(run_dir / "journal", hold(run_dir / "journal"))
     digest = prompts_digest(context.spec)
     prompts = read_prompt_set(context, journal, digest)
+    evaluated = read_evaluation_prompts(context, journal, prompts)
     run, restored = restore_run(context, journal, prompts, digest, run_dir, resume=resume)
+    run.evaluation_prompts = evaluated
+    _say_what_was_left_out(run)
     if context.spec.checkpoints is not None:
         checkpoint.remove_leftovers(Path(context.spec.checkpoints.path))
     return run, restored
+
+
+def _say_what_was_left_out(run: JobRun) -> None:
+    left_out = run.prompts.filtered
+    if count := sum(left_out):
+        text = f"{count} of {count + len(run.prompts)} prompts are longer than spec.rollout allows, and are left out"
+        if sources := run.context.spec.prompts.sources:
+            text += f": {', '.join(f'{one.name} {n}' for one, n in zip(sources, left_out, strict=True))}"
+        log.warning("%s", text)
+        run.event("prompts-left-out", text)
 
 
 def restore_run(
@@ -69,11 +91,12 @@ def restore_run(
     trackers: RunTrackers | None = None,
 ) -> tuple[JobRun, Restored]:
     """Take steps 3 to 5; `trackers` instead of those of the run folder. Raises JobError."""
-    restored = restore(context, journal, prompts_sha256, time.time_ns(), resume=resume)
+    restored = restore(context, journal, prompts, prompts_sha256, time.time_ns(), resume=resume)
     for warning in restored.warnings:
         log.warning(warning)
     closed = restored.last_closed
-    trackers = trackers or open_trackers(run_dir, closed[0] if closed else restored.ledger.iteration)
+    first = closed[0] if closed else restored.ledger.iteration
+    trackers = trackers or open_trackers(run_dir, first, services=services_of(context.job))
     if closed:  # the process before may have died between journal and trackers
         trackers.iteration(*closed)
     return _job_run(context, restored, journal, prompts, trackers), restored
@@ -82,12 +105,32 @@ def restore_run(
 def resume_iteration(run: JobRun, restored: Restored, actions: Actions) -> None:
     """Take steps 6 and 7. Raises JobError when the journal cannot be written."""
     learning.restore_learned(run, restored.inter_stage)
+    learned.restore_learned_drafts(run)
+    sharing.restore_earlier(run)
     if restored.begun_ns is None:
         actions.begin_iteration(restored.ledger.iteration)
     else:
         run.journal.resume(restored.ledger.iteration)
+        run.state.groups_dropped = len(restored.ledger.refill.dropped)
         fusion_planning.begin_iteration(run)
+        rounds.begin_iteration(run)
     log.info("job %s: iteration %d, start %d", run.context.job.name, run.state.iteration, run.coordinator_epoch)
+
+
+def read_evaluation_prompts(context: JobContext, journal: Journal, prompts: PromptSet) -> Sequence[Prompt]:
+    """Return the prompts that are evaluated; none without an evaluation. Raises JobError."""
+    spec, settings = context.spec, context.spec.evaluation
+    if settings is None:
+        return ()
+    if settings.prompts is None:
+        return prompts.first(settings.prompt_count)
+    digest = prompts_digest(spec, settings.prompts)
+    own = tokenized_before(journal, digest)
+    if own is None:
+        tokenizer = load_tokenizer(spec.models.actor.path, spec.rank_group)
+        own = read_prompts(settings.prompts, tokenizer, spec.rollout.max_prompt_tokens)
+        keep_tokenized(journal, digest, own)
+    return own[: settings.prompt_count]
 
 
 def read_prompt_set(context: JobContext, journal: Journal, digest: str) -> PromptSet:
@@ -97,14 +140,16 @@ def read_prompt_set(context: JobContext, journal: Journal, digest: str) -> Promp
     prompts = tokenized_before(journal, digest)
     if prompts is None:
         tokenizer = load_tokenizer(spec.models.actor.path, spec.rank_group)
-        prompts = read_prompts(spec.prompts, tokenizer, spec.rollout.max_prompt_tokens)
+        rollout, keys = spec.rollout, spec.algorithm.fields.response_keys
+        prompts = read_prompts(spec.prompts, tokenizer, rollout.max_prompt_tokens, keys, rollout.max_response_tokens)
         keep_tokenized(journal, digest, prompts)
     return PromptSet(
         prompts,
         seed=spec.seed,
         shuffle=spec.prompts.shuffle,
-        per_iteration=spec.rollout.batch_size // per_prompt,
+        per_iteration=samples_begun(spec) // per_prompt,
         samples_per_prompt=per_prompt,
+        weights=[file.weight for file in spec.prompts.files],
     )
 
 
@@ -124,9 +169,12 @@ def _job_run(
         times=IterationTimes(now - max(0.0, (now_ns - begun_ns) / 1e9), phase_start=now),
         coordinator_epoch=restored.coordinator_epoch,
         started_ns=restored.started_ns,
+        evaluation_records=restored.evaluation_records,
         rewards=restored.rewards,
         training_metrics=restored.training_metrics,
-        last_metrics=restored.last_closed[1] if restored.last_closed else {},
+        advantages=advantage_numbers(restored.advantages) if restored.advantages is not None else (),
+        last_metrics=latest_metrics(restored.evaluations) | (restored.last_closed[1] if restored.last_closed else {}),
+        histograms=JobHistograms(enabled=context.spec.metrics == "Enabled"),
         command_ids=itertools.count(restored.coordinator_epoch * COMMANDS_PER_COORDINATOR + 1),
     )
 
@@ -140,6 +188,7 @@ def _state(context: JobContext, restored: Restored, prompts: PromptSet, now: flo
         checkpoint=restored.checkpoint,
         iteration_totals=restored.iteration_totals,
     )
+    state.evaluation.results = list(restored.evaluations)
     load_iteration_prompts(state, prompts)
     if restored.schedule.get("question") == question(context.spec, context.schedule):
         state.schedule.take(restored.schedule)

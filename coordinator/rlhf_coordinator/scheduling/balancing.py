@@ -1,4 +1,4 @@
-"""Balancing: before the tail consolidates, samples move from the worker that would end last to one that would run dry.
+"""Balancing: before the tail consolidates, samples move from the worker that would end last to that which ends first.
 
 Only once nothing is queued: until then the queue balances. Looking costs time too, so it is done at intervals
 (`FusionState.next_balance`).
@@ -6,21 +6,29 @@ Rule: pure; nobody who gave or took samples a moment ago is asked again.
 """
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Final
 
+from rlhf_api.algorithms import samples_per_prompt
+from rlhf_coordinator.scheduling import sibling_sharing
+from rlhf_coordinator.scheduling.sibling_sharing import MAX_WORKER_TOKENS, SHARE_SECONDS
 from rlhf_coordinator.state.job_state import JobContext, JobState
 from rlhf_coordinator.state.sample import SampleState
 from rlhf_coordinator.state.worker import Worker
-from rlhf_planner.inter_stage.balance import balance
-from rlhf_planner.inter_stage.tail_placement import Move, TailSample
+from rlhf_planner.inter_stage.balance import Reallocation, balance, lacks_nothing
+from rlhf_planner.inter_stage.tail_placement import TailSample
+from rlhf_planner.inter_stage.throughput import EVEN_PACE
 
 SPREAD: Final = 1.5
-"""The fullest worker has this many times the samples of the emptiest, or nothing is balanced."""
+"""The worker with most to do has this many times as much as the one with least, samples times pace, or nothing is
+balanced."""
 COOLDOWN_SECONDS: Final = 2.0
 """A worker that gave or took samples is left alone for so long: what it was predicted to gain shows first."""
 
 
-def balancing_moves(context: JobContext, state: JobState, now: float, ready: Sequence[Worker]) -> tuple[Move, ...]:
+def reallocations(
+    context: JobContext, state: JobState, now: float, ready: Sequence[Worker]
+) -> tuple[Reallocation, ...]:
     """Return the moves that shorten the decoding of the workers that are `ready` to decode; none when it is even."""
     ledger, fusion, settings = state.ledger, state.fusion, context.spec.fusion.inter_stage
     if settings.balance == "Disabled" or not fusion.measured or now < fusion.next_balance:
@@ -28,12 +36,25 @@ def balancing_moves(context: JobContext, state: JobState, now: float, ready: Seq
     if ledger.count(SampleState.QUEUED, SampleState.MIGRATING) or ledger.all_generated:
         return ()
     held = {worker.name: staying_samples(state, worker.name) for worker in ready}
-    counts = [len(samples) for samples in held.values()]
-    if len(counts) < 2 or max(counts) < 2 or max(counts) < SPREAD * min(counts):
+    work = [len(samples) * fusion.paces.get(name, EVEN_PACE).level for name, samples in held.items()]
+    if len(work) < 2 or max(map(len, held.values())) < 2 or max(work) < SPREAD * min(work):
         return ()
     cooling = {name for name, moment in fusion.moved_at.items() if now - moment < COOLDOWN_SECONDS}
     samples = {name: [unfinished_sample(state, index) for index in indices] for name, indices in held.items()}
-    return balance(samples, fusion.costs, fusion.lengths, settings.transfer, cooling)
+    lacking = partial(_lacking, state, samples_per_prompt(context.spec))
+    shared = lacking if sibling_sharing.is_enabled(context) else lacks_nothing
+    return balance(
+        samples, fusion.costs, fusion.lengths, settings.transfer, cooling, paces=fusion.paces, lacking=shared
+    )  # fmt: skip
+
+
+def _lacking(state: JobState, per_prompt: int, worker: str, sample: TailSample) -> float:
+    """Seconds until a worker that a sample goes to has what was decoded of its prompt: it is sent while the sample
+    moves."""
+    group = sample.sample // per_prompt
+    has = state.siblings.has.get(group, {}).get(worker, {})
+    unsent = max(0, sibling_sharing.unsent_tokens(state, group, has, per_prompt) - sample.tokens)
+    return SHARE_SECONDS * -(-unsent // MAX_WORKER_TOKENS)
 
 
 def unfinished_sample(state: JobState, index: int) -> TailSample:

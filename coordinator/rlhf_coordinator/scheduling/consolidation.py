@@ -18,12 +18,21 @@ from dataclasses import dataclass
 from typing import Final
 
 from rlhf_api.names import Group
-from rlhf_coordinator.scheduling.balancing import balancing_moves, staying_samples, unfinished_sample
-from rlhf_coordinator.scheduling.decisions import AdoptCosts, Decision, MeasureCosts, Migrate, Offload, Withdraw
+from rlhf_coordinator.scheduling.balancing import reallocations, staying_samples, unfinished_sample
+from rlhf_coordinator.scheduling.decisions import (
+    AdoptCosts,
+    Decision,
+    MeasureCosts,
+    Migrate,
+    NoteReallocation,
+    Offload,
+    Withdraw,
+)
 from rlhf_coordinator.scheduling.readiness import free_to_score
 from rlhf_coordinator.state.job_state import JobContext, JobState
 from rlhf_coordinator.state.sample import SampleState
 from rlhf_coordinator.state.worker import CommandKind, Worker
+from rlhf_planner.inter_stage.balance import Reallocation
 from rlhf_planner.inter_stage.tail_placement import Move, TailPlacement, place_tail
 
 MEASURED: Final = (Group.GENERATION, Group.INFERENCE)
@@ -46,6 +55,8 @@ class Consolidation:
     """What has to move to the pool, or to balance the workers before there is one."""
     released: tuple[str, ...] = ()
     """Generation workers that score now, by index."""
+    reallocations: tuple[Reallocation, ...] = ()
+    """The moves of balancing, with what each is predicted to give."""
 
 
 NO_CONSOLIDATION: Final = Consolidation()
@@ -57,7 +68,7 @@ NO_CONSOLIDATION: Final = Consolidation()
 
 def fusion_possible(context: JobContext, state: JobState) -> bool:
     """Whether the tail may consolidate at all: there is somebody to release, and something to begin before the end."""
-    several = state.fleet.sizes[Group.GENERATION] > 1
+    several = state.fleet.sizes.get(Group.GENERATION, 0) > 1
     overlaps = context.spec.inference.overlap != "Disabled"
     wanted = context.spec.fusion.inter_stage.mode != "Disabled" and not state.fusion.given_up
     return wanted and several and overlaps and bool(context.tasks)
@@ -79,10 +90,12 @@ def consolidate(
     begun = planned and 0 < state.ledger.unfinished <= min(choice.threshold, room)
     if begun:
         pool, moves = _place(state, ready)
+        balanced: tuple[Reallocation, ...] = ()
     else:
-        pool, moves = (), balancing_moves(context, state, now, ready) if possible else ()
+        balanced = reallocations(context, state, now, ready) if possible else ()
+        pool, moves = (), tuple(move for together in balanced for move in together.moves)
     released = _released(context, state, planned, pool) if can_score else ()
-    return Consolidation(possible, planned, begun, pool, moves, released)
+    return Consolidation(possible, planned, begun, pool, moves, released, balanced)
 
 
 def _place(state: JobState, ready: Sequence[Worker]) -> TailPlacement:
@@ -121,6 +134,7 @@ def decide(state: JobState, consolidation: Consolidation, ready: Sequence[Worker
     if state.stop is not None:
         return []
     return [
+        *map(NoteReallocation, consolidation.reallocations),
         *_move(state, consolidation.moves),
         *_offload(state, ready, consolidation.released),
         *(_measure(state, ready) if measures else ()),

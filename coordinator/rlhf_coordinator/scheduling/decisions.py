@@ -5,8 +5,11 @@ Rule: a decision names workers and samples, and holds no clock, socket or file. 
 """
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from rlhf_api import control_pb2 as pb
+from rlhf_coordinator.state.sibling_state import TokenSource
+from rlhf_planner.inter_stage.balance import Reallocation
 
 
 @dataclass(frozen=True)
@@ -27,11 +30,44 @@ class Score:
 
 
 @dataclass(frozen=True)
+class ScoreGroup:
+    """Lease an open task of a prompt's group to a worker, with all samples of the group."""
+
+    worker: str
+    group: int
+    task: str
+
+
+@dataclass(frozen=True)
 class ScorePrefix:
     """Let a worker score the tokens that are known of unfinished samples."""
 
     worker: str
     samples: tuple[int, ...]
+
+
+class SharedPart(NamedTuple):
+    """Tokens of a source, response positions `start` to `stop`, that a worker has from now on."""
+
+    group: int
+    worker: str
+    source: TokenSource
+    start: int
+    stop: int
+    sent: bool
+    """They go to it; else it decodes the sample itself."""
+
+
+@dataclass(frozen=True)
+class ShareSiblings:
+    """Tell workers what others decoded of the prompts that they decode samples of."""
+
+    parts: tuple[SharedPart, ...]
+    forgotten: tuple[tuple[int, str], ...]
+    """(prompt group, worker that decodes nothing of it any more) pairs."""
+    next_group: int
+    next_share: float
+    """When it is looked at again."""
 
 
 @dataclass(frozen=True)
@@ -49,6 +85,20 @@ class Withdraw:
 
     worker: str
     samples: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class CutGroups:
+    """Let the iteration go on without prompts that were begun beyond those of the batch."""
+
+    groups: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class NoteReallocation:
+    """Samples move to balance two workers: keep where they are to go, and what that is predicted to give."""
+
+    reallocation: Reallocation
 
 
 @dataclass(frozen=True)
@@ -114,6 +164,8 @@ class ExitWorker:
     worker: str
     code: int
     reason: str
+    stuck: bool = False
+    """It does not get on with its work, which may be the fault of what it decodes."""
 
 
 @dataclass(frozen=True)
@@ -152,6 +204,38 @@ class CloseIteration:
 
 
 @dataclass(frozen=True)
+class BeginEvaluation:
+    """Begin to evaluate the job's last version."""
+
+    version: int
+
+
+@dataclass(frozen=True)
+class GiveUpEvaluation:
+    """No worker holds the version that is evaluated any more: the next one is evaluated in its place."""
+
+    version: int
+
+
+@dataclass(frozen=True)
+class EvaluateSamples:
+    """Lease queued samples of the evaluation to a worker to decode."""
+
+    worker: str
+    samples: tuple[int, ...]
+    """By their index in the evaluation."""
+
+
+@dataclass(frozen=True)
+class EvaluateScores:
+    """Lease finished samples of the evaluation to a worker to judge."""
+
+    worker: str
+    samples: tuple[tuple[int, tuple[str, ...]], ...]
+    """(index, its tasks) pairs."""
+
+
+@dataclass(frozen=True)
 class Finish:
     """End the job: Complete, Failed or Stopped."""
 
@@ -162,9 +246,13 @@ class Finish:
 Decision = (
     Generate
     | Score
+    | ScoreGroup
     | ScorePrefix
+    | ShareSiblings
     | Migrate
     | Withdraw
+    | CutGroups
+    | NoteReallocation
     | Offload
     | MeasureCosts
     | AdoptCosts
@@ -178,5 +266,9 @@ Decision = (
     | CommitTrained
     | SaveCheckpoint
     | CloseIteration
+    | BeginEvaluation
+    | GiveUpEvaluation
+    | EvaluateSamples
+    | EvaluateScores
     | Finish
 )

@@ -2,7 +2,8 @@
 
 Least loaded first; a worker gets what it can decode at once and a little more, so that it never waits for a command and
 late work is still spread evenly. What takes longest to score is leased first: short samples even out the end. A
-failed task goes to another worker than the one it failed on, if there is one.
+failed task goes to another worker than the one it failed on, if there is one; so does a sample whose worker failed. A
+sample that was there when several workers failed is decoded alone, once nothing else is queued (`decode_faults`).
 Rule: pure; only workers with the current weights get anything.
 """
 
@@ -12,7 +13,7 @@ from typing import Final
 
 from rlhf_api.names import Group
 from rlhf_coordinator.scheduling import incremental_dispatch
-from rlhf_coordinator.scheduling.decisions import Decision, Generate, Score
+from rlhf_coordinator.scheduling.decisions import Decision, Generate, Score, ScoreGroup
 from rlhf_coordinator.scheduling.facts import Facts
 from rlhf_coordinator.state.job_state import JobContext, JobState
 from rlhf_coordinator.state.sample import Sample, SampleState
@@ -41,15 +42,17 @@ def decide(context: JobContext, state: JobState, now: float, facts: Facts) -> li
     """Return the leases of all queued samples and open scoring tasks that somebody has room for."""
     if state.trained or state.stop is not None:
         return []
-    return [*_generate(context, state, facts.decoders), *_score(context, state, now, facts)]
+    scores = [*_score(context, state, now, facts), *_score_groups(context, state, now, facts)]
+    return [*_generate(context, state, facts.decoders), *scores]
 
 
 def _generate(context: JobContext, state: JobState, workers: Sequence[Worker]) -> list[Decision]:
     ledger = state.ledger
     if not ledger.queued(1):
-        return []
+        return _alone(state, workers)
     batch = context.spec.generation.max_batch_size
     capacity = batch + max(1, batch // PREFETCH_SHARE)
+    workers = [worker for worker in workers if not ledger.holds_isolated(worker.name)]
     loads = [
         (ledger.decoding_on(worker.name) + ledger.arriving_on(worker.name), order)
         for order, worker in enumerate(workers)
@@ -58,11 +61,44 @@ def _generate(context: JobContext, state: JobState, workers: Sequence[Worker]) -
     room = sum(max(0, capacity - load) for load, _ in loads)
     given: dict[int, list[int]] = {}
     for index in ledger.queued(room):
+        order = _reserved(state, index, workers)
+        if order is not None:
+            given.setdefault(order, []).append(index)
+            continue
         load, order = heapq.heappop(loads)
+        if loads and workers[order].name == ledger.samples[index].faults.worker and loads[0][0] < capacity:
+            load, order = heapq.heapreplace(loads, (load, order))
         given.setdefault(order, []).append(index)
         # A full worker never comes first again: the room above counts only what is left in the others.
         heapq.heappush(loads, (load + 1, order))
     return [Generate(workers[order].name, tuple(samples)) for order, samples in sorted(given.items())]
+
+
+def _reserved(state: JobState, index: int, workers: Sequence[Worker]) -> int | None:
+    """The worker that a sample was taken back for, to balance two, unless it failed there: the least loaded one may be
+    the slow one that it came from."""
+    wanted = state.fusion.destinations.get(index)
+    if wanted is None or wanted == state.ledger.samples[index].faults.worker:
+        return None
+    return next((order for order, worker in enumerate(workers) if worker.name == wanted), None)
+
+
+def _alone(state: JobState, workers: Sequence[Worker]) -> list[Decision]:
+    """Lease samples that are to be decoded alone to workers that hold nothing, elsewhere than where the last one failed
+    if there are several."""
+    ledger = state.ledger
+    if not ledger.isolated():
+        return []
+    idle = [
+        worker.name for worker in workers if not ledger.decoding_on(worker.name) and not ledger.arriving_on(worker.name)
+    ]
+    decisions: list[Decision] = []
+    for index in ledger.isolated():
+        others = [name for name in idle if len(workers) == 1 or name != ledger.samples[index].faults.worker]
+        if others:
+            idle.remove(others[0])
+            decisions.append(Generate(others[0], (index,)))
+    return decisions
 
 
 def _score(context: JobContext, state: JobState, now: float, facts: Facts) -> list[Decision]:
@@ -83,6 +119,29 @@ def _score(context: JobContext, state: JobState, now: float, facts: Facts) -> li
     return [Score(worker, chunk) for worker, samples in given.items() for chunk in _chunks(samples)]
 
 
+def _score_groups(context: JobContext, state: JobState, now: float, facts: Facts) -> list[Decision]:
+    """Lease tasks of whole groups to whoever has least to score, elsewhere than where one failed if there is another
+    worker. A worker has about as many samples of them as of others."""
+    ledger = state.ledger
+    waiting = context.spec.inference.overlap == "Disabled" and not ledger.all_generated
+    if waiting or not ledger.open_groups() or not facts.scorers:
+        return []
+    decisions: list[Decision] = []
+    load = {worker.name: ledger.scoring_on(worker.name) for worker in facts.scorers}
+    for group, task in ledger.open_groups():
+        members = ledger.members(group)
+        if any(now < sample.not_before for sample in members):
+            continue
+        failed_on = {sample.failed_on.get(task) for sample in members}
+        others = [name for name in load if name not in failed_on] or list(load)
+        worker = min(others, key=lambda name: (load[name], name))
+        if load[worker] >= SCORES_IN_FLIGHT:
+            continue
+        load[worker] += len(members)
+        decisions.append(ScoreGroup(worker, group, task))
+    return decisions
+
+
 def _kinds(context: JobContext, state: JobState, facts: Facts) -> list[tuple[tuple[str, ...], int]]:
     """Tasks that are leased together, and of how many samples a worker may have them. Where workers are released one
     after another, calls of user code are apart from models: of calls many are in flight, the last passes of models
@@ -98,7 +157,7 @@ def _kinds(context: JobContext, state: JobState, facts: Facts) -> list[tuple[tup
 def _share(state: JobState, workers: int) -> int:
     """How many samples a worker may have: a share of what is left, so that who comes late finds work, and the last ones
     are spread evenly (guided self-scheduling)."""
-    scored = state.ledger.count(SampleState.SCORED)
+    scored = state.ledger.count(SampleState.SCORED, SampleState.DROPPED)
     everybody = max(workers, len(state.fleet.of(Group.GENERATION)) + len(state.fleet.of(Group.INFERENCE)))
     share = -(-(len(state.ledger.samples) - scored) // (SHARES * everybody))
     return min(SCORES_IN_FLIGHT, max(MIN_IN_FLIGHT, share))

@@ -23,9 +23,12 @@ from dataclasses import dataclass
 from rlhf_coordinator.scheduling import (
     consolidation,
     dispatch,
+    evaluation,
     incremental_dispatch,
     iteration_end,
+    oversampling,
     roles_and_weights,
+    sibling_sharing,
     training_group,
 )
 from rlhf_coordinator.scheduling.consolidation import NO_CONSOLIDATION, Consolidation
@@ -43,6 +46,8 @@ class SchedulerOutput:
     """The phase of a job that has not ended."""
     consolidation: Consolidation = NO_CONSOLIDATION
     """Where the tail of generation is, and who scores meanwhile."""
+    waits_for_evaluation: bool = False
+    """The iteration waits for the evaluation, and for nothing else of its own."""
     decisions: tuple[Decision, ...] = ()
     """What to do, in this order; empty when nothing is missing."""
 
@@ -52,12 +57,16 @@ def decide(context: JobContext, state: JobState, now: float) -> SchedulerOutput:
     facts = derive(context, state, now)
     failure = iteration_end.failure(context, state, now)
     decisions = _decisions(context, state, now, facts) if failure is None else (Finish("Failed", failure),)
-    return SchedulerOutput(phase(state, facts), facts.consolidation, decisions)
+    waiting = evaluation.waits(context, state, facts)
+    return SchedulerOutput(phase(state, facts), facts.consolidation, waiting, decisions)
 
 
 def _decisions(context: JobContext, state: JobState, now: float, facts: Facts) -> tuple[Decision, ...]:
     """One iteration, from top to bottom; what is not possible yet decides nothing."""
     tail = facts.consolidation
+    if cut := oversampling.decide(state.ledger):
+        # Prompts that were begun beyond those of the batch; the rest is decided on what is left.
+        return tuple(cut)
     return (
         # Whoever keeps the job waiting for too long restarts.
         *overdue(context, state, now),
@@ -71,6 +80,10 @@ def _decisions(context: JobContext, state: JobState, now: float, facts: Facts) -
         *dispatch.decide(context, state, now, facts),
         # Who scores and has nothing to score begins with unfinished samples.
         *incremental_dispatch.decide(context, state, now, facts.scorers),
+        # Who decodes is told what others decoded of the same prompts, to draft by.
+        *sibling_sharing.decide(context, state, now),
+        # Who has nothing of the batch decodes and judges what the evaluation asks for.
+        *evaluation.decide(context, state, now, facts),
         # Trained, published, checkpointed: the iteration is closed; or the job stops, or ranks leave.
         *iteration_end.decide(context, state, now, facts),
     )

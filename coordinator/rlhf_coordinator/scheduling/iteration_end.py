@@ -9,7 +9,9 @@ Rule: pure. While weights are read from ranks, no rank leaves, and a job that st
 from typing import Final
 
 from rlhf_api import control_pb2 as pb
+from rlhf_api.algorithms.refill import UsedUp
 from rlhf_api.names import ExitCode
+from rlhf_coordinator.scheduling import evaluation
 from rlhf_coordinator.scheduling.decisions import (
     CloseIteration,
     CommitTrained,
@@ -29,6 +31,8 @@ def failure(context: JobContext, state: JobState, now: float) -> pb.Failure | No
     """Return what ends the job before anything else is looked at: an error, or its deadline."""
     if state.failure is not None:
         return state.failure
+    if (short := _not_full(context, state)) is not None:
+        return short
     if state.deadline is None or now <= state.deadline:
         return None
     seconds = context.spec.run_policy.active_deadline_seconds
@@ -38,6 +42,27 @@ def failure(context: JobContext, state: JobState, now: float) -> pb.Failure | No
         message=f"the job ran for more than its {seconds} s",
         exit_code=ExitCode.FAILED,
     )
+
+
+def _not_full(context: JobContext, state: JobState) -> pb.Failure | None:
+    """What ends a job whose batch no round could fill, where that is not to be trained on."""
+    refill = state.ledger.refill
+    if refill.rule.used_up is not UsedUp.FAIL or state.trained or not state.ledger.all_scored or not refill.missing:
+        return None
+    return pb.Failure(
+        reason="BatchNotFull",
+        field=f"spec.algorithm.{context.spec.algorithm.name}.refillRounds",
+        message=(
+            f"after {_rounds(refill.rounds)} {len(refill.dropped)} of {refill.groups} prompt groups of iteration "
+            f"{state.iteration + 1} have rewards that are all equal, and the batch lacks {refill.missing}: allow more "
+            "rounds, take prompts that the policy sometimes solves, or let whenRoundsUsedUp be Mask"
+        ),
+        exit_code=ExitCode.BAD_DATA,
+    )
+
+
+def _rounds(count: int) -> str:
+    return "1 round" if count == 1 else f"{count} rounds"
 
 
 def decide(context: JobContext, state: JobState, now: float, facts: Facts) -> list[Decision]:
@@ -59,6 +84,8 @@ def _after_training(context: JobContext, state: JobState, now: float, facts: Fac
     if facts.checkpoint_due:
         return _save(state, now, facts)
     if facts.group.is_read and state.stop is not None:
+        return []
+    if evaluation.keeps_open(context, state):
         return []
     if context.last(state.iteration):
         return [CloseIteration(last=True), Finish("Complete")]

@@ -23,7 +23,7 @@ def serving_workers(state: JobState) -> frozenset[str]:
 
 
 def _has_turn(state: JobState, worker: Worker) -> bool:
-    batch_waits = state.ledger.all_scored and not state.trained
+    batch_waits = state.ledger.all_scored and not state.trained and not state.evaluation.holds_training
     at_version = worker.trains and worker.train_failure is None and worker.trained_version == state.version
     return worker.group is Group.GENERATION and at_version and not batch_waits and state.schedule.stage != "stages"
 

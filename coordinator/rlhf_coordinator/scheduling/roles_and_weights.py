@@ -4,17 +4,20 @@ Where generation workers can score, they become inference as well, with those mo
 are brought up to date on them only when they are released: publishing waits for the policy alone.
 
 Version 0 is in the manifest's folders; a later one is served by the training ranks of data replica 0, whose stages
-together hold every parameter. A worker that came back is stale until it holds the current version: it gets no samples.
+together hold every parameter; a draft model that is trained comes with the policy, both or neither. A worker that came
+back is stale until it holds the current version: it gets no samples.
 Rule: pure. No load from ranks starts while a complete batch waits for them, and none while they train.
 """
 
 from rlhf_api import control_pb2 as pb
-from rlhf_api.names import Group
+from rlhf_api.names import DRAFT_MODEL, Group
+from rlhf_coordinator.scheduling import evaluation
 from rlhf_coordinator.scheduling.decisions import Decision, PrepareWorker
 from rlhf_coordinator.scheduling.facts import Facts
 from rlhf_coordinator.scheduling.training_group import TrainingGroup
 from rlhf_coordinator.state.job_state import JobContext, JobState
 from rlhf_coordinator.state.worker import Worker
+from rlhf_planner.speculation.learned_messages import learned_message
 
 Sources = list[pb.WeightLocation] | None
 """Where the job's version can be read; None: nowhere now."""
@@ -22,7 +25,8 @@ Sources = list[pb.WeightLocation] | None
 
 def decide(context: JobContext, state: JobState, now: float, facts: Facts) -> list[Decision]:
     """Return a command for every idle worker whose role or weights are not what the job needs now."""
-    if state.stop is not None or (state.trained and context.last(state.iteration)):
+    unneeded = state.trained and context.last(state.iteration) and not evaluation.wants_last_version(context, state)
+    if state.stop is not None or unneeded:
         return []
     sources = _sources(context, state, facts.group)
     decisions: list[Decision] = []
@@ -48,11 +52,12 @@ def _generation(context: JobContext, state: JobState, sources: Sources, worker: 
     if worker.versions.get(context.graph.policy) == state.version and Group.GENERATION in worker.roles:
         return _second_role(context, state, sources, worker, facts) if facts.can_score else []
     load = _load(context, state, sources, context.graph.policy)
-    if load is None:
+    if load is None or evaluation.keeps_weights(context, state, worker):
         return []
     if Group.GENERATION in worker.roles:
         return [_load_decision(worker, load)]
-    command = pb.Command(become_generation=pb.BecomeGeneration(weights=load))
+    learned = learned_message(state.speculation.learned) if state.speculation.learned else None
+    command = pb.Command(become_generation=pb.BecomeGeneration(weights=load, learned=learned))
     return [PrepareWorker(worker.name, command, _detail(load), load.version, from_ranks=_from_ranks([load]))]
 
 
@@ -87,8 +92,12 @@ def _inference(context: JobContext, state: JobState, sources: Sources, worker: W
 
 def _load(context: JobContext, state: JobState, sources: Sources, model: str) -> pb.LoadWeights | None:
     """The order to load the job's version of a model; None when it can be read nowhere now."""
-    locations = sources if state.version else [pb.WeightLocation(folder=context.folder(model))]
-    return None if locations is None else pb.LoadWeights(model=model, version=state.version, sources=locations)
+    if not state.version:
+        return pb.LoadWeights(model=model, sources=[pb.WeightLocation(folder=context.folder(model))])
+    if sources is None:
+        return None
+    draft_model = DRAFT_MODEL if context.draft_model and model == context.graph.policy else ""
+    return pb.LoadWeights(model=model, version=state.version, sources=sources, draft_model=draft_model)
 
 
 def _load_decision(worker: Worker, load: pb.LoadWeights) -> PrepareWorker:

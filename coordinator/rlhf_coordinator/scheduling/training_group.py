@@ -142,7 +142,7 @@ def _train(state: JobState, group: TrainingGroup) -> list[Decision]:
     if ending and not group.train_under_way:
         return []
     target = state.version
-    if not state.trained and state.ledger.all_scored:
+    if not state.trained and state.ledger.all_scored and not state.evaluation.holds_training:
         target += 1
     ready = [rank for rank in group.ranks if rank.idle and rank.trained_version < target]
     decisions: list[Decision] = [Train(rank.name, rank.trained_version) for rank in ready]

@@ -1,16 +1,22 @@
-"""What the job waits for: one list that the status shows in words and the time-outs are checked against.
+"""What the job waits for: one list that the status shows in words and the time-outs are checked against; and what it
+has to say of samples that it keeps trying.
 
 Rule: pure. Every wait names the worker and what it is to do, and since when.
 """
 
 import math
 from dataclasses import dataclass
+from typing import Final
 
 from rlhf_api import control_pb2 as pb
 from rlhf_api.names import ExitCode
 from rlhf_coordinator.scheduling.decisions import Decision, ExitWorker, Finish
 from rlhf_coordinator.state.job_state import JobContext, JobState
+from rlhf_coordinator.state.sample import Sample, SampleState
 from rlhf_coordinator.state.worker import CommandKind, Worker
+
+FAILURES_SHOWN: Final = 8
+"""Samples that the status names."""
 
 
 @dataclass(frozen=True)
@@ -46,7 +52,9 @@ def waits(context: JobContext, state: JobState, before: float = math.inf) -> lis
 def descriptions(context: JobContext, state: JobState, now: float) -> list[str]:
     """Return all waits in words, such as `generation-1 to load actor version 3 (12 s)`, longest wait first."""
     ordered = sorted(waits(context, state), key=lambda wait: wait.since)
-    return [f"{wait.description} ({max(0.0, now - wait.since):.0f} s)" for wait in ordered]
+    shown = [f"{wait.description} ({max(0.0, now - wait.since):.0f} s)" for wait in ordered]
+    since = state.evaluation.waits_since
+    return shown if not since else [*shown, f"{state.evaluation.progress()} ({max(0.0, now - since):.0f} s)"]
 
 
 def overdue(context: JobContext, state: JobState, now: float) -> list[Decision]:
@@ -59,7 +67,7 @@ def overdue(context: JobContext, state: JobState, now: float) -> list[Decision]:
             continue
         message = f"waited {now - wait.since:.0f} s for {wait.description}"
         if wait.stuck:
-            decisions.append(ExitWorker(wait.worker, ExitCode.RESTART, message))
+            decisions.append(ExitWorker(wait.worker, ExitCode.RESTART, message, stuck=True))
         elif wait.fatal:
             failure = pb.Failure(
                 reason="TimedOut",
@@ -69,6 +77,32 @@ def overdue(context: JobContext, state: JobState, now: float) -> list[Decision]:
             )
             decisions.append(Finish("Failed", failure))
     return decisions
+
+
+def failed_sample(state: JobState, sample: Sample) -> str:
+    """Return in words how often decoding failed on a sample, and how the last time."""
+    faults = sample.faults
+    line = f" (line {state.prompt_lines[sample.index]} of the prompts)" if state.prompt_lines else ""
+    name = f"sample {sample.index} of iteration {state.iteration}{line}"
+    if not faults.count:  # counted by an earlier coordinator
+        return f"{name} could not be decoded"
+    times = "once" if faults.count == 1 else f"{faults.count} times"
+    return f"{name} could not be decoded, {times}, the last time on {faults.worker}: {faults.why}"
+
+
+def sample_failures(state: JobState) -> list[str]:
+    """Return what is to be said of the samples that decoding failed on because of them, newest first."""
+    samples = [state.ledger.samples[index] for index in reversed(state.ledger.faulted)]
+    shown = [sample for sample in samples if sample.failed or sample.isolated or sample.faults.proven]
+    return [failed_sample(state, sample) + _what_follows(sample) for sample in shown[:FAILURES_SHOWN]]
+
+
+def _what_follows(sample: Sample) -> str:
+    if sample.failed:
+        return "; the iteration goes on without it"
+    if sample.state in (SampleState.QUEUED, SampleState.DECODING, SampleState.MIGRATING):
+        return "; it is tried again" + (", alone" if sample.isolated else "")
+    return "; another worker could"
 
 
 def _leaving(worker: Worker) -> list[Wait]:
@@ -92,15 +126,21 @@ def _working(context: JobContext, state: JobState, worker: Worker, before: float
             if slow.kind in (CommandKind.BECOME, CommandKind.LOAD)
             else max(slow.sent, worker.last_progress, worker.last_computing)
         )
-        return [Wait(worker.name, f"{worker.name} to {slow.detail}", since, True, False)] if since < before else []
+        doing = f", now {worker.heartbeat.stage}" if worker.heartbeat.stage else ""
+        return (
+            [Wait(worker.name, f"{worker.name} to {slow.detail}{doing}", since, True, False)] if since < before else []
+        )
     moves = [item for item in worker.pending.values() if item.kind in (CommandKind.MIGRATE, CommandKind.WITHDRAW)]
     late = [Wait(worker.name, f"{worker.name} to {item.detail}", item.sent, True, False) for item in moves]
     if worker.last_progress >= before or late:
         return [wait for wait in late if wait.since < before]
-    decoding, scoring = state.ledger.decoding_on(worker.name), state.ledger.scoring_on(worker.name)
+    ledgers = [state.ledger] if state.evaluation.ledger is None else [state.ledger, state.evaluation.ledger]
+    decoding = sum(ledger.decoding_on(worker.name) for ledger in ledgers)
+    scoring = sum(ledger.scoring_on(worker.name) for ledger in ledgers)
     work = [f"decode {decoding} samples"] * bool(decoding) + [f"score {scoring} tasks"] * bool(scoring)
     if not work:
         return []
-    reward = context.spec.models.reward
-    allowance = float(reward.timeout_seconds * (reward.retries + 1)) if scoring else 0.0
-    return [Wait(worker.name, f"{worker.name} to {' and '.join(work)}", worker.last_progress, True, False, allowance)]
+    allowance = max((given.reward.longest for given in context.spec.models.all_rewards), default=0) if scoring else 0
+    return [
+        Wait(worker.name, f"{worker.name} to {' and '.join(work)}", worker.last_progress, True, False, float(allowance))
+    ]

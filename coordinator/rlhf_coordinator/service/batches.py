@@ -4,6 +4,7 @@ Rule: a batch is built once and shared by the ranks that fetch it; replays walk 
 """
 
 from rlhf_api import control_pb2 as pb
+from rlhf_api.algorithms import has_greedy_baseline, samples_begun, samples_of_batch, samples_per_prompt
 from rlhf_coordinator.job.job_run import JobRun
 from rlhf_coordinator.storage.batch import batch_parts, replayed
 
@@ -31,7 +32,10 @@ class Batches:
                 raise LookupError(f"iteration {iteration} is not kept any more; the job is in {run.state.iteration}")
             if iteration < run.state.iteration:
                 records = run.journal.read(iteration)
-                ledger = replayed(iteration, run.context.spec.rollout.batch_size, run.context.tasks, records)
+                spec = run.context.spec
+                size, per_prompt = samples_begun(spec), samples_per_prompt(spec)
+                spare, greedy = size - samples_of_batch(spec), has_greedy_baseline(spec)
+                ledger = replayed(iteration, size, run.context.tasks, records, run.prompts, per_prompt, spare, greedy)
             elif not ledger.all_scored:
                 raise LookupError(f"iteration {iteration} is not scored yet: {ledger.counts()}")
             while len(self._parts) >= KEPT:

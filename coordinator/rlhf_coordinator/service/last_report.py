@@ -17,7 +17,18 @@ from rlhf_coordinator.job.job_run import JobRun
 
 log = logging.getLogger(__name__)
 
-METRICS: Final = ("reward", "kl", "kl_per_token", "samples_per_second", "nonfinite_steps")
+METRICS: Final = (
+    "reward",
+    "kl",
+    "kl_per_token",
+    "loss",
+    "samples_per_second",
+    "nonfinite_steps",
+    "evaluation/reward",
+    "evaluation/version",
+    "evaluation/best_reward",
+    "evaluation/best_version",
+)
 """Those that the status shows."""
 
 

@@ -168,6 +168,7 @@ class CoordinatorService(control_pb2_grpc.CoordinatorServicer):
                 self._take(session, message)
         except ValueError as error:
             session.problem = str(error)[:MAX_STATUS_CHARACTERS]
+            self._run.totals.bad_messages += 1
             log.error("%s: %s; its session is ended", session.worker, session.problem)
             self._run.event("bad-message", session.problem, worker=session.worker)
             self._count_bad_message(session.worker, session.problem)
@@ -203,6 +204,7 @@ class CoordinatorService(control_pb2_grpc.CoordinatorServicer):
             coordinator_epoch=self._run.coordinator_epoch,
             job=self._written_job(min(reader, PROTOCOL)),
             protocol=PROTOCOL,
+            takes_failed_samples=True,
             heartbeat_seconds=fleet.heartbeat,
             progress_seconds=0.25 * max(1.0, len(fleet.workers) / WORKERS_PER_PROGRESS_STEP),
         )

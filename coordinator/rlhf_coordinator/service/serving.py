@@ -54,7 +54,7 @@ async def serve(
         return JobOutcome("Complete")
     server = await start_server(CoordinatorService(run, event_handlers), addresses.listen, addresses.certificates)
     if endpoint is not None:
-        endpoint.metrics = prometheus_application(run)
+        endpoint.metrics = prometheus_application(run, addresses.certificates)
         run.background.start("heartbeat of the endpoint", endpoint.keep_beating())
     run.background.start("journal lock", _watch(run.journal))
     try:

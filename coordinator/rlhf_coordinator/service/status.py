@@ -9,6 +9,7 @@ from collections.abc import Iterable
 from rlhf_api import control_pb2 as pb
 from rlhf_coordinator.job.job_run import JobRun
 from rlhf_coordinator.scheduling import waits
+from rlhf_coordinator.speculation.words import in_words, shown
 from rlhf_coordinator.state.ledger import Ledger
 from rlhf_coordinator.state.worker import CommandKind, Worker
 
@@ -34,10 +35,13 @@ def job_status(run: JobRun) -> pb.JobStatus:
         replicas={group.value: count for group, count in state.fleet.sizes.items()},
         pool=run.scheduled.consolidation.pool,
     )
+    status.sample_failures.extend(waits.sample_failures(state))
+    status.lost_trackers.extend(reversed(run.trackers.lost))
     if (lock := run.journal.lock) is not None:
         status.journal_lock_shared, status.journal_lock_doubt = not lock.doubt, lock.doubt
     if run.scheduled.consolidation.possible:
         status.fusion.CopyFrom(fusion_status(run))
+    status.speculation.CopyFrom(speculation_status(run))
     if run.outcome is None:
         status.waiting_for.extend(waits.descriptions(run.context, state, now))
     elif run.outcome.failure is not None:
@@ -58,6 +62,19 @@ def fusion_status(run: JobRun) -> pb.FusionStatus:
         migrated_bytes=state.moved.bytes,
         predicted_seconds=choice.seconds,
         predicted_off_seconds=choice.off_seconds,
+    )
+
+
+def speculation_status(run: JobRun) -> pb.SpeculationStatus:
+    """Return what drafts do now."""
+    state = run.state.speculation
+    totals = shown(state)
+    return pb.SpeculationStatus(
+        summary=in_words(run.context.spec, state),
+        tokens_per_step=totals.tokens_per_step,
+        acceptance=totals.acceptance,
+        drafted_share=totals.drafted_share,
+        switches=state.switches,
     )
 
 
@@ -86,6 +103,7 @@ def worker_status(worker: Worker, ledger: Ledger, trained: Iterable[str], now: f
         versions=held | worker.versions,
         busy_share=busy,
         silent_seconds=max(0.0, now - worker.last_heard) if worker.lost else 0.0,
+        engine=worker.heartbeat.engine,
     )
 
 
@@ -102,6 +120,6 @@ def _state(worker: Worker, has_samples: bool) -> str:
 def _activity(worker: Worker, decoding: int, scoring: int) -> str:
     slow = worker.slow_command
     if slow is not None:
-        return "train" if slow.kind is CommandKind.TRAIN else slow.detail
+        return "train" if slow.kind is CommandKind.TRAIN else worker.heartbeat.stage or slow.detail
     parts = [f"decode {decoding}"] * bool(decoding) + [f"score {scoring}"] * bool(scoring)
     return ", ".join(parts)

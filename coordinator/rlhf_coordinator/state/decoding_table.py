@@ -10,19 +10,29 @@ from collections.abc import Collection
 from rlhf_api.samples import Lease
 from rlhf_coordinator.state.sample import Sample
 
+_Turn = tuple[int, int, int]
+"""(less than zero by its tokens, place among its siblings, index) of a queued sample; the smallest is next."""
+
 
 class DecodingTable:
     """The queue, and the samples of each worker, of one iteration."""
 
-    def __init__(self, size: int) -> None:
-        """`size`: samples of the iteration, all of which are queued."""
-        self._queue: list[tuple[int, int]] = [(0, index) for index in range(size)]
+    def __init__(self, size: int, siblings: int = 1) -> None:
+        """`size`: samples of the iteration, all of which are queued. `siblings`: so many in a row are of one prompt,
+        and take turns with those of other prompts; 1: the order is that of the samples."""
+        self._siblings = siblings
+        self._queue: list[_Turn] = sorted((0, index % siblings, index) for index in range(size))
+        self._isolated: list[_Turn] = []
         self._decoding: dict[str, set[int]] = {}
         self._arriving: dict[str, set[int]] = {}
 
     def queued(self, limit: int) -> list[int]:
-        """Return the next samples to lease: those with most tokens first (they end last), then by index."""
-        return [index for _, index in self._queue[:limit]]
+        """Return the next samples to lease: those with most tokens first (they end last), then by their turn."""
+        return [index for *_, index in self._queue[:limit]]
+
+    def isolated(self) -> list[int]:
+        """Return the queued samples that are to be decoded alone, in the same order."""
+        return [index for *_, index in self._isolated]
 
     def decoding_on(self, worker: str) -> Collection[int]:
         """Return the samples that a worker decodes, those on their way out included."""
@@ -34,11 +44,18 @@ class DecodingTable:
 
     def enqueue(self, sample: Sample) -> None:
         """Put a sample into the queue."""
-        insort(self._queue, _queue_key(sample))
+        insort(self._queue_of(sample), self._turn(sample))
 
     def dequeue(self, sample: Sample) -> None:
         """Take a sample out of the queue. Its tokens are those that it was queued with."""
-        del self._queue[bisect_left(self._queue, _queue_key(sample))]
+        queue = self._queue_of(sample)
+        del queue[bisect_left(queue, self._turn(sample))]
+
+    def _queue_of(self, sample: Sample) -> list[_Turn]:
+        return self._isolated if sample.isolated else self._queue
+
+    def _turn(self, sample: Sample) -> _Turn:
+        return -len(sample.response), sample.index % self._siblings, sample.index
 
     def lease(self, sample: Sample, worker: str) -> int:
         """Lease a sample to a worker to decode; return the attempt."""
@@ -77,7 +94,3 @@ class DecodingTable:
         sample.decoding = arriving
         sample.decoded_by.append(arriving.worker)
         self._decoding.setdefault(arriving.worker, set()).add(sample.index)
-
-
-def _queue_key(sample: Sample) -> tuple[int, int]:
-    return -len(sample.response), sample.index

@@ -153,8 +153,10 @@ class Fleet:
     ) -> None:
         state = message.state
         worker.session, worker.seen, worker.lost, worker.leaving = session, True, False, False
+        worker.blameless = False
         worker.incarnation, worker.address = message.incarnation, message.address
         worker.rendezvous, worker.device = message.rendezvous, message.device
+        worker.draws_by_request = message.draws_by_request
         worker.roles, worker.versions = roles_of(state), dict(state.versions)
         worker.trained_version, worker.group_epoch = state.trained_version, state.group_epoch
         worker.last_train = state.last_train if state.HasField("last_train") else keep
@@ -185,6 +187,7 @@ class Fleet:
             worker.last_computing = now
         if heartbeat.leaving and not worker.draining_since:
             worker.draining_since = now
+            worker.blameless = True
         if seconds > 0 and before.ByteSize():
             busy = (heartbeat.busy_seconds - before.busy_seconds) / seconds
             worker.rates = ((heartbeat.tokens - before.tokens) / seconds, min(1.0, max(0.0, busy)))

@@ -10,12 +10,15 @@ from typing import Final, NamedTuple
 
 from rlhf_api import control_pb2 as pb
 from rlhf_api.job import RLHFJobSpec
+from rlhf_planner.inter_stage.balance import Reallocation
 from rlhf_planner.inter_stage.choose import FusionChoice
 from rlhf_planner.inter_stage.costs import StageCosts
 from rlhf_planner.inter_stage.fitted_costs import StepTime
 from rlhf_planner.inter_stage.forecast import IterationSetup
 from rlhf_planner.inter_stage.learned_costs import ObservedWork
 from rlhf_planner.inter_stage.lengths import LengthModel
+from rlhf_planner.inter_stage.throughput import ThroughputCurve, WorkerPace
+from rlhf_planner.speculation.observed_gain import DraftedSteps
 
 LINK_BYTES_PER_SECOND: Final = 4e8
 """Bytes per second between two workers until a migration was observed: gRPC over one connection, serialization
@@ -45,6 +48,20 @@ class MigrationCounts:
     """Seconds of these in which neither worker decoded the sample."""
     longest_pause: float = 0.0
     """The longest of these pauses, of one sample."""
+
+
+class MadeReallocation(NamedTuple):
+    """Samples that were asked to move together, and what is needed to say later what that gave."""
+
+    moment: float
+    """When, in seconds of the monotonic clock."""
+    time_ns: int
+    """The same in nanoseconds since the Unix epoch."""
+    reallocation: Reallocation
+    held: tuple[tuple[tuple[int, int], ...], tuple[tuple[int, int], ...]]
+    """What its source and its destination held: pairs of a sample and the tokens that were known of it."""
+    curves: tuple[ThroughputCurve, ThroughputCurve]
+    """Of both workers, as they were known then."""
 
 
 class WorkInterval(NamedTuple):
@@ -81,7 +98,15 @@ class FusionState:
     observed: list[ObservedWork] = field(default_factory=list)
     """What work other than decoding took."""
     decoded: list[tuple[WorkInterval, ObservedWork]] = field(default_factory=list)
-    """What decoding took, and when that was."""
+    """What plain decode steps took, and when that was."""
+    stretches: list[tuple[WorkInterval, DraftedSteps]] = field(default_factory=list)
+    """All decode steps with the tokens they drew, and when that was."""
+    paces: dict[str, WorkerPace] = field(default_factory=dict)
+    """Worker -> how fast it is beside the others; learned again within seconds by a coordinator that takes over."""
+    reallocated: list[MadeReallocation] = field(default_factory=list)
+    """Samples that moved to balance the workers."""
+    destinations: dict[int, str] = field(default_factory=dict)
+    """Sample -> worker that it was last to go to, to balance the workers."""
     scored: list[WorkInterval] = field(default_factory=list)
     """When generation workers scored."""
     learned: dict[str, float] | None = None
@@ -94,6 +119,7 @@ class FusionState:
         self.choice, self.moved = NO_FUSION, MigrationCounts()
         self.moved_at, self.busy, self.learned, self.planned = {}, {}, None, None
         self.observed, self.decoded, self.scored = [], [], []
+        self.stretches, self.reallocated, self.destinations = [], [], {}
 
 
 def fusion_state(spec: RLHFJobSpec) -> FusionState:

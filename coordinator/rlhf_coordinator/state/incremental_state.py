@@ -49,6 +49,10 @@ class IncrementalState:
     """Sample -> when it was first leased to be decoded."""
     finished: dict[int, float] = field(default_factory=dict)
     """Sample -> when its response was complete."""
+    scored: dict[int, float] = field(default_factory=dict)
+    """Sample -> when it had its last score."""
+    last_tasks: Counter[str] = field(default_factory=Counter)
+    """Task -> samples of which it was the last result."""
     joined: dict[str, float] = field(default_factory=dict)
     """Worker -> when it was first given something to score."""
     passes: dict[str, PassSums] = field(default_factory=dict)
@@ -58,6 +62,7 @@ class IncrementalState:
         """Forget what belongs to an iteration: samples and weights are others now."""
         self.held, self.asked, self.full, self.cache_bytes = {}, {}, {}, {}
         self.begun, self.finished, self.joined, self.passes = {}, {}, {}, {}
+        self.scored, self.last_tasks = {}, Counter()
         self.max_bytes = self.dropped = self.early_tokens = self.tokens = 0
         self.predicted = None
         self.adopt()

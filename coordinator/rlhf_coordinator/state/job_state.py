@@ -8,18 +8,25 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 from rlhf_api import control_pb2 as pb
 from rlhf_api.algorithms import Graph, ModelRole, Task, graph_of
 from rlhf_api.job import RLHFJob, RLHFJobSpec
+from rlhf_api.job.rewards import Reward
 from rlhf_api.names import Group
+from rlhf_coordinator.state.evaluation_state import EvaluationState
 from rlhf_coordinator.state.fleet import Fleet
 from rlhf_coordinator.state.fusion_state import FusionState
 from rlhf_coordinator.state.incremental_state import IncrementalState
 from rlhf_coordinator.state.iteration_totals import IterationTotals
 from rlhf_coordinator.state.ledger import Ledger
+from rlhf_coordinator.state.sibling_state import SiblingState
+from rlhf_coordinator.state.speculation_state import SpeculationState
 from rlhf_planner.schedule.serial import METHOD as SERIAL
+
+RETRIES: Final = 2
+"""Of a scoring task in a job without a reward; a reward's own default."""
 
 
 @dataclass(frozen=True)
@@ -46,12 +53,31 @@ class JobContext:
     @cached_property
     def calls(self) -> frozenset[str]:
         """Names of the scoring tasks that call user code instead of running a model: they keep no device busy."""
-        return frozenset(task.name for task in self.tasks if self.spec.models.source(task.model) is None)
+        return frozenset(task.name for task in self.tasks if task.rewards and self._reward(task).own_model is None)
+
+    def _reward(self, task: Task) -> Reward:
+        return self.spec.models.reward_of(task).reward
+
+    def retries(self, task: Task) -> int:
+        """Return how often a task that failed on a sample is tried again: its reward's number, or the highest of any
+        reward for what is none."""
+        given = [self.spec.models.reward_of(task)] if task.rewards else self.spec.models.all_rewards
+        return max((each.reward.retries for each in given), default=RETRIES)
+
+    def abstains(self, task: Task) -> bool:
+        """Return whether a task that failed for the last time on a sample abstains, and the job goes on."""
+        return task.rewards and self._reward(task).on_failure == "Abstain"
 
     @cached_property
     def scored_models(self) -> tuple[ModelRole, ...]:
         """Models that inference workers hold and training changes: they need every new version."""
         return tuple(dict.fromkeys(task.model for task in self.tasks if task.model in self.graph.trained))
+
+    @cached_property
+    def draft_model(self) -> str:
+        """Folder from which a draft model starts that is trained with the policy; empty: none is."""
+        draft = self.spec.generation.speculation.draft_model
+        return draft.path if draft is not None and draft.train == "Enabled" else ""
 
     def last(self, iteration: int) -> bool:
         """Return whether no iteration follows this one."""
@@ -77,6 +103,10 @@ class CheckpointState:
     """Version of the newest complete checkpoint; 0: there is none."""
     folder: str = ""
     """Folder of the newest complete checkpoint."""
+    best: str = ""
+    """Folder of the checkpoint with the best evaluation; empty: none has one."""
+    made_ns: int = 0
+    """When that was complete, in nanoseconds since the Unix epoch; 0: not known."""
     stage: Literal["idle", "saving", "finalizing"] = "idle"
     tries: int = 0
     """How many failed in a row."""
@@ -140,9 +170,16 @@ class JobState:
     """Line of the prompt file of each sample, by index."""
     trained: bool = False
     """The journal says that the ledger's iteration was trained on."""
+    groups_dropped: int = 0
+    """Groups that were dropped in this iteration and counted."""
+    refill_told: bool = False
+    """What became of this iteration's dropped groups was said."""
     checkpoint: CheckpointState = field(default_factory=CheckpointState)
     schedule: ScheduleState = field(default_factory=ScheduleState)
     incremental: IncrementalState = field(default_factory=IncrementalState)
+    siblings: SiblingState = field(default_factory=SiblingState)
+    speculation: SpeculationState = field(default_factory=SpeculationState)
+    evaluation: EvaluationState = field(default_factory=EvaluationState)
     iteration_totals: IterationTotals = field(default_factory=IterationTotals)
     group_epoch: int = 0
     """The highest epoch of a training group that was ever seen: each group that forms has a higher one."""

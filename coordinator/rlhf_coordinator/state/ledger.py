@@ -1,8 +1,11 @@
 """The sample ledger of one iteration: every sample is in exactly one state, and nothing is lost or counted twice.
 
   queued -> decoding@worker -> generated -> scored -> trained
-              |   ^  `-> migrating -> queued (with its tokens), or decoding@destination (with its KV cache)
-              `---'  worker lost: back to queued with the tokens it reported
+    |         |   ^  `-> migrating -> queued (with its tokens), or decoding@destination (with its KV cache)
+    |         `---'  worker lost: back to queued with the tokens it reported
+    `-> failed: no worker could decode it (`decode_faults`), and the iteration goes on without it
+  scored -> dropped: all responses to its prompt are worth the same (`batch_refill`); the ledger grows by others
+  any but trained -> cut: enough other prompts were finished first (`spec.rollout.oversample`)
 
 Fencing: every lease of a sample (to decode it, or to score some of its tasks) has a higher attempt than the one before.
 What a worker says of a sample under another attempt than that of its lease is ignored. Attempts of a coordinator start
@@ -11,26 +14,24 @@ last, because they depend on (random_key, position) alone.
 A sample that migrates with its KV cache is its source's until the source answers, or the destination says anything of
 it under the attempt it was promised: that is the one moment at which it becomes the destination's.
 
-The ledger owns the states and refuses what is out of order; who decodes is in its decoding table, who scores in its
-scoring table.
+The ledger owns the states (`sample_states`) and refuses what is out of order. Here are decoding, migration, failures
+and cuts; what follows a finished response is in `scoring_ledger`. Who decodes is in the decoding table, who scores in
+the scoring table, and which tasks of whole groups can be done in the group table.
 Rule: pure; no clock, no I/O. What a worker says under a stale attempt changes nothing, and the answer says so; an order
-that no state allows raises ValueError. Must never invent a result: a failed task is open.
+that no state allows raises ValueError. Must never invent a result.
 When the process dies the ledger is rebuilt from the journal: finished responses and scores survive, the rest is queued.
 """
 
-from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final
 
-from rlhf_api.algorithms import Task
+from rlhf_api.algorithms import Task, samples_per_prompt
+from rlhf_api.algorithms.refill import RefillRule
+from rlhf_api.job import RLHFJobSpec
 from rlhf_api.samples import Lease
-from rlhf_coordinator.state.decoding_table import DecodingTable
+from rlhf_coordinator.state.batch_refill import NO_REFILL
 from rlhf_coordinator.state.sample import PackedResponse, Sample, SampleState
-from rlhf_coordinator.state.scoring_table import ScoringTable
-
-ATTEMPTS_PER_COORDINATOR: Final = 1 << 16
-"""Leases of one sample by one coordinator process: far more than the few that a sample has at most."""
+from rlhf_coordinator.state.scoring_ledger import ScoringLedger
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,58 +44,61 @@ class Reclaimed:
     """(sample, task) open again."""
 
 
-class Ledger:
+def siblings_apart(spec: RLHFJobSpec) -> int:
+    """Return how many samples of a prompt take turns with those of other prompts in the queue; 1: they are next to each
+    other.
+
+    Siblings that begin together have said equally much at any time, so none can be drafted by what another said.
+    """
+    speculation = spec.generation.speculation
+    drafted = speculation.mode != "Disabled" and "Siblings" in speculation.drafters
+    return samples_per_prompt(spec) if drafted else 1
+
+
+class Ledger(ScoringLedger):
     """The samples of one iteration."""
 
-    def __init__(self, iteration: int, size: int, tasks: Sequence[Task], coordinator_epoch: int) -> None:
+    def __init__(
+        self,
+        iteration: int,
+        size: int,
+        tasks: Sequence[Task],
+        coordinator_epoch: int,
+        siblings: int = 1,
+        group_size: int = 1,
+        refill: RefillRule = NO_REFILL,
+        spare: int = 0,
+        greedy_baseline: bool = False,
+    ) -> None:
         """`tasks`: the scoring tasks of the graph, each producing one field. `coordinator_epoch`: counts the processes
-        of the job's coordinator."""
-        self.iteration = iteration
-        self._first_attempt = coordinator_epoch * ATTEMPTS_PER_COORDINATOR
-        self.samples = [Sample(index, attempt=self._first_attempt) for index in range(size)]
-        self._counts: Counter[SampleState] = Counter({SampleState.QUEUED: size})
-        self._decoding = DecodingTable(size)
-        self._scoring = ScoringTable(tasks)
+        of the job's coordinator. `siblings`: see `siblings_apart`. `group_size`: samples of one prompt.
+        `refill`: how the iteration grows. `spare`: so many of the samples are to be cut off, by whole prompts, before
+        the batch is complete. `greedy_baseline`: whether the last sample of each prompt is one."""
+        super().__init__(
+            iteration, size, tasks, coordinator_epoch, siblings, group_size, refill, spare, greedy_baseline
+        )
         self.tokens = 0
         """Response tokens known, over all samples."""
         self.returned = 0
         """Leases to decode that were taken back (worker lost, reconnected, or migrated without KV cache)."""
+        self.faulted: dict[int, None] = {}
+        """Samples that decoding failed on, by when it first did."""
         self.migrated = 0
         """Samples moved from a live worker to another, or to the queue for another."""
 
     # ---------------------------------------------------------------- reading
 
-    def counts(self) -> dict[str, int]:
-        """Return state -> samples in it; the numbers sum to the size of the batch."""
-        return {state.value: self._counts[state] for state in SampleState}
-
-    def count(self, *states: SampleState) -> int:
-        """Return how many samples are in any of these states."""
-        return sum(self._counts[state] for state in states)
-
-    @property
-    def unfinished(self) -> int:
-        """How many samples have no complete response."""
-        return self.count(SampleState.QUEUED, SampleState.DECODING, SampleState.MIGRATING)
-
-    @property
-    def all_generated(self) -> bool:
-        """Whether every response is complete."""
-        return not self.unfinished
-
-    @property
-    def all_scored(self) -> bool:
-        """Whether every sample has every field that it needs; training starts in no other state."""
-        return self.count(SampleState.SCORED, SampleState.TRAINED) == len(self.samples)
-
-    @property
-    def retried(self) -> int:
-        """How many scoring tries failed and were or will be repeated."""
-        return self._scoring.retried
-
     def queued(self, limit: int) -> list[int]:
-        """Return the next samples to lease: those with most tokens first (they end last), then by index."""
+        """Return the next samples to lease: those with most tokens first (they end last), then by their turn."""
         return self._decoding.queued(limit)
+
+    def isolated(self) -> list[int]:
+        """Return the queued samples that are to be decoded alone, on a worker that holds nothing else."""
+        return self._decoding.isolated()
+
+    def holds_isolated(self, worker: str) -> bool:
+        """Return whether this worker decodes a sample that is to be alone."""
+        return any(self.samples[index].isolated for index in self._decoding.decoding_on(worker))
 
     def decodes(self, index: int, attempt: int, worker: str) -> bool:
         """Return whether this worker has this sample under this attempt."""
@@ -115,15 +119,6 @@ class Ledger:
     def bound_for(self, worker: str) -> Collection[int]:
         """Return the samples on their way to this worker with their KV cache, by index."""
         return sorted(self._decoding.arriving_on(worker))
-
-    def unscored(self) -> Collection[int]:
-        """Return the samples with open tasks, in the order in which they finished."""
-        return self._scoring.unscored()
-
-    def scoring_on(self, worker: str, tasks: Collection[str] | None = None) -> int:
-        """Return how many tasks this worker does: all, or those of these names."""
-        leased = self._scoring.tasks_on(worker)
-        return len(leased) if tasks is None else sum(task in tasks for _, task in leased)
 
     # ---------------------------------------------------------------- generation
 
@@ -170,40 +165,57 @@ class Ledger:
             self._decoding.cancel_arrival(self.samples[index])
         for index, (attempt, response) in given.items():
             self._keep_tokens(index, attempt, response)
-        return Reclaimed(tuple(queued), self._scoring.reclaim(worker, self.samples))
+        return Reclaimed(tuple(queued), self._reclaim_tasks(worker))
 
-    # ---------------------------------------------------------------- scoring and training
+    # ---------------------------------------------------------------- samples that decoding fails on
 
-    def assign_scores(self, index: int, tasks: Iterable[str], worker: str) -> int:
-        """Lease open tasks of a generated sample to a worker, all under one new attempt; return the attempt."""
-        sample = self.samples[index]
-        self._require(sample, SampleState.GENERATED)
-        return self._scoring.lease(sample, tasks, worker)
+    def blame(self, worker: str, why: str, retries: int) -> None:
+        """Hold the end of a worker against all that it decodes, before it is reclaimed."""
+        held = self.held_by(worker)
+        for index in held:
+            self._fault(self.samples[index], worker, why, retries, proven=len(held) == 1)
 
-    def score(self, index: int, attempt: int, worker: str, task: str, values: bytes | None) -> bool:
-        """Take in a task's result (float32; None: abstained); return False when it is stale. The last result makes the
-        sample scored."""
-        if not self._scores(index, attempt, worker, task):
+    def failed_on(
+        self, index: int, attempt: int, worker: str, response: PackedResponse, why: str, retries: int
+    ) -> bool:
+        """Queue a sample that a worker could not go on with, its tokens kept; return False when that is stale."""
+        sample = self._held(index, attempt, worker)
+        if sample is None:
             return False
-        if self._scoring.score(self.samples[index], task, values):
-            self._move(self.samples[index], SampleState.SCORED)
+        self._lengthen(sample, response)
+        self._fault(sample, worker, why, retries, proven=True)
+        self._requeue(sample, sample.response)
         return True
 
-    def fail_score(self, index: int, attempt: int, worker: str, task: str, not_before: float) -> int:
-        """A task failed on a sample and is open again, to be tried from `not_before` on.
+    def give_up(self, index: int) -> None:
+        """Let the iteration go on without a queued sample; nothing of its response is kept, or trained on."""
+        sample = self.samples[index]
+        self._require(sample, SampleState.QUEUED)
+        self._decoding.dequeue(sample)
+        self.tokens -= len(sample.response)
+        sample.response, sample.finish_reason, sample.text = PackedResponse(), "", ""
+        self.faulted[index] = None
+        self._move(sample, SampleState.FAILED)
+        self._groups.refresh(index, self.samples)
+        self._judge(index)
 
-        Return its failed tries so far; 0 when the message is stale.
-        """
-        if not self._scores(index, attempt, worker, task):
-            return 0
-        return self._scoring.fail(self.samples[index], task, worker, not_before)
-
-    def train(self) -> None:
-        """The whole batch was trained on; only once, and only when all of it is scored."""
-        if self.count(SampleState.SCORED) != len(self.samples):
-            raise ValueError(f"iteration {self.iteration}: cannot be trained, its samples are {self.counts()}")
-        for sample in self.samples:
-            self._move(sample, SampleState.TRAINED)
+    def cut(self, groups: Iterable[int]) -> list[tuple[int, Lease]]:
+        """Let the iteration go on without these prompts; return (sample, lease) of who decodes them, or is about to.
+        Raises ValueError when it is more than are to be cut off."""
+        decoded: list[tuple[int, Lease]] = []
+        for group in groups:
+            if not self.groups_to_cut:
+                raise ValueError(f"iteration {self.iteration}: prompt {group} cannot be cut off, the batch needs it")
+            self._groups.drop(group)
+            for sample in self.members_of(group):
+                decoded += [(sample.index, lease) for lease in (sample.decoding, sample.arriving) if lease]
+                if sample.state is SampleState.QUEUED:
+                    self._decoding.dequeue(sample)
+                elif sample.decoding is not None:
+                    self._decoding.end_lease(sample)
+                self._scoring.drop(sample)
+                self._move(sample, SampleState.CUT)
+        return decoded
 
     # ---------------------------------------------------------------- migration
 
@@ -274,26 +286,7 @@ class Ledger:
         self._decoding.dequeue(sample)
         self._generated(sample, response, reason, text)
 
-    def restore_score(self, index: int, task: str, values: bytes | None) -> None:
-        """Take in a score of an earlier coordinator."""
-        sample = self.samples[index]
-        self._require(sample, SampleState.GENERATED)
-        if self._scoring.restore(sample, task, values):
-            self._move(sample, SampleState.SCORED)
-
     # ---------------------------------------------------------------- inside
-
-    def _require(self, sample: Sample, state: SampleState) -> None:
-        if sample.state is not state:
-            raise ValueError(f"sample {self.iteration}/{sample.index} is {sample.state}, not {state}")
-
-    def _move(self, sample: Sample, state: SampleState) -> None:
-        self._counts[sample.state] -= 1
-        self._counts[state] += 1
-        sample.state = state
-
-    def _scores(self, index: int, attempt: int, worker: str, task: str) -> bool:
-        return 0 <= index < len(self.samples) and self.samples[index].scoring.get(task) == Lease(worker, attempt)
 
     def _held(self, index: int, attempt: int, worker: str) -> Sample | None:
         """The sample if this worker has it under this attempt; hearing of it from where it was to go moves it there."""
@@ -314,6 +307,11 @@ class Ledger:
         self.migrated += 1
         self._move(sample, SampleState.DECODING)
 
+    def _fault(self, sample: Sample, worker: str, why: str, retries: int, *, proven: bool) -> None:
+        self.faulted[sample.index] = None
+        sample.faults = sample.faults.and_another(worker, why, len(sample.response), proven=proven)
+        sample.isolated = sample.faults.isolates(retries)
+
     def _requeue(self, sample: Sample, response: PackedResponse) -> None:
         self._decoding.end_lease(sample)
         self._lengthen(sample, response)
@@ -326,6 +324,8 @@ class Ledger:
         if len(response) > len(sample.response):
             self.tokens += len(response) - len(sample.response)
             sample.response = response
+            sample.faults = sample.faults.after(len(response))
+            sample.isolated = sample.isolated and sample.faults.count > 0
 
     def _keep_tokens(self, index: int, attempt: int, response: PackedResponse) -> None:
         if not 0 <= index < len(self.samples):
@@ -345,5 +345,4 @@ class Ledger:
         sample.text = text
         self._move(sample, SampleState.GENERATED)
         self._scoring.open_all(sample)
-        if not sample.open_tasks:
-            self._move(sample, SampleState.SCORED)
+        self._settle(sample, not (sample.open_tasks or sample.group_tasks))

@@ -10,6 +10,7 @@ from enum import StrEnum
 from typing import Final
 
 from rlhf_api.samples import Lease, VersionSpan
+from rlhf_coordinator.state.decode_faults import NO_FAULTS, DecodeFaults
 
 ITEM_BYTES: Final = 4
 """Tokens are int32 and everything else is float32."""
@@ -24,6 +25,12 @@ class SampleState(StrEnum):
     GENERATED = "generated"
     SCORED = "scored"
     TRAINED = "trained"
+    FAILED = "failed"
+    """No worker could decode it; the iteration goes on without it."""
+    DROPPED = "dropped"
+    """All responses to its prompt are worth the same, and another prompt takes its place."""
+    CUT = "cut"
+    """Its prompt is beyond those of the batch, and others were finished first; the iteration goes on without it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +62,8 @@ class Sample:
     """One sample and all that is known of it."""
 
     index: int
+    greedy: bool = False
+    """It is decoded greedily: what others are held against, and not trained on."""
     state: SampleState = SampleState.QUEUED
     attempt: int = 0
     """Number of the last lease, of any kind."""
@@ -68,19 +77,41 @@ class Sample:
     text: str = ""
     fields: dict[str, bytes] = field(default_factory=dict)
     """Field name of the graph -> float32 values."""
+    reward_metrics: dict[str, dict[str, float]] = field(default_factory=dict)
+    """Task -> what its reward gave beside its number, by name."""
     abstained: bool = False
     scoring: dict[str, Lease] = field(default_factory=dict)
     """Task in progress -> who does it."""
     open_tasks: set[str] = field(default_factory=set)
-    """Tasks nobody does yet."""
+    """Tasks of its own that nobody does yet."""
+    group_tasks: set[str] = field(default_factory=set)
+    """Tasks of its prompt's group whose result it does not have."""
     failures: Counter[str] = field(default_factory=Counter)
     """Task -> failed tries."""
     failed_on: dict[str, str] = field(default_factory=dict)
     """Task -> worker of the last failed try; the next one goes elsewhere if it can."""
     not_before: float = 0.0
     """Its failed tasks are not tried again before this time."""
+    faults: DecodeFaults = NO_FAULTS
+    """What failed while it was decoded."""
+    isolated: bool = False
+    """It is decoded alone, after the others."""
     decoded_by: list[str] = field(default_factory=list)
     """Workers it was decoded on, in order."""
+    drafted_tokens: int = 0
+    """That were drafted for it and verified, where it ended."""
+    accepted_tokens: int = 0
+    """Of them."""
+
+    @property
+    def failed(self) -> bool:
+        """Whether the iteration goes on without it."""
+        return self.state is SampleState.FAILED
+
+    @property
+    def left_out(self) -> bool:
+        """Whether nothing of it is trained on: it failed, or was cut off."""
+        return self.state in (SampleState.FAILED, SampleState.CUT)
 
 
 def first_tokens(versions: Sequence[VersionSpan], tokens: int) -> tuple[VersionSpan, ...]:

@@ -1,23 +1,32 @@
 """The scoring table of an iteration: which task of which finished sample is open, leased to a worker, or done.
 
 Rule: pure, and a part of the ledger, which alone uses it: the ledger knows the states of samples, this knows their
-tasks. Every lease has a higher attempt than the one before; a failed task is open again.
+tasks. Every lease has a higher attempt than the one before; a failed task is open again. Of tasks whose unit is a
+prompt's group it holds the leases and the results of each sample; when they are open the group table knows.
+Several rewards become one number when the last task of a sample is done, so it does not depend on the order in which
+they came.
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
 
-from rlhf_api.algorithms import Task
+import numpy as np
+
+from rlhf_api.algorithms import Scope, Task
+from rlhf_api.algorithms.graph import RewardPart
 from rlhf_api.samples import Lease
 from rlhf_coordinator.state.sample import Sample
 
 
 class ScoringTable:
     """The tasks that score the samples of one iteration. A sample is complete when it has no task that is open or
-    leased."""
+    leased, and lacks none of its group."""
 
     def __init__(self, tasks: Sequence[Task]) -> None:
         """`tasks`: the scoring tasks of the graph, each producing one field."""
         self._field_of: Mapping[str, str] = {task.name: task.produces[0] for task in tasks}
+        self._own = frozenset(task.name for task in tasks if task.scope is Scope.SAMPLE)
+        self._parts: Mapping[str, RewardPart] = {task.name: task.part for task in tasks if task.part}
         self._unscored: dict[int, None] = {}
         self._leased: dict[str, set[tuple[int, str]]] = {}
         self.retried = 0
@@ -32,8 +41,9 @@ class ScoringTable:
         return self._leased.get(worker, ())
 
     def open_all(self, sample: Sample) -> None:
-        """A response is finished: all of its tasks are open."""
-        sample.open_tasks = set(self._field_of)
+        """A response is finished: all tasks of its own are open, and it lacks those of its group."""
+        sample.open_tasks = set(self._own)
+        sample.group_tasks = set(self._field_of) - self._own
         if sample.open_tasks:
             self._unscored[sample.index] = None
 
@@ -41,11 +51,12 @@ class ScoringTable:
         """Lease open tasks of a sample to a worker, all under one new attempt; return the attempt."""
         sample.attempt += 1
         for task in tasks:
-            sample.open_tasks.remove(task)
+            if task in self._own:
+                sample.open_tasks.remove(task)
             sample.scoring[task] = Lease(worker, sample.attempt)
             self._leased.setdefault(worker, set()).add((sample.index, task))
         if not sample.open_tasks:
-            del self._unscored[sample.index]
+            self._unscored.pop(sample.index, None)
         return sample.attempt
 
     def score(self, sample: Sample, task: str, values: bytes | None) -> bool:
@@ -55,9 +66,10 @@ class ScoringTable:
 
     def restore(self, sample: Sample, task: str, values: bytes | None) -> bool:
         """Take in the result of an open task, as it was written down. Return whether the sample is complete."""
-        sample.open_tasks.remove(task)
-        if not sample.open_tasks:
-            self._unscored.pop(sample.index, None)
+        if task in self._own:
+            sample.open_tasks.remove(task)
+            if not sample.open_tasks:
+                self._unscored.pop(sample.index, None)
         return self._store(sample, task, values)
 
     def fail(self, sample: Sample, task: str, worker: str, not_before: float) -> int:
@@ -81,13 +93,43 @@ class ScoringTable:
     def _end_lease(self, sample: Sample, task: str) -> None:
         self._leased[sample.scoring.pop(task).worker].discard((sample.index, task))
 
+    def release(self, sample: Sample, task: str) -> None:
+        """End the lease of a task, without a result."""
+        self._end_lease(sample, task)
+
+    def drop(self, sample: Sample) -> None:
+        """Nothing of a sample is to be scored any more: its tasks are neither open nor leased."""
+        for task in tuple(sample.scoring):
+            self._end_lease(sample, task)
+        sample.open_tasks, sample.group_tasks = set(), set()
+        self._unscored.pop(sample.index, None)
+
     def _open(self, sample: Sample, task: str) -> None:
-        sample.open_tasks.add(task)
-        self._unscored[sample.index] = None
+        if task in self._own:
+            sample.open_tasks.add(task)
+            self._unscored[sample.index] = None
 
     def _store(self, sample: Sample, task: str, values: bytes | None) -> bool:
-        if values is None:
-            sample.abstained = True
-        else:
+        if values is not None:
             sample.fields[self._field_of[task]] = values
-        return not sample.open_tasks and not sample.scoring
+        elif task not in self._parts:
+            sample.abstained = True
+        sample.group_tasks.discard(task)
+        complete = not sample.open_tasks and not sample.scoring and not sample.group_tasks
+        if complete and self._parts:
+            self._combine(sample)
+        return complete
+
+    def _combine(self, sample: Sample) -> None:
+        """Give a complete sample what its rewards come to together; it abstains where all of them did."""
+        given: dict[RewardPart, dict[str, float]] = {}
+        for task, part in self._parts.items():
+            of_field = given.setdefault(replace(part, name=""), {})
+            if (values := sample.fields.get(self._field_of[task])) is not None:
+                of_field[part.name] = float(np.frombuffer(values, "<f4")[0])
+        for part, rewards in given.items():
+            number = part.combination.of(rewards)
+            if number is None:
+                sample.abstained = True
+            else:
+                sample.fields[part.of] = np.array([number], "<f4").tobytes()

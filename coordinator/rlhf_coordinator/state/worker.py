@@ -98,6 +98,8 @@ class Worker:
     """Its session ended, or was silent, for too long."""
     leaving: bool = False
     """It was told to exit."""
+    blameless: bool = False
+    """Its end is no fault of what it decodes: it was asked to end, or its end is held against that already."""
     scorer_onloaded: bool = False
     """Generation workers: its scoring models may be in device memory, because it was given something to score."""
     refused: str = ""
@@ -106,6 +108,8 @@ class Worker:
     address: str = ""
     rendezvous: str = ""
     device: str = ""
+    draws_by_request: bool = False
+    """It heeds how the tokens of a sample are to be drawn."""
     roles: frozenset[str] = frozenset()
     """What it has become: generation, inference, training."""
     versions: dict[str, int] = field(default_factory=dict)

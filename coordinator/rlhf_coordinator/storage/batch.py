@@ -4,34 +4,110 @@ Rule: both ways go through a Ledger, so a replayed batch is byte for byte the on
 Must never return an incomplete batch.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
+from typing import Final
 
 from rlhf_api import control_pb2 as pb
 from rlhf_api.algorithms import Task
+from rlhf_api.algorithms.refill import RefillRule, UsedUp
 from rlhf_api.channels import CHUNK_BYTES
+from rlhf_api.samples import FinishReason
 from rlhf_coordinator.failures import JobError
+from rlhf_coordinator.state.batch_refill import NO_REFILL
+from rlhf_coordinator.state.evaluation_state import FIRST_SAMPLE
 from rlhf_coordinator.state.ledger import Ledger
+from rlhf_coordinator.state.sample import PackedResponse
 from rlhf_coordinator.storage.journal_pb2 import Record
 from rlhf_coordinator.storage.prompts import PromptSet
 from rlhf_coordinator.storage.sample_codec import response_of, train_sample, unpacked
 
+FINISHED: Final[FinishReason] = "stop"
+"""How a response of the prompt file ended: by its end-of-sequence token."""
+
+
+def of_evaluation(record: Record) -> int | None:
+    """Return the weight version whose evaluation a record belongs to; None: it is of the batch."""
+    kind = record.WhichOneof("record")
+    if kind not in ("finished", "scored", "failed"):
+        return None
+    key: pb.SampleKey = getattr(record, kind).key
+    return key.iteration if key.sample >= FIRST_SAMPLE else None
+
 
 def apply_record(ledger: Ledger, record: Record) -> None:
-    """Bring a journaled response or score back into a ledger."""
+    """Bring a journaled response or score, or that a sample failed, back into a ledger; one of an evaluation belongs in
+    no batch."""
+    if of_evaluation(record) is None:
+        restore_record(ledger, record)
+
+
+def restore_record(ledger: Ledger, record: Record, first: int = 0) -> None:
+    """Bring a record back into the ledger that it belongs to, whose sample 0 has the number `first` in records."""
     kind = record.WhichOneof("record")
     if kind == "finished":
         message = record.finished
         response = response_of(message.tokens, message.log_probabilities, message.versions)
-        ledger.restore_response(message.key.sample, response, message.finish_reason, message.text)
+        ledger.restore_response(message.key.sample - first, response, message.finish_reason, message.text)
+        sample = ledger.samples[message.key.sample - first]
+        sample.decoded_by = list(record.decoded_by)
+        sample.drafted_tokens, sample.accepted_tokens = message.drafted_tokens, message.accepted_tokens
     elif kind == "scored":
         score = record.scored
         values = None if score.abstained else unpacked(score.result, "float32")
-        ledger.restore_score(score.key.sample, score.task, values)
+        ledger.restore_score(score.key.sample - first, score.task, values)
+        _restore_metrics(ledger, score, first)
+    elif kind == "scored_group":
+        scores = record.scored_group.samples
+        results = {one.key.sample: None if one.abstained else unpacked(one.result, "float32") for one in scores}
+        ledger.restore_group(scores[0].task, results)
+        for one in scores:
+            _restore_metrics(ledger, one)
+    elif kind == "failed":
+        ledger.give_up(record.failed.key.sample - first)
+    elif kind == "cut":
+        ledger.cut(record.cut.groups)
 
 
-def replayed(iteration: int, size: int, tasks: Sequence[Task], records: Iterable[Record]) -> Ledger:
-    """Return the complete ledger of a journaled iteration. Raises JobError when its segment is gone or damaged."""
-    ledger = Ledger(iteration, size, tasks, 0)
+def refill_rule(records: Sequence[Record], otherwise: RefillRule = NO_REFILL) -> RefillRule:
+    """Return the rule by which a journaled iteration grows; `otherwise` where nothing of it is written yet."""
+    if not records or not records[0].HasField("begun"):
+        return otherwise
+    written = records[0].begun.refill
+    return RefillRule(written.rounds, UsedUp(written.used_up or UsedUp.MASK))
+
+
+def take_given(ledger: Ledger, prompts: PromptSet) -> Ledger:
+    """Return a new iteration's ledger with the responses that the prompt file holds for its samples, where it does."""
+    for sample in ledger.samples:
+        given = prompts.response(ledger.iteration, sample.index)
+        if given is not None:
+            ledger.restore_response(sample.index, PackedResponse(given.tokens), FINISHED, given.text)
+    return ledger
+
+
+def _restore_metrics(ledger: Ledger, score: pb.ScoredSample, first: int = 0) -> None:
+    if score.metrics:
+        ledger.samples[score.key.sample - first].reward_metrics[score.task] = dict(score.metrics)
+
+
+def replayed(
+    iteration: int,
+    size: int,
+    tasks: Sequence[Task],
+    records: Sequence[Record],
+    prompts: PromptSet,
+    group_size: int = 1,
+    spare: int = 0,
+    greedy_baseline: bool = False,
+) -> Ledger:
+    """Return the complete ledger of a journaled iteration. `group_size`: samples of one prompt; `spare`: samples of
+    `size` beyond the batch; `greedy_baseline`: whether the last sample of each prompt is one. Raises JobError
+    when its segment is gone or damaged."""
+    rule = refill_rule(records)
+    made = Ledger(
+        iteration, size, tasks, 0, group_size=group_size, refill=rule, spare=spare, greedy_baseline=greedy_baseline
+    )
+    ledger = take_given(made, prompts)
     for record in records:
         apply_record(ledger, record)
     if not ledger.all_scored:
@@ -41,13 +117,15 @@ def replayed(iteration: int, size: int, tasks: Sequence[Task], records: Iterable
 
 
 def batch_parts(ledger: Ledger, prompts: PromptSet) -> Iterator[pb.BatchPart]:
-    """Yield the batch in sample order, in parts of about CHUNK_BYTES."""
+    """Yield the batch in sample order, in parts of about CHUNK_BYTES. Its samples are numbered anew, without gaps."""
     if not ledger.all_scored:
         raise ValueError(f"iteration {ledger.iteration} is not scored yet: {ledger.counts()}")
-    total = len(ledger.samples)
+    batch = ledger.batch()
+    total = len(batch)
     part, size = pb.BatchPart(total=total), 0
-    for sample in ledger.samples:
-        message = train_sample(sample, prompts.group(sample.index), prompts.of(ledger.iteration, sample.index).tokens)
+    for place, (sample, masked) in enumerate(batch):
+        prompt = prompts.of(ledger.iteration, sample.index).tokens
+        message = train_sample(sample, place, prompts.group(place), prompt, masked=masked)
         if size and size + message.ByteSize() > CHUNK_BYTES:
             yield part
             part, size = pb.BatchPart(total=total), 0

@@ -14,20 +14,24 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
 from rlhf_api import control_pb2 as pb
-from rlhf_api.names import ExitCode
+from rlhf_api.algorithms import ModelRole
+from rlhf_api.names import ADAPTER_CONFIG, ADAPTER_WEIGHTS, DRAFT_MODEL, DRAFT_MODEL_FIELD, ExitCode
 from rlhf_coordinator.failures import JobError
 from rlhf_coordinator.model_folders import local_folder
-from rlhf_coordinator.storage.journal import sync_folder
+from rlhf_coordinator.storage import adapter_file
+from rlhf_coordinator.storage.journal import sync_folder, write_atomically
 
 FIELD: Final = "spec.checkpoints.path"
 _NAME: Final = re.compile(r"iteration-(\d{6,})")
+BEST_FILE: Final = "best.json"
+"""Names the checkpoint of the best evaluation, beside the checkpoints."""
 _FACTS: Final = "checkpoint.json"
 _CONFIG: Final = "config.json"
 _WEIGHTS: Final = (
@@ -52,6 +56,14 @@ class Checkpoint:
 
     version: int
     folder: Path
+
+    @property
+    def made_ns(self) -> int:
+        """When it was complete, in nanoseconds since the Unix epoch; 0 where the file system does not say."""
+        try:
+            return (self.folder / _FACTS).stat().st_mtime_ns
+        except OSError:
+            return 0
 
 
 def folder_of(path: Path, version: int) -> Path:
@@ -139,13 +151,19 @@ def verify(folder: Path) -> str | None:
     return _mismatch(folder, sums)
 
 
-def prune(path: Path, newest: int, keep: int) -> list[int]:
-    """Remove all but the `keep` newest up to version `newest`; return those, newest first.
+def name_best(path: Path, version: int, reward: float) -> None:
+    """Write down which checkpoint has the best evaluation, in BEST_FILE. Raises OSError."""
+    facts = {"folder": folder_of(path, version).name, "version": version, "reward": reward}
+    write_atomically(path / BEST_FILE, json.dumps(facts).encode() + b"\n")
+
+
+def prune(path: Path, newest: int, keep: int, spared: Collection[int] = ()) -> list[int]:
+    """Remove all but the `keep` newest up to version `newest` and those `spared`; return the newest ones, newest first.
 
     A folder ahead of `newest` is a damaged one that was passed over: it takes no place, and is replaced in its turn.
     """
     known = [version for version in versions(path) if version <= newest]
-    for version in known[keep:]:
+    for version in (old for old in known[keep:] if old not in spared):
         doomed = path / f".tmp-remove-{version:06d}"
         folder_of(path, version).rename(doomed)  # never seen half-removed under its final name
         shutil.rmtree(doomed, ignore_errors=True)
@@ -159,7 +177,19 @@ def remove_leftovers(path: Path) -> None:
 
 
 def _index(folder: Path, weights: Sequence[pb.CheckpointFile], sums: dict[str, tuple[int, str]]) -> None:
-    """Make a Hugging Face folder of the stages' files: an index, or the single file's usual name."""
+    """Make a Hugging Face folder of the stages' files: an index, or the single file's usual name; of adapters a PEFT
+    folder, which has one file."""
+    if (folder / ADAPTER_CONFIG).is_file():
+        parts = [folder.parent / file.path for file in weights]
+        try:
+            adapter_file.join(parts, folder / ADAPTER_WEIGHTS)
+        except ValueError as error:
+            message = f"the adapters of {folder.name} cannot be put together: {error}"
+            raise JobError("StorageFailed", message, field=FIELD, exit_code=ExitCode.STORAGE) from error
+        for file, part in zip(weights, parts, strict=True):
+            part.unlink()
+            del sums[file.path]
+        return
     if len(weights) == 1:
         name = weights[0].path
         target = folder / "model.safetensors"
@@ -183,7 +213,8 @@ def _add_source_files(folder: Path, model: str, source: str) -> None:
             "tokenizer, because their image is of an earlier version: use the worker image of the coordinator's "
             "version, or put the model into a folder that training pods mount"
         )
-        raise JobError("ModelMissing", message, field=f"spec.models.{model}.path", exit_code=ExitCode.BAD_MODEL)
+        field = DRAFT_MODEL_FIELD if model == DRAFT_MODEL else f"{ModelRole(model).manifest_path}.path"
+        raise JobError("ModelMissing", message, field=field, exit_code=ExitCode.BAD_MODEL)
 
 
 def _mismatch(folder: Path, sums: Mapping[str, tuple[int, str]]) -> str | None:

@@ -29,6 +29,10 @@ class Record(_message.Message):
     TRAINED_FIELD_NUMBER: _builtins.int
     CLOSED_FIELD_NUMBER: _builtins.int
     PROMPT_FIELD_NUMBER: _builtins.int
+    FAILED_FIELD_NUMBER: _builtins.int
+    SCORED_GROUP_FIELD_NUMBER: _builtins.int
+    CUT_FIELD_NUMBER: _builtins.int
+    DECODED_BY_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def begun(self) -> Global___Begun:
         """first record of every segment"""
@@ -49,6 +53,20 @@ class Record(_message.Message):
     def prompt(self) -> Global___TokenizedPrompt:
         """in prompts.log only"""
 
+    @_builtins.property
+    def failed(self) -> _control_pb2.FailedSample:
+        """the iteration goes on without it"""
+
+    @_builtins.property
+    def scored_group(self) -> Global___ScoredGroup: ...
+    @_builtins.property
+    def cut(self) -> Global___Cut:
+        """the iteration goes on without these prompts"""
+
+    @_builtins.property
+    def decoded_by(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """with `finished`: workers that decoded it, in order"""
+
     def __init__(
         self,
         *,
@@ -58,16 +76,66 @@ class Record(_message.Message):
         trained: Global___Trained | None = ...,
         closed: Global___Closed | None = ...,
         prompt: Global___TokenizedPrompt | None = ...,
+        failed: _control_pb2.FailedSample | None = ...,
+        scored_group: Global___ScoredGroup | None = ...,
+        cut: Global___Cut | None = ...,
+        decoded_by: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["begun", b"begun", "closed", b"closed", "finished", b"finished", "prompt", b"prompt", "record", b"record", "scored", b"scored", "trained", b"trained"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["begun", b"begun", "closed", b"closed", "cut", b"cut", "failed", b"failed", "finished", b"finished", "prompt", b"prompt", "record", b"record", "scored", b"scored", "scored_group", b"scored_group", "trained", b"trained"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["begun", b"begun", "closed", b"closed", "finished", b"finished", "prompt", b"prompt", "record", b"record", "scored", b"scored", "trained", b"trained"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["begun", b"begun", "closed", b"closed", "cut", b"cut", "decoded_by", b"decoded_by", "failed", b"failed", "finished", b"finished", "prompt", b"prompt", "record", b"record", "scored", b"scored", "scored_group", b"scored_group", "trained", b"trained"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_record: _TypeAlias = _typing.Literal["begun", "finished", "scored", "trained", "closed", "prompt"]  # noqa: Y015
+    _WhichOneofReturnType_record: _TypeAlias = _typing.Literal["begun", "finished", "scored", "trained", "closed", "prompt", "failed", "scored_group", "cut"]  # noqa: Y015
     _WhichOneofArgType_record: _TypeAlias = _typing.Literal["record", b"record"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_record) -> _WhichOneofReturnType_record | None: ...
 
 Global___Record: _TypeAlias = Record  # noqa: Y015
+
+@_typing.final
+class ScoredGroup(_message.Message):
+    """What a task whose unit is a prompt's group gave for all samples of one group: there, or not, as a whole."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SAMPLES_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def samples(self) -> _containers.RepeatedCompositeFieldContainer[_control_pb2.ScoredSample]: ...
+    def __init__(
+        self,
+        *,
+        samples: _abc.Iterable[_control_pb2.ScoredSample] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["samples", b"samples"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ScoredGroup: _TypeAlias = ScoredGroup  # noqa: Y015
+
+@_typing.final
+class Cut(_message.Message):
+    """Prompts that were begun beyond those of the batch, and were not among the first to be finished."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    GROUPS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def groups(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """numbers of prompts in the iteration"""
+
+    def __init__(
+        self,
+        *,
+        groups: _abc.Iterable[_builtins.int] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["groups", b"groups"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Cut: _TypeAlias = Cut  # noqa: Y015
 
 @_typing.final
 class Begun(_message.Message):
@@ -76,24 +144,54 @@ class Begun(_message.Message):
     ITERATION_FIELD_NUMBER: _builtins.int
     COORDINATOR_EPOCH_FIELD_NUMBER: _builtins.int
     TIME_NS_FIELD_NUMBER: _builtins.int
+    REFILL_FIELD_NUMBER: _builtins.int
     iteration: _builtins.int
     coordinator_epoch: _builtins.int
     """counts the processes of the job's coordinator: which of them began it"""
     time_ns: _builtins.int
+    @_builtins.property
+    def refill(self) -> Global___Refill:
+        """by which the iteration grows: a function of this and of its scores"""
+
     def __init__(
         self,
         *,
         iteration: _builtins.int = ...,
         coordinator_epoch: _builtins.int = ...,
         time_ns: _builtins.int = ...,
+        refill: Global___Refill | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["refill", b"refill"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["coordinator_epoch", b"coordinator_epoch", "iteration", b"iteration", "time_ns", b"time_ns"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["coordinator_epoch", b"coordinator_epoch", "iteration", b"iteration", "refill", b"refill", "time_ns", b"time_ns"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Begun: _TypeAlias = Begun  # noqa: Y015
+
+@_typing.final
+class Refill(_message.Message):
+    """rlhf_api.algorithms.refill.RefillRule, as it was when the iteration began."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ROUNDS_FIELD_NUMBER: _builtins.int
+    USED_UP_FIELD_NUMBER: _builtins.int
+    rounds: _builtins.int
+    used_up: _builtins.str
+    def __init__(
+        self,
+        *,
+        rounds: _builtins.int = ...,
+        used_up: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["rounds", b"rounds", "used_up", b"used_up"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Refill: _TypeAlias = Refill  # noqa: Y015
 
 @_typing.final
 class Trained(_message.Message):
@@ -147,6 +245,7 @@ class Closed(_message.Message):
     METRICS_FIELD_NUMBER: _builtins.int
     TIME_NS_FIELD_NUMBER: _builtins.int
     REWARDS_FIELD_NUMBER: _builtins.int
+    EVALUATIONS_FIELD_NUMBER: _builtins.int
     time_ns: _builtins.int
     @_builtins.property
     def metrics(self) -> _containers.ScalarMap[_builtins.str, _builtins.float]:
@@ -156,20 +255,71 @@ class Closed(_message.Message):
     def rewards(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]:
         """mean reward of every iteration of the run so far, NaN when all abstained"""
 
+    @_builtins.property
+    def evaluations(self) -> _containers.RepeatedCompositeFieldContainer[Global___Evaluated]:
+        """of the run so far"""
+
     def __init__(
         self,
         *,
         metrics: _abc.Mapping[_builtins.str, _builtins.float] | None = ...,
         time_ns: _builtins.int = ...,
         rewards: _abc.Iterable[_builtins.float] | None = ...,
+        evaluations: _abc.Iterable[Global___Evaluated] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["metrics", b"metrics", "rewards", b"rewards", "time_ns", b"time_ns"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["evaluations", b"evaluations", "metrics", b"metrics", "rewards", b"rewards", "time_ns", b"time_ns"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Closed: _TypeAlias = Closed  # noqa: Y015
+
+@_typing.final
+class Evaluated(_message.Message):
+    """Samples of an evaluation are journaled as others are, under numbers from FIRST_SAMPLE on (state/evaluation_state.py)."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    @_typing.final
+    class MetricsEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.float
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.float = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    VERSION_FIELD_NUMBER: _builtins.int
+    METRICS_FIELD_NUMBER: _builtins.int
+    version: _builtins.int
+    """of the weights"""
+    @_builtins.property
+    def metrics(self) -> _containers.ScalarMap[_builtins.str, _builtins.float]: ...
+    def __init__(
+        self,
+        *,
+        version: _builtins.int = ...,
+        metrics: _abc.Mapping[_builtins.str, _builtins.float] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["metrics", b"metrics", "version", b"version"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Evaluated: _TypeAlias = Evaluated  # noqa: Y015
 
 @_typing.final
 class TokenizedPrompt(_message.Message):
@@ -181,11 +331,22 @@ class TokenizedPrompt(_message.Message):
     TOKENS_FIELD_NUMBER: _builtins.int
     TEXT_FIELD_NUMBER: _builtins.int
     RECORD_FIELD_NUMBER: _builtins.int
+    RESPONSES_FIELD_NUMBER: _builtins.int
+    FILTERED_FIELD_NUMBER: _builtins.int
+    SOURCE_FIELD_NUMBER: _builtins.int
     line: _builtins.int
     tokens: _builtins.bytes
     """int32, little endian"""
     text: _builtins.str
     record: _builtins.str
+    filtered: _builtins.int
+    """lines before it (after the last, too) that were left out as too long"""
+    source: _builtins.int
+    """which of spec.prompts.sources it is from"""
+    @_builtins.property
+    def responses(self) -> _containers.RepeatedCompositeFieldContainer[Global___TokenizedResponse]:
+        """those that the line holds, where none are generated"""
+
     def __init__(
         self,
         *,
@@ -193,11 +354,37 @@ class TokenizedPrompt(_message.Message):
         tokens: _builtins.bytes = ...,
         text: _builtins.str = ...,
         record: _builtins.str = ...,
+        responses: _abc.Iterable[Global___TokenizedResponse] | None = ...,
+        filtered: _builtins.int = ...,
+        source: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["line", b"line", "record", b"record", "text", b"text", "tokens", b"tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["filtered", b"filtered", "line", b"line", "record", b"record", "responses", b"responses", "source", b"source", "text", b"text", "tokens", b"tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___TokenizedPrompt: _TypeAlias = TokenizedPrompt  # noqa: Y015
+
+@_typing.final
+class TokenizedResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TOKENS_FIELD_NUMBER: _builtins.int
+    TEXT_FIELD_NUMBER: _builtins.int
+    tokens: _builtins.bytes
+    """int32, little endian"""
+    text: _builtins.str
+    def __init__(
+        self,
+        *,
+        tokens: _builtins.bytes = ...,
+        text: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["text", b"text", "tokens", b"tokens"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___TokenizedResponse: _TypeAlias = TokenizedResponse  # noqa: Y015

@@ -7,8 +7,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from rlhf_coordinator.failures import storage_error
+from rlhf_coordinator.storage.given_responses import GivenResponse
 from rlhf_coordinator.storage.journal import Journal, frame, unframe, write_atomically
-from rlhf_coordinator.storage.journal_pb2 import Record, TokenizedPrompt
+from rlhf_coordinator.storage.journal_pb2 import Record, TokenizedPrompt, TokenizedResponse
 from rlhf_coordinator.storage.prompts import Prompt
 
 
@@ -26,18 +27,29 @@ def tokenized_before(journal: Journal, digest: str) -> list[Prompt] | None:
     prompts, end = [], 0
     for record, offset in unframe(data):
         item, end = record.prompt, offset
-        prompts.append(Prompt(item.line, item.tokens, item.text, item.record))
+        responses = tuple(GivenResponse(response.tokens, response.text) for response in item.responses)
+        read = (item.line, item.tokens, item.text, item.record, responses, item.filtered, item.source)
+        prompts.append(Prompt(*read))
     return prompts if prompts and end == len(data) else None
 
 
 def keep_tokenized(journal: Journal, digest: str, prompts: Sequence[Prompt]) -> None:
     """Store the tokenized prompts. Raises JobError (exit code 23)."""
-    records = (
-        Record(prompt=TokenizedPrompt(line=item.line, tokens=item.tokens, text=item.text, record=item.record))
-        for item in prompts
-    )
+    records = (Record(prompt=_message(item)) for item in prompts)
     path = _path(journal, digest)
     try:
         write_atomically(path, b"".join(map(frame, records)))
     except OSError as error:
         raise storage_error("the journal", path, error, "RLHF_RUN_DIR") from error
+
+
+def _message(item: Prompt) -> TokenizedPrompt:
+    return TokenizedPrompt(
+        line=item.line,
+        tokens=item.tokens,
+        text=item.text,
+        record=item.record,
+        responses=[TokenizedResponse(tokens=given.tokens, text=given.text) for given in item.responses],
+        filtered=item.filtered,
+        source=item.source,
+    )

@@ -1,16 +1,23 @@
-"""Prompts: reads the JSONL file, tokenizes it, and says which prompt every sample of every iteration gets.
+"""Prompts and their order: says which prompt every sample of every iteration gets.
 
 Order: sample s of iteration i belongs to group s // n (n samples per prompt); groups count on through the iterations,
-and group number g visits entry g mod N of epoch g // N. With shuffle the order of an epoch is by the 64-bit hash of
-(seed, epoch, entry), so it depends on nothing else. That hash, and the `random_key` of a sample: the first 8 bytes
-(little endian) of BLAKE2b over three unsigned 64-bit little-endian integers, here (seed, iteration, sample). Rule: a
-bad line is an error with its number before anything starts (exit code 22); nothing is skipped or cut.
+and group number g visits entry g mod N of epoch g // N. Of several sources, `mixture` says whose turn a group is, and
+the turns of a source visit its entries so. With shuffle the order of an epoch is by the 64-bit hash of (seed, epoch,
+entry), and of a source after the first its number, so it depends on nothing else. That hash, and the `random_key` of a
+sample: the first 8 bytes (little endian) of BLAKE2b over unsigned 64-bit little-endian integers, of the key (seed,
+iteration, sample).
+A group beyond those of the batch takes the place of a dropped one. It is the turn of a source, too, and its prompt is
+drawn by the same hash from those that the iteration does not have, in an order of the iteration's own: no other
+iteration gets other prompts by it.
+Rule: a function of prompts and seed; it reads nothing but what a journal's identity is made from.
 """
 
 import hashlib
+import itertools
 import json
 import os
 import struct
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -24,59 +31,148 @@ from rlhf_api.job.rollout import Prompts
 from rlhf_api.names import ExitCode, Group
 from rlhf_coordinator.failures import JobError
 from rlhf_coordinator.model_folders import local_folder
+from rlhf_coordinator.storage.chat_template import template_text
+from rlhf_coordinator.storage.given_responses import GivenResponse
+from rlhf_coordinator.storage.mixture import Mixture
+from rlhf_coordinator.storage.prompt_records import content, content_digest, places
 
-_CHUNK: Final = 1024
-"""Prompts tokenized at once: enough for the tokenizer's own threads, little memory."""
+REFILL_STREAM: Final = 0x726566696C6C
+"""Keeps the order of prompts that take the place of others apart from every other use of the seed ("refill")."""
 
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """One line of the prompt file."""
+    """One record of the prompt file."""
 
     line: int
-    """From 1."""
+    """From 1: the line of a JSONL file, the row of a table; those of later sources go on counting."""
     tokens: bytes
     """int32, little endian."""
     text: str
     """What was tokenized (a chat: as its template renders it)."""
     record: str
-    """The line's JSON object."""
+    """The record's JSON object."""
+    responses: tuple[GivenResponse, ...] = ()
+    """Those that the record holds, in the order of the samples of its group; empty where responses are generated."""
+    filtered: int = 0
+    """Records right before it that were left out as too long; of the last prompt, those after it, too."""
+    source: int = 0
+    """Which of the sources it is from."""
 
 
 class PromptSet:
     """All prompts of a job and their order."""
 
     def __init__(
-        self, prompts: Sequence[Prompt], *, seed: int, shuffle: bool, per_iteration: int, samples_per_prompt: int
+        self,
+        prompts: Sequence[Prompt],
+        *,
+        seed: int,
+        shuffle: bool,
+        per_iteration: int,
+        samples_per_prompt: int,
+        weights: Sequence[int] = (1,),
     ) -> None:
-        """`per_iteration`: prompts of one iteration."""
+        """`per_iteration`: prompts of one iteration; `weights`: of the sources, whose prompts are in their order."""
         self._prompts = prompts
+        self._mixture = Mixture(weights)
+        sizes = Counter(prompt.source for prompt in prompts)
+        self._sizes = [sizes[source] for source in range(len(weights))]
+        self._starts = [0, *itertools.accumulate(self._sizes)]
         self._seed = seed
         self._shuffle = shuffle
         self._per_iteration = per_iteration
         self._samples_per_prompt = samples_per_prompt
         # The epochs that one iteration goes through, and those of the one before, which may be replayed.
-        self._order_of = lru_cache(maxsize=4 + 2 * per_iteration // len(prompts))(self._order)
+        epochs = sum(4 + 2 * per_iteration // size for size in self._sizes)
+        self._order_of = lru_cache(maxsize=epochs)(self._order)
+        self._drawn_of = lru_cache(maxsize=2 * len(weights))(self._drawn)
 
     def __len__(self) -> int:
         return len(self._prompts)
+
+    def first(self, count: int) -> Sequence[Prompt]:
+        """Return so many prompts from the beginning, or all of fewer. Several sources take turns until one is used up;
+        then come the others in order."""
+        places = map(self._mixture.place, range(min(count, len(self._prompts))))
+        turns = itertools.takewhile(lambda place: place[1] < self._sizes[place[0]], places)
+        entries = [self._starts[source] + nth for source, nth in turns]
+        taken = set(entries)
+        entries += (entry for entry in range(len(self._prompts)) if entry not in taken)
+        return [self._prompts[entry] for entry in entries[:count]]
+
+    def passes(self, iteration: int) -> list[float]:
+        """Return how often the prompts of each source were taken on average, up to the end of an iteration."""
+        counts = self._mixture.counts((iteration + 1) * self._per_iteration)
+        return [count / size for count, size in zip(counts, self._sizes, strict=True)]
 
     def group(self, sample: int) -> int:
         """Return the group of a sample inside its iteration: samples of one prompt share it."""
         return sample // self._samples_per_prompt
 
+    def epoch(self, iteration: int) -> int:
+        """Return the epoch, from 0, that the last prompt of an iteration belongs to; of several sources the highest."""
+        counts = self._mixture.counts((iteration + 1) * self._per_iteration)
+        return max((count - 1) // size for count, size in zip(counts, self._sizes, strict=True))
+
     def of(self, iteration: int, sample: int) -> Prompt:
         """Return the prompt of a sample."""
-        position = iteration * self._per_iteration + self.group(sample)
-        epoch, place = divmod(position, len(self._prompts))
-        return self._prompts[int(self._order_of(epoch)[place])]
+        return self._prompts[self._entry(iteration, self.group(sample))]
 
-    def _order(self, epoch: int) -> np.ndarray[Any, np.dtype[np.int64]]:
-        count = len(self._prompts)
+    def _entry(self, iteration: int, group: int) -> int:
+        if group >= self._per_iteration:
+            source, nth = self._mixture.place(group - self._per_iteration)
+            return self._starts[source] + self._drawn_of(iteration, source)[nth]
+        source, nth = self._mixture.place(iteration * self._per_iteration + group)
+        epoch, place = divmod(nth, self._sizes[source])
+        return self._starts[source] + int(self._order_of(source, epoch)[place])
+
+    def _drawn(self, iteration: int, source: int) -> "_Drawn":
+        start, size = self._starts[source], self._sizes[source]
+        own = {self._entry(iteration, group) - start for group in range(self._per_iteration)}
+        return _Drawn(self._seed, iteration, source, size, own & set(range(size)))
+
+    def response(self, iteration: int, sample: int) -> GivenResponse | None:
+        """Return the response that the prompt file holds for a sample; None where responses are generated."""
+        given = self.of(iteration, sample).responses
+        return given[sample % self._samples_per_prompt] if given else None
+
+    @property
+    def filtered(self) -> list[int]:
+        """Records of each source that were left out as too long."""
+        left_out = [0] * len(self._sizes)
+        for prompt in self._prompts:
+            left_out[prompt.source] += prompt.filtered
+        return left_out
+
+    def _order(self, source: int, epoch: int) -> np.ndarray[Any, np.dtype[np.int64]]:
+        count = self._sizes[source]
         if not self._shuffle:
             return np.arange(count, dtype=np.int64)
-        keys = [_hash(self._seed, epoch, index) for index in range(count)]
+        keys = [_hash(self._seed, epoch, index, *_after_first(source)) for index in range(count)]
         return np.argsort(np.array(keys, dtype=np.uint64), kind="stable")
+
+
+class _Drawn:
+    """Entries of a source in an order of an iteration's own: first those that it does not have, each once; when there
+    are no more, all of them again, and so on."""
+
+    def __init__(self, seed: int, iteration: int, source: int, entries: int, own: set[int]) -> None:
+        self._seed, self._iteration, self._entries, self._seen = seed ^ REFILL_STREAM, iteration, entries, set(own)
+        self._source = _after_first(source)
+        self._order: list[int] = []
+        self._draws = 0
+
+    def __getitem__(self, number: int) -> int:
+        while len(self._order) <= number:
+            if len(self._seen) >= self._entries:
+                self._seen.clear()
+            entry = _hash(self._seed, self._iteration, self._draws, *self._source) % self._entries
+            self._draws += 1
+            if entry not in self._seen:
+                self._seen.add(entry)
+                self._order.append(entry)
+        return self._order[number]
 
 
 def random_key(seed: int, iteration: int, sample: int) -> int:
@@ -84,100 +180,46 @@ def random_key(seed: int, iteration: int, sample: int) -> int:
     return _hash(seed, iteration, sample)
 
 
+def _after_first(source: int) -> tuple[int, ...]:
+    """What a hash has of a source: nothing of the first, which is ordered as the only one is."""
+    return (source,) if source else ()
+
+
 def _hash(*numbers: int) -> int:
     packed = struct.pack(f"<{len(numbers)}Q", *numbers)
     return int.from_bytes(hashlib.blake2b(packed, digest_size=8).digest(), "little")
 
 
-def prompts_digest(spec: RLHFJobSpec) -> str:
-    """Return the SHA-256 of the prompt file and of how it is read: a journal is never continued with other prompts."""
-    how = (spec.prompts.prompt_key, spec.prompts.chat_template, spec.models.actor.path, spec.rollout.max_prompt_tokens)
-    digest = hashlib.sha256(json.dumps(how).encode())
-    digest.update(_bytes(Path(spec.prompts.path)))
+def prompts_digest(spec: RLHFJobSpec, prompts: Prompts | None = None) -> str:
+    """Return the SHA-256 of a prompt file, the job's by default, and of how it is read: a journal is never continued
+    with other prompts."""
+    prompts = prompts or spec.prompts
+    how: list[object] = [prompts.prompt_key, prompts.chat_template, spec.models.actor.path]
+    how.append(spec.rollout.max_prompt_tokens)
+    if keys := spec.algorithm.fields.response_keys:
+        how.append([*keys, spec.rollout.max_response_tokens])
+    if prompts.overlong != "Fail":
+        how.append(prompts.overlong)
+    if prompts.columns:
+        how.append({"columns": prompts.columns})
+    how += _rendered_by(prompts)
+    digest = hashlib.sha256(json.dumps(how, sort_keys=True).encode())
+    for file, whole in places(prompts):
+        if prompts.sources:
+            digest.update(content_digest(whole) + json.dumps([file.weight, file.prompt_key]).encode())
+            continue
+        for block in content(whole):
+            digest.update(block)
     return digest.hexdigest()
 
 
-def read_prompts(prompts: Prompts, tokenizer: Any, max_tokens: int) -> list[Prompt]:
-    """Return every line of the file, tokenized. Raises JobError (exit code 22) naming the first bad line."""
-    path = Path(prompts.path)
-    rendered = list(_texts(path, prompts, tokenizer))
-    if not rendered:
-        raise _bad(path, 0, "has no prompts; it needs at least one line with a JSON object")
-    result: list[Prompt] = []
-    for start in range(0, len(rendered), _CHUNK):
-        chunk = rendered[start : start + _CHUNK]
-        # A chat template writes the special tokens itself.
-        encoded = tokenizer([text for _, text, _ in chunk], add_special_tokens=not prompts.chat_template)["input_ids"]
-        for (line, text, record), ids in zip(chunk, encoded, strict=True):
-            result.append(Prompt(line, _checked(path, line, ids, max_tokens), text, record))
-    return result
-
-
-def _checked(path: Path, line: int, ids: list[int], max_tokens: int) -> bytes:
-    if not ids:
-        raise _bad(path, line, "is an empty prompt: it has no tokens, so there is nothing to continue")
-    if len(ids) > max_tokens:
-        message = f"has {len(ids)} tokens, rollout.maxPromptTokens is {max_tokens}; shorten it or raise the limit"
-        raise _bad(path, line, message)
-    return np.array(ids, dtype="<i4").tobytes()
-
-
-def _texts(path: Path, prompts: Prompts, tokenizer: Any) -> Iterator[tuple[int, str, str]]:
-    """Yield (line number, text, record) of every line that is not blank."""
-    try:
-        content = _bytes(path).decode("utf-8")
-    except UnicodeDecodeError as error:
-        line = _bytes(path)[: error.start].count(b"\n") + 1
-        raise _bad(path, line, f"is not UTF-8: {error.reason}") from error
-    for number, line_text in enumerate(content.split("\n"), start=1):
-        if line_text.strip():
-            yield number, _text(path, number, line_text, prompts, tokenizer), line_text.strip()
-
-
-def _text(path: Path, number: int, line: str, prompts: Prompts, tokenizer: Any) -> str:
-    try:
-        record = json.loads(line)
-    except ValueError as error:
-        raise _bad(path, number, f"is not JSON: {error}") from error
-    if not isinstance(record, dict):
-        raise _bad(path, number, f"is a JSON {type(record).__name__}, not an object")
-    key = prompts.prompt_key
-    if key not in record:
-        raise _bad(path, number, f"has no key {key!r} (prompts.promptKey); it has {', '.join(record) or 'none'}")
-    value = record[key]
-    if not prompts.chat_template:
-        if not isinstance(value, str):
-            raise _bad(path, number, f"has a {type(value).__name__} under {key!r}; it must be a string")
-        return value
-    if not isinstance(value, list) or not all(_is_message(message) for message in value):
-        raise _bad(path, number, f"needs a list of {{role, content}} messages under {key!r} (prompts.chatTemplate)")
-    return _render(path, number, value, tokenizer)
-
-
-def _is_message(message: Any) -> bool:
-    return isinstance(message, dict) and all(isinstance(message.get(part), str) for part in ("role", "content"))
-
-
-def _render(path: Path, number: int, messages: list[dict[str, str]], tokenizer: Any) -> str:
-    if not tokenizer.chat_template:
-        message = "prompts.chatTemplate is true, but the tokenizer of models.actor.path has no chat template"
-        raise JobError("BadData", message, field="spec.prompts.chatTemplate", exit_code=ExitCode.BAD_DATA)
-    try:
-        return str(tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False))
-    except Exception as error:  # templates are user data and raise anything
-        raise _bad(path, number, f"is refused by the chat template: {error}") from error
-
-
-def _bytes(path: Path) -> bytes:
-    try:
-        return path.read_bytes()
-    except OSError as error:
-        raise _bad(path, 0, f"cannot be read: {error.strerror or error}") from error
-
-
-def _bad(path: Path, line: int, what: str) -> JobError:
-    where = f"{path} line {line}" if line else f"{path}"
-    return JobError("BadData", f"{where} {what}", field="spec.prompts.path", exit_code=ExitCode.BAD_DATA)
+def _rendered_by(prompts: Prompts) -> Iterator[object]:
+    if prompts.chat_template_file is not None:
+        yield {"template": template_text(prompts)}
+    if prompts.chat_template_arguments:
+        yield {"arguments": prompts.chat_template_arguments}
+    if prompts.system_message is not None:
+        yield {"system": prompts.system_message}
 
 
 def load_tokenizer(source: str, rank_group: Group = Group.TRAINING) -> Any:

@@ -11,15 +11,19 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-from rlhf_api.algorithms import samples_per_prompt
+from rlhf_api import control_pb2 as pb
+from rlhf_api.algorithms import has_greedy_baseline, samples_begun, samples_of_batch, samples_per_prompt
 from rlhf_api.names import ExitCode
 from rlhf_coordinator.failures import JobError
+from rlhf_coordinator.state.evaluation_state import EvaluationResult
 from rlhf_coordinator.state.iteration_totals import IterationTotals, read_iteration_totals
 from rlhf_coordinator.state.job_state import CheckpointState, JobContext
-from rlhf_coordinator.state.ledger import Ledger
+from rlhf_coordinator.state.ledger import Ledger, siblings_apart
 from rlhf_coordinator.storage import checkpoint
-from rlhf_coordinator.storage.batch import apply_record
+from rlhf_coordinator.storage.batch import apply_record, of_evaluation, refill_rule, take_given
 from rlhf_coordinator.storage.journal import Journal
+from rlhf_coordinator.storage.journal_pb2 import Record
+from rlhf_coordinator.storage.prompts import PromptSet
 from rlhf_planner.inter_stage.costs import JOB_KEY
 
 log = logging.getLogger(__name__)
@@ -52,9 +56,17 @@ class Restored:
     inter_stage: dict[str, Any] = field(default_factory=dict)
     """What generation and inference cost, when that was stored."""
     iteration_totals: IterationTotals = field(default_factory=IterationTotals)
+    evaluations: list[EvaluationResult] = field(default_factory=list)
+    """Of all closed iterations of the run."""
+    evaluation_records: list[Record] = field(default_factory=list)
+    """What the journal has of the evaluation in progress."""
+    advantages: pb.Array | None = None
+    """Of each sample, as the training that `trained` stands for computed them."""
 
 
-def restore(context: JobContext, journal: Journal, prompts_sha256: str, now_ns: int, *, resume: bool) -> Restored:
+def restore(
+    context: JobContext, journal: Journal, prompts: PromptSet, prompts_sha256: str, now_ns: int, *, resume: bool
+) -> Restored:
     """Return the position by journal and checkpoints, and make the new coordinator epoch durable. Raises JobError when
     the job cannot go on without losing something."""
     facts = journal.job()
@@ -63,7 +75,7 @@ def restore(context: JobContext, journal: Journal, prompts_sha256: str, now_ns: 
     if facts:
         _same_job(facts["identity"], identity, journal.folder)
         facts["coordinator_epoch"] += 1
-        restored = _position(context, journal, facts)
+        restored = _position(context, journal, prompts, facts)
         version = restored.ledger.iteration + restored.trained
         newest, restored.warnings = checkpoint.discover(path, version) if path else (None, [])
     else:
@@ -71,7 +83,7 @@ def restore(context: JobContext, journal: Journal, prompts_sha256: str, now_ns: 
         newest, warnings = checkpoint.discover(path) if path else (None, [])
         version = newest.version if newest else 0
         facts = {"coordinator_epoch": 1, "started_ns": now_ns, "identity": identity, "base": version}
-        restored = _position(context, journal, facts)
+        restored = _position(context, journal, prompts, facts)
         restored.warnings = warnings
     restored.checkpoint = _base(version, newest, journal, int(facts["base"]))
     restored.schedule = facts.get("schedule", {})
@@ -91,6 +103,7 @@ def _identity(context: JobContext, prompts_sha256: str) -> dict[str, Any]:
         "spec.algorithm": spec.algorithm.name,
         "spec.seed": spec.seed,
         "spec.rollout.batchSize": spec.rollout.batch_size,
+        "spec.rollout.oversample": spec.rollout.oversample,
         "samples per prompt": samples_per_prompt(spec),
         "spec.prompts (settings and contents)": prompts_sha256,
         "spec.prompts.shuffle": spec.prompts.shuffle,
@@ -116,34 +129,46 @@ def _may_begin(path: Path | None, resume: bool) -> None:
     raise JobError("CheckpointsExist", message, field=checkpoint.FIELD, exit_code=ExitCode.USAGE)
 
 
-def _position(context: JobContext, journal: Journal, facts: dict[str, Any]) -> Restored:
+def _position(context: JobContext, journal: Journal, prompts: PromptSet, facts: dict[str, Any]) -> Restored:
     """Return the iteration in progress, rebuilt from its segment; the one before it gives the history."""
     segments = journal.iterations()
     iteration = segments[-1] if segments else int(facts["base"])
-    restored = _read(context, journal, facts, iteration)
+    restored = _read(context, journal, prompts, facts, iteration)
     if restored.last_closed is not None:
-        after = _read(context, journal, facts, iteration + 1)
+        after = _read(context, journal, prompts, facts, iteration + 1)
         after.rewards, after.last_closed = restored.rewards, restored.last_closed
+        after.evaluations = restored.evaluations
         return after
     if iteration - 1 in segments:
-        restored.rewards = _read(context, journal, facts, iteration - 1).rewards
+        before = _read(context, journal, prompts, facts, iteration - 1)
+        restored.rewards, restored.evaluations = before.rewards, before.evaluations
     return restored
 
 
-def _read(context: JobContext, journal: Journal, facts: dict[str, Any], iteration: int) -> Restored:
+def _read(context: JobContext, journal: Journal, prompts: PromptSet, facts: dict[str, Any], iteration: int) -> Restored:
     epoch = int(facts["coordinator_epoch"])
-    ledger = Ledger(iteration, context.spec.rollout.batch_size, context.tasks, epoch)
+    spec = context.spec
+    records = journal.read(iteration)
+    rule = refill_rule(records, spec.algorithm.fields.refill)
+    size, per_prompt = samples_begun(spec), samples_per_prompt(spec)
+    spare, greedy = size - samples_of_batch(spec), has_greedy_baseline(spec)
+    ledger = Ledger(iteration, size, context.tasks, epoch, siblings_apart(spec), per_prompt, rule, spare, greedy)
+    take_given(ledger, prompts)
     state = Restored(epoch, int(facts["started_ns"]), ledger, False, {}, None, CheckpointState(), [], None)
-    for record in journal.read(iteration):
+    for record in records:
         kind = record.WhichOneof("record")
         if kind == "begun":
             state.begun_ns = record.begun.time_ns
         elif kind == "trained":
             ledger.train()
             state.trained, state.training_metrics = True, dict(record.trained.result.metrics)
+            state.advantages = record.trained.result.advantages
         elif kind == "closed":
             state.last_closed = iteration, dict(record.closed.metrics)
             state.rewards = list(record.closed.rewards)
+            state.evaluations = [EvaluationResult(one.version, dict(one.metrics)) for one in record.closed.evaluations]
+        elif of_evaluation(record) is not None:
+            state.evaluation_records.append(record)
         else:
             apply_record(ledger, record)
     return state
@@ -159,7 +184,9 @@ def _base(version: int, newest: checkpoint.Checkpoint | None, journal: Journal, 
         have = f"the newest usable checkpoint is of version {start}" if newest else "there is no usable checkpoint"
         message = f"the job is at version {version}, {have}, and the journal lacks iterations {missing or 'before it'}"
         raise JobError("JournalDamaged", message, field="RLHF_RUN_DIR")
-    return CheckpointState(newest=start, folder=str(newest.folder) if newest else "")
+    if newest is None:
+        return CheckpointState(newest=start)
+    return CheckpointState(newest=start, folder=str(newest.folder), made_ns=newest.made_ns)
 
 
 def mean(values: list[float]) -> float | None:

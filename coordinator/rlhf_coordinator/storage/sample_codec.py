@@ -9,7 +9,7 @@ from typing import Final
 
 from rlhf_api import control_pb2 as pb
 from rlhf_api.algorithms.graph import SAMPLED_FIELD
-from rlhf_api.samples import SampleKey, VersionSpan
+from rlhf_api.samples import Drawing, SampleKey, VersionSpan
 from rlhf_coordinator.state.sample import ITEM_BYTES, PackedResponse, Sample
 
 _ITEM_BYTES: Final[Mapping[str, int]] = {"int32": ITEM_BYTES, "float32": ITEM_BYTES}
@@ -54,7 +54,12 @@ def span_messages(versions: Sequence[tuple[int, int]]) -> list[pb.VersionSpan]:
 
 
 def generate_sample(
-    key: SampleKey, prompt: bytes, known: PackedResponse, random_key: int, max_response_tokens: int
+    key: SampleKey,
+    prompt: bytes,
+    known: PackedResponse,
+    random_key: int,
+    max_response_tokens: int,
+    drawing: Drawing = Drawing.ROLLOUT,
 ) -> pb.GenerateSample:
     """Return a sample to decode, with the tokens that it already has; `prompt` is packed int32."""
     message = pb.GenerateSample(
@@ -62,6 +67,7 @@ def generate_sample(
         prompt=packed("int32", prompt),
         random_key=random_key,
         max_response_tokens=max_response_tokens,
+        drawing=pb.Drawing.ValueType(drawing),
     )
     if len(known):
         message.tokens.CopyFrom(packed("int32", known.tokens))
@@ -78,9 +84,16 @@ def prefix_sample(key: SampleKey, tasks: Sequence[str], prompt: bytes, response:
 
 
 def score_sample(
-    key: SampleKey, tasks: Sequence[str], prompt: bytes, prompt_text: str, record: str, sample: Sample
+    key: SampleKey,
+    tasks: Sequence[str],
+    prompt: bytes,
+    prompt_text: str,
+    record: str,
+    sample: Sample,
+    needs: Iterable[str] = (),
 ) -> pb.ScoreSample:
-    """Return a finished sample to be scored by these tasks; `prompt` is packed int32, `record` its JSON."""
+    """Return a finished sample to be scored by these tasks; `prompt` is packed int32, `record` its JSON. `needs`: the
+    fields that other tasks made and these need."""
     return pb.ScoreSample(
         key=key_message(key),
         tasks=tasks,
@@ -89,19 +102,33 @@ def score_sample(
         prompt_text=prompt_text,
         response_text=sample.text,
         record=record,
+        finish_reason=sample.finish_reason,
+        fields={name: packed("float32", sample.fields[name]) for name in needs if name in sample.fields},
     )
 
 
-def train_sample(sample: Sample, group: int, prompt: bytes) -> pb.TrainSample:
-    """Return one scored sample as training gets it; `prompt` is packed int32."""
+def group_score(iteration: int, sample: Sample, task: str, values: bytes | None) -> pb.ScoredSample:
+    """Return what a group task gave for one sample, as it is written down; `values` None: it abstained."""
+    key, metrics = pb.SampleKey(iteration=iteration, sample=sample.index), sample.reward_metrics.get(task)
+    message = pb.ScoredSample(key=key, task=task, abstained=values is None, metrics=metrics)
+    if values is not None:
+        message.result.CopyFrom(packed("float32", values))
+    return message
+
+
+def train_sample(sample: Sample, place: int, group: int, prompt: bytes, *, masked: bool) -> pb.TrainSample:
+    """Return one scored sample as training gets it, at a place of the batch; `prompt` is packed int32. One that is
+    `masked`, such as one that failed and has no response, is left out of the losses as one that abstained is."""
     fields = {name: packed("float32", values) for name, values in sample.fields.items()}
-    fields[SAMPLED_FIELD] = packed("float32", sample.response.log_probabilities)
+    if sample.response.log_probabilities or not sample.response.tokens:  # a response that was given has none
+        fields[SAMPLED_FIELD] = packed("float32", sample.response.log_probabilities)
     return pb.TrainSample(
-        sample=sample.index,
+        sample=place,
         group=group,
         prompt=packed("int32", prompt),
         response=packed("int32", sample.response.tokens),
         fields=fields,
-        abstained=sample.abstained,
+        abstained=sample.abstained or masked,
         versions=span_messages(sample.response.versions),
+        finish_reason=sample.finish_reason,
     )

@@ -12,10 +12,13 @@ from pathlib import Path
 from typing import Final
 
 from rlhf_api import control_pb2 as pb
-from rlhf_api.names import ExitCode
+from rlhf_api.algorithms import samples_begun
+from rlhf_api.metrics import storage
+from rlhf_api.names import DRAFT_MODEL, ExitCode
 from rlhf_coordinator.failures import JobError, storage_error
 from rlhf_coordinator.job.commands import send
 from rlhf_coordinator.job.job_run import JobRun
+from rlhf_coordinator.state.evaluation_state import EvaluationState, best
 from rlhf_coordinator.state.worker import CommandKind, PendingCommand
 from rlhf_coordinator.storage import checkpoint
 
@@ -76,6 +79,7 @@ class CheckpointSaver:
         state = self._run.state.checkpoint
         self._abandon()
         state.tries += 1
+        self._run.totals.checkpoint_failures += 1
         state.not_before = time.monotonic() + RETRY_SECONDS
         log.error("checkpoint failed (try %d of %d): %s", state.tries, MAX_TRIES, failure.message)
         self._run.event("checkpoint-failed", failure.message, reason=failure.reason)
@@ -121,11 +125,14 @@ class CheckpointSaver:
             "job": run.context.job.name,
             "algorithm": spec.algorithm.name,
             "seed": spec.seed,
-            "promptCursor": self._version * spec.rollout.batch_size,
+            "promptCursor": self._version * samples_begun(spec),
         }
         sources: dict[str, str] = {model: run.context.folder(model) for model in run.context.graph.trained}
+        if run.context.draft_model:
+            sources[DRAFT_MODEL] = run.context.draft_model
         made = checkpoint.finish(self._folder, self._path, self._version, self._results, sources, facts)
-        return made, checkpoint.prune(self._path, self._version, spec.checkpoints.keep)
+        spared = _spared(self._path, run.state.evaluation)
+        return made, checkpoint.prune(self._path, self._version, spec.checkpoints.keep, spared)
 
     def _made(self, made: checkpoint.Checkpoint, kept: list[int]) -> None:
         run, state = self._run, self._run.state.checkpoint
@@ -136,6 +143,37 @@ class CheckpointSaver:
         # open one, which says where the job is.
         run.journal.prune(min(*kept, run.state.iteration))
         run.event("checkpoint", f"checkpoint {made.folder}", folder=str(made.folder))
-        run.record_span("checkpoint", self._start_ns, time.time_ns(), made.version - 1)
+        state.made_ns = end_ns = time.time_ns()
+        run.totals.checkpoint_bytes = sum(file.bytes for result in self._results for file in result.files)
+        run.totals.progressed()
+        run.histograms.observe(storage.CHECKPOINT_SECONDS, (end_ns - self._start_ns) / 1e9, iteration=made.version - 1)
+        run.record_span("checkpoint", self._start_ns, end_ns, made.version - 1)
         log.info("checkpoint %s", made.folder)
         run.wake()
+
+
+def keep_best(run: JobRun) -> None:
+    """Name the checkpoint with the best evaluation of those that exist; one that cannot be named is a line in the
+    log."""
+    settings = run.context.spec.checkpoints
+    if settings is None:
+        return
+    path = Path(settings.path)
+    try:
+        existing = checkpoint.versions(path)
+        top = best(result for result in run.state.evaluation.results if result.version in existing)
+        if top is not None:
+            checkpoint.name_best(path, top.version, top.metrics["reward"])
+            run.state.checkpoint.best = str(checkpoint.folder_of(path, top.version))
+    except OSError as error:
+        log.error("the best checkpoint in %s cannot be named: %s", path, error)
+
+
+def _spared(path: Path, evaluation: EvaluationState) -> set[int]:
+    """Versions whose checkpoints stay however old they are: the best by its evaluation, and one that is evaluated."""
+    existing = checkpoint.versions(path)
+    top = best([result for result in list(evaluation.results) if result.version in existing])
+    spared = {top.version} if top is not None else set()
+    if evaluation.ledger is not None:
+        spared.add(evaluation.ledger.iteration)
+    return spared

@@ -8,7 +8,16 @@ Must never import torch, or anything of `rlhf_api.job`, which is built from thes
 """
 
 from rlhf_api.algorithms.graph import Graph, SampleField, Scope, Shape, Task
-from rlhf_api.algorithms.registry import ALGORITHMS, full_graph, graph_of, samples_per_prompt
+from rlhf_api.algorithms.registry import (
+    ALGORITHMS,
+    full_graph,
+    graph_of,
+    has_greedy_baseline,
+    samples_begun,
+    samples_of_batch,
+    samples_per_prompt,
+    without,
+)
 from rlhf_api.algorithms.roles import ModelKind, ModelRole
 
 __all__ = [
@@ -22,5 +31,9 @@ __all__ = [
     "Task",
     "full_graph",
     "graph_of",
+    "has_greedy_baseline",
+    "samples_begun",
+    "samples_of_batch",
     "samples_per_prompt",
+    "without",
 ]

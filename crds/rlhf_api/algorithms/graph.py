@@ -9,6 +9,7 @@ from enum import Enum, StrEnum, auto
 from functools import cached_property
 from typing import Final
 
+from rlhf_api.algorithms.combination import Combination
 from rlhf_api.algorithms.roles import ModelKind, ModelRole
 from rlhf_api.names import Group
 
@@ -48,6 +49,10 @@ class SampleField(StrEnum):
     """Of the states before the tokens, by the critic."""
     REWARD = "reward"
     """What the response is worth."""
+    COST_VALUES = "cost_values"
+    """Costs to come from the states before the tokens, by the critic of costs."""
+    COST = "cost"
+    """What harm the response does."""
 
     @property
     def shape(self) -> Shape:
@@ -65,7 +70,33 @@ _SHAPES: Final = {
     SampleField.REFERENCE_LOG_PROBABILITIES: Shape.PER_TOKEN,
     SampleField.VALUES: Shape.PER_TOKEN,
     SampleField.REWARD: Shape.PER_SAMPLE,
+    SampleField.COST_VALUES: Shape.PER_TOKEN,
+    SampleField.COST: Shape.PER_SAMPLE,
 }
+
+
+class NamedField(str):
+    """What one of several rewards says of a response, such as `reward/correct`: a number that may be missing."""
+
+    @property
+    def shape(self) -> Shape:
+        """How many numbers a sample has of it."""
+        return Shape.PER_SAMPLE
+
+    def numbers(self, response_tokens: int) -> int:
+        """Return how many numbers a sample has of this field, whatever its response has."""
+        return 1
+
+
+@dataclass(frozen=True)
+class RewardPart:
+    """That a task gives one of several rewards of a role."""
+
+    name: str
+    of: SampleField
+    """The field that it becomes with the others."""
+    combination: Combination
+    """How it does; the same for all parts of the field."""
 
 
 @dataclass(frozen=True)
@@ -76,13 +107,15 @@ class Task:
     group: Group
     model: ModelRole
     needs: tuple[SampleField, ...]
-    produces: tuple[SampleField, ...]
+    produces: tuple[SampleField | NamedField, ...]
     scope: Scope = Scope.SAMPLE
+    part: RewardPart | None = None
+    """Set where it gives one of several rewards: then it alone produces no field that is trained on."""
 
     @property
     def rewards(self) -> bool:
         """Whether the task judges responses: it alone may abstain, and user code may stand behind it."""
-        return self.model.kind is ModelKind.REWARD
+        return self.model.kind is ModelKind.REWARD and self.group is not Group.TRAINING
 
     @property
     def incremental(self) -> bool:
@@ -102,9 +135,15 @@ class Graph:
         return tuple(task for task in self.tasks if task.group == group)
 
     @property
+    def generates(self) -> bool:
+        """Whether responses are sampled; without a task that does, every line of the prompt file holds its own."""
+        return bool(self.tasks_of(Group.GENERATION))
+
+    @property
     def policy(self) -> ModelRole:
-        """The model role that generates."""
-        return self.tasks_of(Group.GENERATION)[0].model
+        """The model role that generates; where none does, the one that is trained first."""
+        generating = self.tasks_of(Group.GENERATION) or self.tasks_of(Group.TRAINING)
+        return generating[0].model
 
     @property
     def roles(self) -> frozenset[ModelRole]:
@@ -119,12 +158,28 @@ class Graph:
     @property
     def scored_fields(self) -> tuple[SampleField, ...]:
         """Fields a sample must have before it may be trained on, beyond what generation produces."""
-        return tuple(field for task in self.tasks_of(Group.INFERENCE) for field in task.produces)
+        tasks = self.tasks_of(Group.INFERENCE)
+        return tuple(dict.fromkeys(field for task in tasks for field in _combined(task)))
+
+    @property
+    def batch_fields(self) -> tuple[SampleField, ...]:
+        """Fields of a sample that training gets beside its tokens."""
+        return (*((SAMPLED_FIELD,) if self.generates else ()), *self.scored_fields)
 
     @cached_property
     def reward_fields(self) -> tuple[SampleField, ...]:
         """Fields that say what a response is worth; the first is the one that is shown to people."""
-        return tuple(field for task in self.tasks if task.rewards for field in task.produces)
+        return tuple(dict.fromkeys(field for task in self.tasks if task.rewards for field in _combined(task)))
+
+    @cached_property
+    def reward_parts(self) -> dict[str, str]:
+        """Name of one of several rewards -> field that it gives."""
+        return {task.part.name: str(task.produces[0]) for task in self.tasks if task.part}
+
+    @cached_property
+    def combination(self) -> Combination | None:
+        """How several rewards of a response become the first of `reward_fields`; None where there is one."""
+        return next((task.part.combination for task in self.tasks if task.part), None)
 
     @cached_property
     def compared_fields(self) -> tuple[SampleField, ...]:
@@ -133,8 +188,13 @@ class Graph:
             field
             for task in self.tasks_of(Group.INFERENCE)
             if task.model.kind is ModelKind.POLICY
-            for field in task.produces
+            for field in _combined(task)
         )
+
+
+def _combined(task: Task) -> tuple[SampleField, ...]:
+    """What a sample has of a task in the end."""
+    return (task.part.of,) if task.part else tuple(map(SampleField, task.produces))
 
 
 SAMPLED_FIELD: Final = SampleField.LOG_PROBABILITIES
@@ -149,6 +209,10 @@ SCORE_REFERENCE: Final = Task(
 )
 SCORE_VALUES: Final = Task("values", Group.INFERENCE, ModelRole.CRITIC, (SampleField.TOKENS,), (SampleField.VALUES,))
 SCORE_REWARD: Final = Task("reward", Group.INFERENCE, ModelRole.REWARD, (SampleField.TOKENS,), (SampleField.REWARD,))
+SCORE_COST_VALUES: Final = Task(
+    "cost-values", Group.INFERENCE, ModelRole.COST_CRITIC, (SampleField.TOKENS,), (SampleField.COST_VALUES,)
+)
+SCORE_COST: Final = Task("cost", Group.INFERENCE, ModelRole.COST, (SampleField.TOKENS,), (SampleField.COST,))
 TRAIN_ACTOR: Final = Task(
     "train-actor",
     Group.TRAINING,
@@ -157,6 +221,17 @@ TRAIN_ACTOR: Final = Task(
     (),
     Scope.BATCH,
 )
+TRAIN_ON_RESPONSES: Final = Task("train-actor", Group.TRAINING, ModelRole.ACTOR, (SampleField.TOKENS,), (), Scope.BATCH)
+"""Of responses that were there before: nothing is known of whoever wrote them."""
+TRAIN_REWARD: Final = Task("train-reward", Group.TRAINING, ModelRole.REWARD, (SampleField.TOKENS,), (), Scope.BATCH)
 TRAIN_CRITIC: Final = Task(
     "train-critic", Group.TRAINING, ModelRole.CRITIC, (SampleField.VALUES, SampleField.REWARD), (), Scope.BATCH
+)
+TRAIN_COST_CRITIC: Final = Task(
+    "train-cost-critic",
+    Group.TRAINING,
+    ModelRole.COST_CRITIC,
+    (SampleField.COST_VALUES, SampleField.COST),
+    (),
+    Scope.BATCH,
 )

@@ -20,7 +20,7 @@ from rlhf_api.algorithms.graph import (
     Task,
 )
 from rlhf_api.api_model import MODULE_PATTERN, NAME_PATTERN, Location
-from rlhf_api.rules.common_rules import multiple
+from rlhf_api.rules.common_rules import each_once, multiple
 from rlhf_api.rules.paths import is_path
 from rlhf_api.rules.rule import Rule, Values
 
@@ -88,19 +88,8 @@ class AlgorithmPlugin(AlgorithmFields):
     def rules(cls, path: str) -> Iterator[Rule]:
         yield is_path(f"{path}.file")
         yield multiple("spec.rollout.batchSize", f"{path}.samplesPerPrompt", of=path)
-        yield _different_models(path)
+        yield each_once(f"{path}.models", "must name each model once: remove the second")
         yield _fuses_only_a_critic(path)
-
-
-def _different_models(path: str) -> Rule:
-    field = f"{path}.models"
-    return Rule(
-        field=field,
-        node=path,
-        cel="self.models.all(each, self.models.exists_one(other, other == each))",
-        holds=lambda values: len(set(values[field])) == len(values[field]),
-        message="must name each model once: remove the second",
-    )
 
 
 def _fuses_only_a_critic(path: str) -> Rule:

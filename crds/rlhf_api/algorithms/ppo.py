@@ -5,7 +5,8 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
-from rlhf_api.algorithms.fields import Fraction, PolicyGradientFields, Positive
+from rlhf_api.algorithms.actor_critic_fields import ActorCriticFields
+from rlhf_api.algorithms.fields import Fraction, Positive
 from rlhf_api.algorithms.graph import (
     GENERATE,
     SCORE_REFERENCE,
@@ -15,10 +16,11 @@ from rlhf_api.algorithms.graph import (
     TRAIN_CRITIC,
 )
 from rlhf_api.api_model import PositiveOrOff
+from rlhf_api.rules.common_rules import estimator_fits
 from rlhf_api.rules.rule import Rule
 
 
-class PPO(PolicyGradientFields):
+class PPO(ActorCriticFields):
     """Proximal policy optimisation with a critic (generalised advantage estimation)."""
 
     summary: ClassVar = "Proximal policy optimisation, actor and critic."
@@ -40,12 +42,9 @@ class PPO(PolicyGradientFields):
     whiten_advantages: bool = True
     """Normalise advantages to mean 0 and variance 1 over the response tokens of the batch."""
 
-    @property
-    def responses_per_prompt(self) -> int:
-        return 1
-
     @classmethod
     def rules(cls, path: str) -> Iterator[Rule]:
+        yield from super().rules(path)
         below = path.replace("spec.", "self.", 1)
         yield Rule(
             field=f"{path}.klTarget",
@@ -54,3 +53,4 @@ class PPO(PolicyGradientFields):
             holds=lambda values: not values.has(f"{path}.klTarget") or values[f"{path}.klCoefficient"] > 0,
             message=f"needs {path}.klCoefficient above 0 to start from: set that, or remove klTarget",
         )
+        yield estimator_fits(path)

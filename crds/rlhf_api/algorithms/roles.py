@@ -3,6 +3,8 @@
 from enum import StrEnum
 from typing import Final
 
+from pydantic.alias_generators import to_camel
+
 
 class ModelKind(StrEnum):
     """What a model computes, and hence which head it has and which scorer runs it."""
@@ -26,6 +28,10 @@ class ModelRole(StrEnum):
     """The frozen policy that the trained one is compared with."""
     REWARD = "reward"
     """What judges responses."""
+    COST = "cost"
+    """What judges the harm of responses."""
+    COST_CRITIC = "cost_critic"
+    """The value model of costs."""
 
     @property
     def kind(self) -> ModelKind:
@@ -33,9 +39,14 @@ class ModelRole(StrEnum):
         return _KINDS[self]
 
     @property
+    def manifest_name(self) -> str:
+        """Name of the role in `spec.models`."""
+        return to_camel(self.value)
+
+    @property
     def manifest_path(self) -> str:
         """Manifest path of what the role comes from, such as `spec.models.actor`."""
-        return f"spec.models.{self.value}"
+        return f"spec.models.{self.manifest_name}"
 
 
 _KINDS: Final = {
@@ -43,4 +54,6 @@ _KINDS: Final = {
     ModelRole.CRITIC: ModelKind.VALUE,
     ModelRole.REFERENCE: ModelKind.POLICY,
     ModelRole.REWARD: ModelKind.REWARD,
+    ModelRole.COST: ModelKind.REWARD,
+    ModelRole.COST_CRITIC: ModelKind.VALUE,
 }

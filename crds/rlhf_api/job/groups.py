@@ -1,15 +1,22 @@
 """`spec.generation`, `spec.inference` and `spec.training`, the three groups of worker processes; `spec.coordinator`."""
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Final, Literal
 
 from pydantic import Field
 
 from rlhf_api.algorithms.roles import ModelKind, ModelRole
-from rlhf_api.api_model import PYTHON_NAME, ApiModel, PositiveOrOff
+from rlhf_api.api_model import PYTHON_NAME, ApiModel, Location, PositiveOrOff
+from rlhf_api.job.lora import Lora
 
 Mode = Literal["Disabled", "Auto"]
 ComputeType = Literal["Float32", "BFloat16"]
 """Number type of matrix products."""
+Rate = Annotated[float, Field(gt=1e-12, le=1)]
+"""A learning rate. A smaller one changes no float32 weight; with a larger one AdamW takes steps of that size, whatever
+the gradient. The lower bound is exclusive because the API server compares a whole number, such as 0, with the whole
+part of a bound."""
+DRAFTERS: Final[tuple[Literal["Siblings", "Ngram", "Model"], ...]] = ("Siblings", "Ngram")
+"""Drafters unless the manifest names others: those that need nothing but the job itself."""
 
 
 class GroupFields(ApiModel):
@@ -36,14 +43,40 @@ class TensorParallelism(ApiModel):
     """How the model is split within one generation worker."""
 
     tensor: Annotated[int, Field(ge=1, le=64)] = 1
-    """Tensor parallel degree: GPUs over which each layer is split. A power of two that divides gpusPerReplica."""
+    """Tensor parallel degree: GPUs of one worker over which each layer is split, by vLLM. A power of two, the same as
+    gpusPerReplica; with gpusPerReplica 0, processes on CPU. The policy's attention heads are a multiple of it."""
+
+
+class DraftModel(ApiModel):
+    """A small model that drafts for the policy."""
+
+    path: Location
+    """Hugging Face folder of a causal language model with the policy's tokenizer."""
+    train: Literal["Disabled", "Enabled"] = "Disabled"
+    """Enabled trains it, on the training ranks, to say what the policy says, and publishes it with the policy's
+    weights. Disabled leaves it as it is in its folder."""
+    learning_rate: Rate = 1e-4
+    """Learning rate of its training, the same at every step: it follows the policy to the end of the job. The other
+    numbers of AdamW are those of spec.training.optimizer."""
 
 
 class Speculation(ApiModel):
-    """Speculative decoding in generation. It is lossless."""
+    """Speculative decoding in generation: tokens are drafted, and several are verified in one pass. A draft is kept
+    where it equals the token that is drawn without it, so it changes no token."""
 
-    mode: Mode = "Auto"
-    """Disabled decodes token by token. Auto drafts tokens when that was measured to be faster."""
+    mode: Literal["Disabled", "Auto", "Fixed"] = "Auto"
+    """Disabled decodes token by token. Auto drafts as far as was measured to be faster, also not at all. Fixed drafts
+    maxTokens tokens wherever a drafter has as many."""
+    max_tokens: Annotated[int, Field(ge=1, le=16)] = 8
+    """Longest draft: tokens of one sample that are verified in one pass, beside the one that is drawn in any case."""
+    drafters: Annotated[list[Literal["Siblings", "Ngram", "Model"]], Field(min_length=1, max_length=3)] = Field(
+        default_factory=lambda: list(DRAFTERS)
+    )
+    """Who drafts: Siblings from other responses to the same prompt, of this iteration and earlier ones, Ngram from the
+    sample itself, Model by draftModel. Of several, the one that is expected to be right the furthest drafts for a
+    sample."""
+    draft_model: DraftModel | None = None
+    """The model of the drafter Model."""
 
 
 class Generation(GroupFields):
@@ -55,11 +88,13 @@ class Generation(GroupFields):
         str,
         Field(
             max_length=253,
-            pattern=rf"^(torch|vllm|{PYTHON_NAME}(\.{PYTHON_NAME})+)$",
-            examples=["torch", "my_package.my_engine"],
+            pattern=rf"^(Auto|torch|vllm|{PYTHON_NAME}(\.{PYTHON_NAME})+)$",
+            examples=["Auto", "my_package.my_engine"],
         ),
-    ] = "torch"
-    """Engine that decodes: torch, vllm, or the path of a module of your own in the worker image, with a dot in it."""
+    ] = "Auto"
+    """Engine that decodes: torch, vllm, or the path of a module of your own in the worker image, with a dot in it. Auto
+    is vllm where the worker has a GPU and an image with vLLM that serves the model; else, and in a deterministic job,
+    torch."""
     engine_args: dict[str, Any] = Field(default_factory=dict)
     """Arguments of the engine under its own names, passed on unchanged."""
     max_batch_size: Annotated[int, Field(ge=1, le=65536)] = 64
@@ -94,12 +129,6 @@ class TrainingParallelism(ApiModel):
     """Number of pipeline stages."""
     data: Annotated[int, Field(ge=1, le=4096)] = 1
     """Number of data parallel copies."""
-
-
-Rate = Annotated[float, Field(gt=1e-12, le=1)]
-"""A learning rate. A smaller one changes no float32 weight; with a larger one AdamW takes steps of that size, whatever
-the gradient. The lower bound is exclusive because the API server compares a whole number, such as 0, with the whole
-part of a bound."""
 
 
 class Schedule(ApiModel):
@@ -147,7 +176,8 @@ class Training(GroupFields):
     """Ranks that train the actor and, where the algorithm has one, the critic."""
 
     backend: Literal["torch", "megatron"] = "torch"
-    """Framework that trains."""
+    """Whose layers are trained: torch those of transformers, megatron those of Megatron-core, which has Llama, Mistral,
+    Qwen2 and Qwen3 models, without adapters. Schedules, optimizer and checkpoints are the same."""
     parallelism: TrainingParallelism = Field(default_factory=TrainingParallelism)
     """How models are split over the ranks. The number of ranks is pipeline x data."""
     schedule: Schedule = Field(default_factory=Schedule)
@@ -157,13 +187,28 @@ class Training(GroupFields):
     parallelism.data."""
     optimizer: Optimizer = Field(default_factory=Optimizer)
     """Optimizer and learning rates."""
+    lora: Lora | None = None
+    """Trains low-rank adapters over frozen models. Unset: all weights are trained. Adapters want a learning rate about
+    ten times as large."""
     precision: Literal["Auto", "Float32", "BFloat16"] = "Auto"
     """Number type of matrix products in generation, scoring and training alike. Auto is BFloat16 when training ranks
     have GPUs (their master weights stay float32), else Float32. Set Float32 where the GPUs are older than Ampere."""
     activation_checkpointing: bool = False
     """Recompute activations in the backward pass instead of keeping them."""
+    weight_sharing: Mode = "Auto"
+    """How new weights reach workers on the machine of a training rank. Auto hands them over in memory that both
+    processes use, of the GPU they share or of the host, and streams them where that does not work. Disabled always
+    streams them."""
 
     @property
     def ranks(self) -> int:
         """Number of training ranks."""
         return self.parallelism.pipeline * self.parallelism.data
+
+    def adapters(self, role: ModelRole) -> Lora | None:
+        """Return the adapters by which a role is trained; None where all its weights are."""
+        return (
+            None
+            if self.lora is not None and self.lora.models == "Policy" and role.kind is ModelKind.VALUE
+            else self.lora
+        )

@@ -86,6 +86,6 @@ class RunPolicy(ApiModel):
     Then it is deleted by force and created on another node, but only where other nodes see the lock of its journal.
     Unset: never."""
     hang_timeout_seconds: Annotated[int, Field(ge=0, le=86400)] = 300
-    """Seconds that a process may leave liveness probes unanswered; then it is killed and restarted, which counts as a
-    failure. A process answers also during long computations and loads. 0: no probes. A change applies to new pods only.
-    """
+    """Seconds that a process may leave liveness probes unanswered, or a generation worker one decode step unfinished;
+    then it is ended and restarted, which counts as a failure. A process answers also during long computations and
+    loads. 0: no limit. A change applies to new pods only."""

@@ -1,23 +1,76 @@
 """`spec.prompts` and `spec.rollout`: the prompts of the policy, and how its responses are sampled."""
 
-from typing import Annotated
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
 from rlhf_api.api_model import ApiModel, Location
 
+Name = Annotated[str, Field(min_length=1, max_length=253)]
+"""Of a key of objects, or a column."""
+Message = dict[str, Any]
+"""Of a chat: role and content, and whatever else templates read."""
+
+
+class PromptSource(ApiModel):
+    """One of several files of prompts."""
+
+    name: Annotated[str, Field(max_length=63, pattern=r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$")]
+    """Name of the source in metrics and in the log."""
+    path: Location
+    """Path of the file or folder, as prompts.path."""
+    weight: Annotated[int, Field(ge=1, le=1000)] = 1
+    """Prompts of this source among as many as the weights of all sources sum to."""
+    prompt_key: Name | None = None
+    """Key or column of the prompt in this source, which objects then have under prompts.promptKey. Unset: that."""
+
 
 class Prompts(ApiModel):
-    """A JSONL file of prompts. Every line is an object, which the reward receives as `record`."""
+    """Files of prompts: JSONL, parquet or Arrow. Every line or row is an object, which the reward receives as `record`;
+    for algorithms that generate nothing it holds the responses, too."""
 
-    path: Location
-    """Path of the file, relative to the manifest."""
-    prompt_key: Annotated[str, Field(min_length=1, max_length=253)] = "prompt"
-    """Key of the prompt in each object: a string, or a list of chat messages when chatTemplate is true."""
+    exactly_one: ClassVar = ("path", "sources")
+
+    path: Location | None = None
+    """Path of the file or folder, relative to the manifest. Names that end in .parquet or .arrow are tables, which are
+    read by their columns; any other file is JSONL. A folder is a saved data set of the library datasets, or tables."""
+    sources: Annotated[list[PromptSource], Field(min_length=1, max_length=16)] | None = None
+    """Several files that are mixed by their weights, in place of path."""
+    prompt_key: Name = "prompt"
+    """Key or column of the prompt: a string, or with chatTemplate a list of chat messages, too."""
+    columns: list[Name] = Field(default_factory=list, max_length=64)
+    """Keys or columns that objects have beside those of prompt and responses; others are not read. None: all."""
     chat_template: bool = False
-    """Whether the prompt is rendered by the tokenizer's chat template."""
+    """Whether the prompt is rendered by the tokenizer's chat template. A string is then a message of the user."""
+    chat_template_file: Location | None = None
+    """Path of a Jinja template, relative to the manifest, in place of the tokenizer's own."""
+    chat_template_arguments: dict[str, Any] | None = None
+    """Arguments of the template under its own names, such as enable_thinking; one that it does not read is refused."""
+    system_message: Annotated[str, Field(min_length=1, max_length=65536)] | None = None
+    """First message of chats that begin with none of role system."""
     shuffle: bool = True
     """Whether prompts are used in random order, which depends on the seed and the epoch alone. False: in file order."""
+    overlong: Literal["Fail", "Filter"] = "Fail"
+    """What becomes of a line whose prompt or response has more tokens than spec.rollout allows. Fail ends the job at
+    its start and names the line. Filter leaves the line out; the lines left out are counted in the log and in the
+    metrics of every iteration."""
+
+    @property
+    def files(self) -> list[PromptSource]:
+        """What the prompts are read from, in order; a single file has an empty name."""
+        if self.path is not None:
+            return [PromptSource.model_construct(name="", path=self.path, weight=1, prompt_key=self.prompt_key)]
+        return [
+            source.model_copy(update={"prompt_key": source.prompt_key or self.prompt_key})
+            for source in self.sources or ()
+        ]
+
+    def conversation(self, prompt: str | list[Message]) -> list[Message]:
+        """Return the messages of a prompt that a chat template renders."""
+        messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else list(prompt)
+        if self.system_message is None or (messages and messages[0]["role"] == "system"):
+            return messages
+        return [{"role": "system", "content": self.system_message}, *messages]
 
 
 class Rollout(ApiModel):
@@ -25,17 +78,26 @@ class Rollout(ApiModel):
 
     batch_size: Annotated[int, Field(ge=1, le=1048576)] = 512
     """Samples (responses) per iteration."""
+    oversample: Annotated[int, Field(ge=0, le=65536)] = 0
+    """Prompts of an iteration beyond those of its batch. As soon as the responses to as many prompts as the batch has
+    are finished, the others are cut off: nothing waits for the longest responses, and what is cut off is not trained
+    on. Which prompts these are depends on how fast workers are. 0 in a deterministic job."""
     max_prompt_tokens: Annotated[int, Field(ge=1, le=1048576)] = 256
-    """Largest number of tokens of a prompt. A longer one ends the job at its start with an error that names the
-    line."""
+    """Largest number of tokens of a prompt; spec.prompts.overlong says what becomes of a longer one."""
     max_response_tokens: Annotated[int, Field(ge=1, le=1048576)] = 1024
-    """Largest number of tokens of a response, which ends there (finish reason: length)."""
+    """Largest number of tokens of a response, which ends there (finish reason: length); of one that the prompt file
+    holds, with its end-of-sequence token, see spec.prompts.overlong."""
     temperature: Annotated[float, Field(ge=0, le=10)] = 1.0
     """Temperature of sampling; 0 takes the most probable token."""
     top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
     """Sample from the smallest set of tokens whose probabilities sum to this; 1 keeps all."""
     top_k: Annotated[int, Field(ge=0, le=16777216)] = 0
     """Sample from this many most probable tokens; 0 keeps all."""
+    sample_retries: Annotated[int, Field(ge=0, le=10)] = 2
+    """Times that decoding a sample is tried again, on another worker if there is one, after one failed on it."""
+    max_failed_samples: Annotated[int, Field(ge=0, le=1048575)] = 0
+    """Samples of an iteration that may fail: it goes on without them and nothing of them is trained on. One more fails
+    the job and is named."""
     stop: list[Annotated[str, Field(min_length=1, max_length=256)]] = Field(default_factory=list, max_length=16)
     """Strings that end a response. They stay in the text."""
     stop_token_ids: list[Annotated[int, Field(ge=0, le=16777216)]] = Field(default_factory=list, max_length=64)

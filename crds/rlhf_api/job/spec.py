@@ -4,14 +4,21 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
+from rlhf_api.algorithms.combination import Combination
+from rlhf_api.algorithms.graph import Scope
+from rlhf_api.algorithms.roles import ModelRole
 from rlhf_api.api_model import ApiModel
 from rlhf_api.job.algorithm import Algorithm
+from rlhf_api.job.evaluation import Evaluation
 from rlhf_api.job.groups import ComputeType, CoordinatorFields, Generation, Inference, Training
 from rlhf_api.job.models import Models
 from rlhf_api.job.policy import Checkpoints, Fusion, RunPolicy
+from rlhf_api.job.reward_shaping import RewardShaping
 from rlhf_api.job.rollout import Prompts, Rollout
+from rlhf_api.job.samples import SampleSelection
 from rlhf_api.job.scheduling import OURS, ManagedBy, OperatorClass, Scheduling
 from rlhf_api.job.status import RLHFJobStatus
+from rlhf_api.job.trackers import Trackers
 from rlhf_api.names import Group
 
 
@@ -34,6 +41,8 @@ class RLHFJobSpec(ApiModel):
     """True makes the job save a checkpoint and stop all its workers, until it is false again."""
     models: Models
     """Where each model role comes from."""
+    reward_shaping: RewardShaping = Field(default_factory=RewardShaping)
+    """What rewards become before advantages are made of them."""
     prompts: Prompts
     """The prompts of the policy."""
     rollout: Rollout = Field(default_factory=Rollout)
@@ -50,10 +59,19 @@ class RLHFJobSpec(ApiModel):
     """Fusion of the stages of an iteration."""
     checkpoints: Checkpoints | None = None
     """Where and when checkpoints are saved. Unset: none, only the journal is kept."""
+    samples: SampleSelection = Field(default_factory=SampleSelection)
+    """Tables of samples for people to read."""
+    evaluation: Evaluation | None = None
+    """Evaluation during training. Unset: none."""
     run_policy: RunPolicy = Field(default_factory=RunPolicy)
     """Restarts, deadlines and deletion of the job."""
     scheduling: Scheduling = Field(default_factory=Scheduling)
     """Gang scheduling, queues and priority."""
+    metrics: Literal["Enabled", "Disabled"] = "Enabled"
+    """Enabled serves metrics of the job's processes to Prometheus. Disabled measures and serves nothing; files of the
+    run have the metrics of every iteration all the same."""
+    trackers: Trackers = Field(default_factory=Trackers)
+    """Services that are given the metrics of every iteration, beside the run folder's files."""
     managed_by: ManagedBy = OURS
     """Who reconciles the job: this operator, or Kueue's MultiKueue, which runs it in another cluster."""
     operator_class: OperatorClass | None = None
@@ -64,6 +82,16 @@ class RLHFJobSpec(ApiModel):
     def rank_group(self) -> Group:
         """Group whose workers hold the training ranks, rank r in worker r."""
         return Group.GENERATION if self.placement == "Colocated" else Group.TRAINING
+
+    def combination(self, role: ModelRole) -> Combination | None:
+        """Return how the rewards of a role that judges are combined; None where it has a single one."""
+        weights = tuple((given.name, given.weight) for given in self.models.rewards_of(role) if given.name)
+        return self.reward_shaping.combination(weights) if weights else None
+
+    def scope(self, role: ModelRole, reward: str) -> Scope:
+        """Return what a call of a role's reward is given: one response, or all responses to a prompt."""
+        of_groups = (each.name for each in self.models.rewards_of(role) if each.reward.of_group)
+        return Scope.GROUP if reward in of_groups else Scope.SAMPLE
 
     @property
     def compute_type(self) -> ComputeType:

@@ -68,6 +68,8 @@ class GroupStatus(StatusModel):
     """Number of pods that ended with a failure and are not yet replaced."""
     restarts: Tally = 0
     """Number of pods replaced since the job was created."""
+    out_of_memory: Tally = 0
+    """Number of containers that were killed for using more memory than their limit."""
     epoch: Tally = 0
     """Number of times that the failure policy restarted the whole group. Its pods carry it as the label
     rlhf.dev/epoch."""
@@ -101,10 +103,24 @@ class ProgressStatus(StatusModel):
     """Mean KL divergence to the reference in the last iteration, in nats per response. klTarget is compared with it."""
     kl_per_token: float | None = None
     """The same in nats per token."""
+    loss: float | None = None
+    """Mean loss of the last iteration, of a job that generates nothing and so has no reward."""
     samples_per_second: Annotated[float, Field(ge=0)] | None = None
     """Samples trained per second in the last iteration."""
     non_finite_steps: Tally | None = None
     """Number of optimizer steps skipped so far because a loss or gradient was infinite or NaN."""
+    evaluation_reward: float | None = None
+    """Mean reward of the last evaluation."""
+    evaluation_version: Tally | None = None
+    """The weight version that it evaluated."""
+    best_evaluation_reward: float | None = None
+    """Mean reward of the best evaluation so far."""
+    best_evaluation_version: Tally | None = None
+    """The weight version that it evaluated."""
+    sample_failure: Annotated[str, Field(max_length=1024)] | None = None
+    """The sample of the iteration in progress that workers failed on last, how, and what follows."""
+    tracker_lost: Annotated[str, Field(max_length=1024)] | None = None
+    """The tracker of metrics that this coordinator gave up last, and why."""
     remaining_seconds: Tally | None = None
     """Estimate of the seconds left."""
     last_update_time: Time
@@ -114,12 +130,17 @@ class ProgressStatus(StatusModel):
 class PlanStatus(StatusModel):
     """The decisions in force: what was chosen for each mechanism, as Auto may fall back to Disabled."""
 
-    inter_stage: Text
+    engine: Text | None = None
+    """What generation workers decode by, and why, such as torch: the worker has no GPU. Where they differ, how many
+    workers decode by what."""
+    inter_stage: Text | None = None
     """Inter-stage fusion: Disabled, or its threshold and pool in words."""
     intra_stage: Text | None = None
     """Intra-stage fusion: the training schedule, such as serial-1f1b."""
     speculation: Text | None = None
-    """Speculative decoding: Disabled, or the drafting method."""
+    """Speculative decoding: Disabled, or what drafts gave in the last iteration, in words with numbers."""
+    speculation_switched: Text | None = None
+    """When and why drafting was last switched off or on."""
     predicted_seconds: Annotated[float, Field(ge=0)] | None = None
     """Predicted seconds of generation and inference per iteration."""
 
@@ -203,6 +224,8 @@ class RevisionStatus(StatusModel):
     """Image of the coordinator, where its pod template names none."""
     worker_image: Annotated[str, Field(max_length=1024)] | None = None
     """Image of workers, where their pod template names none."""
+    vllm_worker_image: Annotated[str, Field(max_length=1024)] | None = None
+    """Image of generation workers that decode by vLLM, where their pod template names none. Unset: workerImage."""
     digest: Annotated[str, Field(max_length=64)] | None = None
     """Hash of the content of the job's ConfigMap. The operator creates pods from no other content."""
     previous_digest: Annotated[str, Field(max_length=64)] | None = None

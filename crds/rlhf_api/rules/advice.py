@@ -24,7 +24,11 @@ def advice(job: RLHFJob) -> list[Problem]:
     """Return the warnings about a valid job."""
     return [
         Problem(field, value, message, severity=Severity.WARNING)
-        for field, value, message in (*_warm_up(job), *_unreachable(job.spec.run_policy.failure_policy.rules))
+        for field, value, message in (
+            *_warm_up(job),
+            *_trained_for_nobody(job),
+            *_unreachable(job.spec.run_policy.failure_policy.rules),
+        )
     ]
 
 
@@ -40,6 +44,14 @@ def _warm_up(job: RLHFJob) -> Iterator[tuple[str, object, str]]:
     if warm_up >= steps:
         message = f"the job has {steps} optimizer steps, so the learning rate never leaves its warm-up: use fewer"
         yield "spec.training.optimizer.warmupSteps", warm_up, message
+
+
+def _trained_for_nobody(job: RLHFJob) -> Iterator[tuple[str, object, str]]:
+    speculation = job.spec.generation.speculation
+    draft = speculation.draft_model
+    if draft is not None and draft.train == "Enabled" and speculation.mode == "Disabled":
+        message = "trains a draft model that nobody drafts by while spec.generation.speculation.mode is Disabled"
+        yield "spec.generation.speculation.draftModel.train", draft.train, message
 
 
 def _unreachable(rules: Sequence[FailureRule]) -> Iterator[tuple[str, object, str]]:

@@ -26,11 +26,10 @@ def multiple(field: str, *factors: str, of: str | None = None) -> Rule:
         choice = f"{below} or {below + unit}" if below else f"{unit}"
         return f"must be a multiple of {names} ({unit}): use {choice}"
 
-    unit = f"({product_cel})"
-    below = f"{value_cel} / {unit} * {unit}"
-    # One call of format each: the API server cannot bound the cost of strings that are added up.
-    nearest = f"'must be a multiple of {names} (%d): use %d or %d'.format([{unit}, {below}, {below} + {unit}])"
-    smallest = f"'must be a multiple of {names} (%d): use %d'.format([{unit}, {unit}])"
+    unit = f"({product_cel})" if len(factors) > 1 else product_cel
+    below = f"{value_cel} - {value_cel} % {unit}"
+    # Calls of format, as the API server cannot bound the cost of strings that are added up.
+    smaller = f"{value_cel} < {unit} ? '' : '%d or '.format([{below}])"
     return Rule(
         field=field,
         node="spec",
@@ -38,7 +37,7 @@ def multiple(field: str, *factors: str, of: str | None = None) -> Rule:
         cel=f"{guard}{unit} < 1 || {value_cel} % {unit} == 0",
         holds=lambda values: (of is not None and not values.has(of)) or values[field] % product(values) == 0,
         message=f"must be a multiple of {names}",
-        message_cel=f"{below} > 0 ? {nearest} : {smallest}",
+        message_cel=(f"'must be a multiple of {names} (%d): use %s%d'.format([{unit}, {smaller}, {below} + {unit}])"),
         says=says,
     )
 
@@ -57,13 +56,39 @@ def nothing_to_fuse(algorithm: str) -> Rule:
     )
 
 
-def replicas(group: str) -> Rule:
-    """Return the rule that a group has a worker unless the job is suspended."""
-    field = f"spec.{group}.replicas"
+def each_once(field: str, message: str) -> Rule:
+    """Return the rule that no member of a list occurs twice."""
+    node, _, name = field.rpartition(".")
+    return Rule(
+        field=field,
+        node=node,
+        cel=f"self.{name}.all(each, self.{name}.exists_one(other, other == each))",
+        holds=lambda values: len(set(values[field])) == len(values[field]),
+        message=message,
+    )
+
+
+def drawn_at_random(algorithm: str, why: str) -> Rule:
+    """Return the rule that the algorithm at a path does not sample greedily; `why`: what would be the same then."""
+    field = "spec.rollout.temperature"
     return Rule(
         field=field,
         node="spec",
-        cel=f"self.suspend || self.{group}.replicas >= 1",
-        holds=lambda values: values["spec.suspend"] or values[field] >= 1,
-        message="must be at least 1 in a job that is not suspended: use 1, or pause the job with spec.suspend: true",
+        cel=f"!has({_cel(algorithm)}) || self.rollout.temperature > 0.0",
+        holds=lambda values: not values.has(algorithm) or values[field] > 0,
+        message=f"must be above 0 with algorithm {algorithm.rpartition('.')[2]}, or {why} are the same: use 1.0",
+    )
+
+
+def estimator_fits(algorithm: str) -> Rule:
+    """Return the rule that no estimator weighs by a ratio where rewards are made, of the algorithm at a path."""
+    field, place = f"{algorithm}.klEstimator", f"{algorithm}.klIn"
+    return Rule(
+        field=field,
+        node="spec",
+        cel=(
+            f"!has({_cel(algorithm)}) || !has({_cel(field)}) || {_cel(field)} != 'Unbiased' || {_cel(place)} == 'Loss'"
+        ),
+        holds=lambda values: not values.has(field) or values[field] != "Unbiased" or values[place] == "Loss",
+        message=f"must be K1, K2 or K3 with {place} Reward, where no ratio weighs it: use K3, or klIn Loss",
     )

@@ -12,7 +12,17 @@ _PATHS: Final = (
     "spec.models.reference.path",
     "spec.models.reward.model.path",
     "spec.models.reward.function.file",
+    "spec.models.reward.judge.model.path",
+    "spec.models.cost.model.path",
+    "spec.models.cost.function.file",
+    "spec.models.cost.judge.model.path",
+    "spec.models.costCritic.path",
     "spec.prompts.path",
+    "spec.prompts.chatTemplateFile",
+    "spec.evaluation.prompts.path",
+    "spec.evaluation.prompts.chatTemplateFile",
+    "spec.generation.speculation.draftModel.path",
+    "spec.training.lora.adapter",
     "spec.checkpoints.path",
 )
 _MARK: Final = "://"

@@ -1,22 +1,84 @@
-"""Rules of a reward's variables and headers: each has exactly one value, and a name of its own."""
+"""Rules of variables and headers of what judges responses: each has exactly one value, and a name of its own."""
 
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final
 
+from rlhf_api.algorithms.roles import ModelKind, ModelRole
 from rlhf_api.rules.rule import Rule, Values
 
+CALLS: Final = "must be Sample with a model or a judge, which are given what they need anyway"
 _LISTS: Final = (
-    ("spec.models.reward.function", "env", "each.name", lambda name: name),
-    ("spec.models.reward.endpoint", "headers", "each.name.lowerAscii()", lambda name: name.lower()),
+    ("function", "env", "each.name", lambda name: name),
+    ("endpoint", "headers", "each.name.lowerAscii()", lambda name: name.lower()),
+    ("judge.endpoint", "headers", "each.name.lowerAscii()", lambda name: name.lower()),
 )
-"""(node, its list, CEL and Python of what tells its members apart): headers ignore case."""
+"""(member of a source, its list, CEL and Python of what tells its members apart): headers ignore case."""
 
 
 def of_reward() -> Iterator[Rule]:
     """Yield every rule about variables and headers."""
-    for node, name, key, known_by in _LISTS:
-        yield _one_value(node, name)
-        yield _different(node, name, key, known_by)
+    for role in ModelRole:
+        if role.kind is ModelKind.REWARD:
+            yield from _of_source(role.manifest_path)
+
+
+def _of_source(path: str) -> Iterator[Rule]:
+    for member, name, key, known_by in _LISTS:
+        yield _one_value(f"{path}.{member}", name)
+        yield _different(f"{path}.{member}", name, key, known_by)
+    field, called = f"{path}.calls", (f"{path}.function", f"{path}.endpoint")
+    yield Rule(
+        field=field,
+        node=path,
+        cel="has(self.function) || has(self.endpoint) || self.calls == 'Sample'",
+        holds=lambda values: any(map(values.has, called)) or not values.has(path) or values[field] == "Sample",
+        message=CALLS,
+    )
+    yield from _of_judge(f"{path}.judge")
+
+
+def _of_judge(path: str) -> Iterator[Rule]:
+    for name, cel, holds, message in JUDGE:
+        yield Rule(
+            field=f"{path}.{name}",
+            node=path,
+            cel=cel.replace("JUDGE", "self"),
+            holds=lambda values, holds=holds: not values.has(path) or holds(values[path]),  # type: ignore[misc]
+            message=message,
+        )
+
+
+def _has_places(judge: Mapping[str, Any]) -> bool:
+    template = judge.get("template")
+    places = ("{response}",) if judge.get("method", "Direct") == "Direct" else ("{first}", "{second}")
+    return template is None or all(place in template for place in places)
+
+
+_PLACES: Final = (
+    "!has(JUDGE.template) || (JUDGE.method == 'Direct' ? JUDGE.template.contains('{response}') : "
+    "JUDGE.template.contains('{first}') && JUDGE.template.contains('{second}'))"
+)
+JUDGE: Final[tuple[tuple[str, str, Callable[[Mapping[str, Any]], bool], str], ...]] = (
+    (
+        "maximum",
+        "JUDGE.minimum < JUDGE.maximum",
+        lambda judge: judge.get("minimum", 1) < judge.get("maximum", 9),
+        "must be above minimum",
+    ),
+    (
+        "read",
+        "JUDGE.read == 'Probabilities' || has(JUDGE.endpoint)",
+        lambda judge: judge.get("read", "Probabilities") == "Probabilities" or judge.get("endpoint") is not None,
+        "Answer needs a judge at an endpoint: a model of the job gives probabilities",
+    ),
+    (
+        "template",
+        _PLACES,
+        _has_places,
+        "must hold {response}, or with method Pairwise {first} and {second}",
+    ),
+)
+"""(member of a judge, CEL over JUDGE, the same in Python over the judge's fields, message)."""
 
 
 def _one_value(node: str, name: str) -> Rule:

@@ -6,12 +6,19 @@ from typing import Final
 from rlhf_api.algorithms import ALGORITHMS, full_graph
 from rlhf_api.job import RLHFJobSpec
 from rlhf_api.names import Group, worker_name
-from rlhf_api.rules.common_rules import multiple, nothing_to_fuse, replicas
+from rlhf_api.rules.absent_groups import of_absent_groups
+from rlhf_api.rules.common_rules import multiple, nothing_to_fuse
+from rlhf_api.rules.evaluation import of_evaluation
 from rlhf_api.rules.failure import of_failure_policy
+from rlhf_api.rules.lora import of_lora
+from rlhf_api.rules.parallelism import of_parallelism
 from rlhf_api.rules.paths import of_paths
 from rlhf_api.rules.placement import of_placement
+from rlhf_api.rules.prompts import of_prompts
 from rlhf_api.rules.reward import of_reward
+from rlhf_api.rules.rewards import of_rewards
 from rlhf_api.rules.rule import Rule, Values
+from rlhf_api.rules.speculation import of_speculation
 from rlhf_api.rules.unions import unions
 
 MAX_WORKERS: Final = 4096
@@ -35,6 +42,7 @@ def _of_algorithms() -> Iterator[Rule]:
         yield multiple(mini_batch, "spec.training.microBatchSize", "spec.training.parallelism.data", of=path)
         if len(full_graph(algorithm).trained) < 2:
             yield nothing_to_fuse(algorithm)
+        yield from fields.shared_rules(path)
         yield from fields.rules(path)
 
 
@@ -88,6 +96,13 @@ def _is_host_name(name: str) -> bool:
 
 _STATEMENTS: Final = (
     Rule(
+        field="spec.rollout.oversample",
+        node="spec",
+        cel="self.rollout.oversample == 0 || !self.deterministic",
+        holds=lambda values: values["spec.rollout.oversample"] == 0 or not values["spec.deterministic"],
+        message="must be 0 in a deterministic job, as what is trained on depends on who was faster: use 0",
+    ),
+    Rule(
         field="metadata.name",
         node="",
         cel=f"size(self.metadata.name) <= {MAX_NAME}",
@@ -124,7 +139,27 @@ _STATEMENTS: Final = (
         ),
         message=f"must be 0, which is greedy, or at least {MIN_TEMPERATURE}: logits divided by less overflow",
     ),
-    replicas("generation"),
+    Rule(
+        field="spec.rollout.maxFailedSamples",
+        node="spec",
+        cel="self.rollout.maxFailedSamples < self.rollout.batchSize",
+        holds=lambda values: values["spec.rollout.maxFailedSamples"] < values["spec.rollout.batchSize"],
+        message="must be below spec.rollout.batchSize: an iteration trains on what is left",
+    ),
+    Rule(
+        field="spec.deterministic",
+        node="spec",
+        cel="!self.deterministic || self.generation.engine != 'vllm' || self.generation.gpusPerReplica > 0",
+        holds=lambda values: (
+            not values["spec.deterministic"]
+            or values["spec.generation.engine"] != "vllm"
+            or values["spec.generation.gpusPerReplica"] > 0
+        ),
+        message=(
+            "must be false with engine vllm on CPU, whose kernels sum in an order that depends on the batch: use "
+            "engine torch, or give generation workers GPUs"
+        ),
+    ),
     *_given_when_fixed("threshold", "a fifth of spec.rollout.batchSize"),
     *_given_when_fixed("pool", "1"),
     Rule(
@@ -138,52 +173,11 @@ _STATEMENTS: Final = (
         message="must be at most spec.rollout.batchSize, the samples of an iteration",
     ),
     Rule(
-        field="spec.generation.parallelism.tensor",
-        node="spec",
-        cel="self.generation.parallelism.tensor in [1, 2, 4, 8, 16, 32, 64]",
-        holds=lambda values: values["spec.generation.parallelism.tensor"] in (1, 2, 4, 8, 16, 32, 64),
-        message="must be a power of two: use 1, 2, 4, 8, 16, 32 or 64",
-    ),
-    Rule(
-        field="spec.generation.parallelism.tensor",
-        node="spec",
-        cel="self.generation.engine != 'torch' || self.generation.parallelism.tensor == 1",
-        holds=lambda values: (
-            values["spec.generation.engine"] != "torch" or values["spec.generation.parallelism.tensor"] == 1
-        ),
-        message="must be 1 with engine torch, which holds the whole model on one device: use 1 and more replicas",
-    ),
-    Rule(
-        field="spec.generation.gpusPerReplica",
-        node="spec",
-        cel="self.generation.engine != 'torch' || self.generation.gpusPerReplica <= 1",
-        holds=lambda values: (
-            values["spec.generation.engine"] != "torch" or values["spec.generation.gpusPerReplica"] <= 1
-        ),
-        message="must be 0 or 1 with engine torch, whose worker uses one device: use 1 and more replicas",
-    ),
-    Rule(
-        field="spec.generation.gpusPerReplica",
-        node="spec",
-        cel=(
-            "self.generation.engine != 'vllm' || (self.generation.gpusPerReplica > 0"
-            " && self.generation.gpusPerReplica % self.generation.parallelism.tensor == 0)"
-        ),
-        holds=lambda values: (
-            values["spec.generation.engine"] != "vllm"
-            or (
-                values["spec.generation.gpusPerReplica"] > 0
-                and values["spec.generation.gpusPerReplica"] % values["spec.generation.parallelism.tensor"] == 0
-            )
-        ),
-        message="must be a multiple of spec.generation.parallelism.tensor, and not 0: use the same number",
-    ),
-    Rule(
         field="spec.training.gpusPerReplica",
         node="spec",
-        cel="self.training.backend != 'torch' || self.training.gpusPerReplica <= 1",
-        holds=lambda values: values["spec.training.backend"] != "torch" or values["spec.training.gpusPerReplica"] <= 1,
-        message="must be 0 or 1 with backend torch, one process a GPU: use 1 and more spec.training.parallelism",
+        cel="self.training.gpusPerReplica <= 1",
+        holds=lambda values: values["spec.training.gpusPerReplica"] <= 1,
+        message="must be 0 or 1, one process a GPU: use 1 and more spec.training.parallelism",
     ),
     Rule(
         field="spec.training.parallelism",
@@ -222,11 +216,18 @@ RULES: Final[tuple[Rule, ...]] = (
     *_STATEMENTS,
     _only_with("queue", "Volcano"),
     _only_with("timeoutSeconds", "Coscheduling"),
+    *of_parallelism(),
     *of_paths(),
     _FORCED,
     *of_placement(),
     *of_failure_policy(),
     *of_reward(),
+    *of_rewards(),
+    *of_speculation(),
+    *of_lora(),
+    *of_evaluation(),
+    *of_prompts(),
+    *of_absent_groups(),
 )
 """Every rule that crosses fields."""
 
@@ -236,7 +237,9 @@ IMMUTABLE: Final[tuple[str, ...]] = (
     "spec.deterministic",
     "spec.placement",
     "spec.models",
+    "spec.rewardShaping",
     "spec.prompts",
+    "spec.evaluation",
     "spec.rollout",
     "spec.generation.engine",
     "spec.generation.gpusPerReplica",
@@ -250,9 +253,11 @@ IMMUTABLE: Final[tuple[str, ...]] = (
     "spec.training.parallelism",
     "spec.training.microBatchSize",
     "spec.training.optimizer",
+    "spec.training.lora",
     "spec.training.precision",
     "spec.checkpoints.path",
     "spec.scheduling.gang.mode",
+    "spec.trackers",
     "spec.managedBy",
     "spec.operatorClass",
 )

@@ -25,7 +25,4 @@ class Unavailable:
         return f"is not available in this version: use {self.instead}"
 
 
-UNAVAILABLE: Final = (
-    Unavailable("spec.generation.engine", "vllm", "torch"),
-    Unavailable("spec.training.backend", "megatron", "torch"),
-)
+UNAVAILABLE: Final[tuple[Unavailable, ...]] = ()

@@ -1,6 +1,6 @@
-"""A rule for each union of the manifest: exactly one of its members is set.
+"""A rule for each union of the manifest: exactly one of its members is set, or at most one.
 
-The models declare their unions (`ApiModel.exactly_one`); nothing is listed here.
+The models declare their unions (`ApiModel.exactly_one`, `at_most_one`); nothing is listed here.
 """
 
 from collections.abc import Iterator
@@ -39,10 +39,24 @@ def _union(node: str, members: tuple[str, ...]) -> Rule:
     )
 
 
+def _exclusion(node: str, members: tuple[str, ...]) -> Rule:
+    """Return the rule that at most one of `members` is set at `node`."""
+    message = f"at most one of {', '.join(members)} may be set: remove the others"
+    return Rule(
+        field=node,
+        node=node,
+        cel=f"[{', '.join(f'has(self.{member})' for member in members)}].filter(x, x).size() <= 1",
+        holds=lambda values: sum(values.has(f"{node}.{member}") for member in members) <= 1,
+        message=message,
+    )
+
+
 def unions(model: type[BaseModel], path: str) -> Iterator[Rule]:
     """Yield a rule for each union among the models, as they declare them."""
     if issubclass(model, ApiModel) and model.exactly_one:
         yield _union(path, tuple(model.model_fields[name].alias or name for name in model.exactly_one))
+    if issubclass(model, ApiModel) and model.at_most_one:
+        yield _exclusion(path, tuple(model.model_fields[name].alias or name for name in model.at_most_one))
     for field in model.model_fields.values():
         inner = model_in(field.annotation)
         if inner is not None:

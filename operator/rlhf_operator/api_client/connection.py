@@ -112,7 +112,7 @@ def _pod_connection() -> Connection:
 
 def _no_file(kubeconfig: Path | None, environment: Mapping[str, str]) -> str:
     if kubeconfig is not None:
-        return f"--kubeconfig {kubeconfig}: there is no such file"
+        return f"--kubeconfig {kubeconfig}: {'is a folder' if kubeconfig.is_dir() else 'there is no such file'}"
     if environment.get("KUBECONFIG"):
         return f"no kubeconfig: KUBECONFIG names {environment['KUBECONFIG']}, and there is no such file"
     return f"no kubeconfig: give --kubeconfig FILE, set KUBECONFIG, or write {_HOME_FILE}"

@@ -87,6 +87,8 @@ class Transport:
         self._slots = asyncio.Semaphore(concurrency)
         self.on_answer: Callable[[str, str, int], None] = lambda verb, resource, code: None
         """Is called as `on_answer(verb, resource, code)` with every answer; code 0 is none at all."""
+        self.on_break: Callable[[], None] = lambda: None
+        """Is called when a stream breaks off or falls silent, though it was answered."""
 
     async def close(self) -> None:
         """End all connections."""
@@ -152,6 +154,8 @@ class Transport:
                 async for line in lines:
                     yield line
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
+            if code:
+                self.on_break()
             raise unanswered(request, error) from error
 
     async def _send(

@@ -9,8 +9,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from rlhf_api.job import RLHFJob
-from rlhf_operator.manifests import identity
-from rlhf_operator.manifests.mount_paths import JOB_KEY, REWARD_KEY, REWARD_PATH
+from rlhf_operator.manifests import identity, reward_mounts
+from rlhf_operator.manifests.mount_paths import JOB_KEY, REWARD_KEY
 
 
 def document(job: RLHFJob) -> dict[str, Any]:
@@ -22,9 +22,12 @@ def document(job: RLHFJob) -> dict[str, Any]:
     """
     written: dict[str, Any] = job.model_dump(mode="json", by_alias=True, exclude={"status"})
     kept = ("name", "namespace", "uid", "labels", "annotations")
-    function = written["spec"]["models"]["reward"].get("function")
-    if function and function.get("configMap"):
-        function.update(configMap=None, file=f"{REWARD_PATH}/{REWARD_KEY}")
+    models = written["spec"]["models"]
+    several = {each["name"]: each for each in models["rewards"] or ()}
+    for given, _ in reward_mounts.config_maps(job.spec.models):
+        file = f"{reward_mounts.mount_path(given)}/{REWARD_KEY}"
+        reward = several[given.name] if given.name else models[given.role.manifest_name]
+        reward["function"].update(configMap=None, file=file)
     written["metadata"] = {key: job.metadata[key] for key in kept if key in job.metadata}
     return written
 

@@ -11,16 +11,21 @@ from typing import Any, Final
 
 from rlhf_api.names import GROUP
 from rlhf_api.problems import Problem
+from rlhf_operator.manifests import engine_pods, reward_mounts
 from rlhf_operator.manifests.pods import CONTAINER, GPU_RESOURCE
 from rlhf_operator.manifests.quantity import amount
 
 Json = Mapping[str, Any]
 
-USERS_VARIABLES: Final = frozenset({"RLHF_LOG_FORMAT", "HOME", "PYTHONUNBUFFERED"})
+USERS_VARIABLES: Final = frozenset({"RLHF_LOG_FORMAT", "HOME", "PYTHONUNBUFFERED"}).union(
+    engine_pods.CACHES, engine_pods.SILENT, engine_pods.OFFLINE, engine_pods.LOOPBACK
+)
 """Variables that we set and a template may set otherwise."""
+_DEVELOPERS_ROUTES: Final = "VLLM_SERVER_DEV_MODE"
+"""Opens routes of vLLM's server that ask nobody who they are."""
 _OWN_VARIABLES: Final = ("RLHF_", "OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS")
 _OWN_LABELS: Final = (f"{GROUP}/", "app.kubernetes.io/")
-_OWN_VOLUMES: Final = frozenset({"certificates", "job", "run", "reward"})
+_OWN_VOLUMES: Final = frozenset({"certificates", "job", "run"})
 _OWN_FOLDER: Final = "/etc/rlhf"
 _METADATA: Final = frozenset({"labels", "annotations", "creationTimestamp"})
 """What pods take of a template's metadata; the time is what `kubectl create --dry-run` writes, and null."""
@@ -32,8 +37,10 @@ _DEVICES: Final = re.compile(r"nvidia\.com/(gpu|mig-).*|amd\.com/gpu.*|gpu\.inte
 """Resources that are devices to compute on."""
 
 
-def problems_of(template: Json, path: str, gpus: int) -> Iterator[Problem]:
-    """Yield what a template asks for and does not get; `gpus` is what our container has."""
+def problems_of(template: Json, path: str, gpus: int, shared: int = 0) -> Iterator[Problem]:
+    """Yield what a template asks for and does not get; `gpus` is what our container has, `shared` the bytes to which
+    we bound its /dev/shm, 0 for no bound.
+    """
     metadata, spec = template.get("metadata") or {}, template.get("spec") or {}
     for name in metadata.get("labels") or {}:
         if name.startswith(_OWN_LABELS):
@@ -50,6 +57,8 @@ def problems_of(template: Json, path: str, gpus: int) -> Iterator[Problem]:
                 continue
             yield from _container(container, where)
             yield from _devices(container, where, path, gpus)
+            if container.get("name") == CONTAINER and not _own_shared_memory(spec, container):
+                yield from _memory(container, where, shared)
 
 
 def _spec(spec: Json, path: str) -> Iterator[Problem]:
@@ -84,10 +93,16 @@ def _container(container: Json, path: str) -> Iterator[Problem]:
         if str(mount.get("mountPath", "")).startswith(_OWN_FOLDER):
             where = f"{path}.volumeMounts[{index}].mountPath"
             yield Problem(where, mount["mountPath"], "is the operator's own folder")
+    yield from _variables(container, path)
+
+
+def _variables(container: Json, path: str) -> Iterator[Problem]:
     for index, variable in enumerate(container.get("env") or []):
         name = str(variable.get("name", ""))
-        if name.startswith(_OWN_VARIABLES) and name not in USERS_VARIABLES:
-            where = f"{path}.env[{index}].name"
+        where = f"{path}.env[{index}].name"
+        if name == _DEVELOPERS_ROUTES:
+            yield Problem(where, name, "opens routes by which whoever reaches the port controls the engine: remove it")
+        elif name.startswith(_OWN_VARIABLES) and name not in USERS_VARIABLES:
             yield Problem(where, name, "is set by the operator; see cpuThreads for threads")
 
 
@@ -111,7 +126,7 @@ def _security(context: Json, path: str) -> Iterator[Problem]:
 
 def _volume(volume: Json, path: str) -> Iterator[Problem]:
     name = volume.get("name")
-    if name in _OWN_VOLUMES:
+    if name in _OWN_VOLUMES or reward_mounts.is_volume(name):
         yield Problem(f"{path}.name", name, "is the name of a volume of the operator; choose another")
     for source in sorted(volume.keys() - {"name"} - _VOLUME_SOURCES):
         yield Problem(f"{path}.{source}", volume[source], "use a persistentVolumeClaim for files of a node")
@@ -137,3 +152,22 @@ def _devices(container: Json, path: str, template: str, gpus: int) -> Iterator[P
     if ours and not gpus and resources.get("claims"):
         message = f"what is claimed would idle, as the process computes on CPU: remove it, {remedy}"
         yield Problem(f"{path}.resources.claims", resources["claims"], message)
+
+
+def _own_shared_memory(spec: Json, container: Json) -> bool:
+    mounts = container.get("volumeMounts") or []
+    return any(volume.get("name") == "shm" for volume in spec.get("volumes") or []) or any(
+        mount.get("mountPath") == "/dev/shm"  # noqa: S108 an emptyDir of the pod
+        for mount in mounts
+    )
+
+
+def _memory(container: Json, path: str, shared: int) -> Iterator[Problem]:
+    """Yield a limit of memory that /dev/shm, which counts as memory, may fill alone."""
+    limit = ((container.get("resources") or {}).get("limits") or {}).get("memory")
+    if limit is not None and shared and amount(limit) <= shared:
+        message = (
+            f"must be more than {shared // 2**20}Mi, which /dev/shm may take of it: raise it, or bound the volume shm "
+            "by a smaller sizeLimit"
+        )
+        yield Problem(f"{path}.resources.limits.memory", limit, message)

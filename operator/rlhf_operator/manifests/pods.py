@@ -5,6 +5,7 @@ run as processes on one machine (`rlhf_cli.local.pods_to_processes`), which rewr
 """
 
 import math
+from collections.abc import Mapping
 from typing import Any, Final
 
 from rlhf_api import names
@@ -12,9 +13,9 @@ from rlhf_api.endpoint import LIVENESS_PATH
 from rlhf_api.job import RLHFJob
 from rlhf_api.job.groups import GroupFields
 from rlhf_api.names import Env, Group
-from rlhf_operator.manifests import identity, reward_mounts
+from rlhf_operator.manifests import engine_pods, identity, reward_mounts
 from rlhf_operator.manifests.identity import SPARE, Number
-from rlhf_operator.manifests.mount_paths import CERTIFICATES_PATH, JOB_KEY, JOB_PATH, REWARD_PATH, RUN_PATH
+from rlhf_operator.manifests.mount_paths import CERTIFICATES_PATH, JOB_KEY, JOB_PATH, RUN_PATH
 
 CONTAINER: Final = "worker"
 """Name of our container in every pod; a template's container of this name is merged with it."""
@@ -30,6 +31,14 @@ WORKER_GRACE_SECONDS: Final = 30
 """A worker has nothing to save: its samples are with the coordinator."""
 RANK_GRACE_SECONDS: Final = 360
 """A rank is needed until the coordinator that is asked to end with it has its checkpoint, and for its own end."""
+SCRAPED: Final = {
+    "prometheus.io/scrape": "true",
+    "prometheus.io/port": str(names.METRICS_PORT),
+    "prometheus.io/path": "/metrics",
+}
+"""Annotations by which a Prometheus without its operator finds what to scrape; a template may say otherwise."""
+NOT_SCRAPED: Final = {"prometheus.io/scrape": "false"}
+"""Of a job without metrics. Pods of earlier versions have neither, and are scraped."""
 STAYS: Final = {"cluster-autoscaler.kubernetes.io/safe-to-evict": "false", "karpenter.sh/do-not-disrupt": "true"}
 """Annotations of pods whose end costs the whole job time: autoscalers remove other nodes. A template may say otherwise;
 a drain by hand, and a node that is sick, end them all the same."""
@@ -64,7 +73,7 @@ def coordinator_pod(job: RLHFJob, image: str, user: int | None = USER_ID) -> dic
     """
     checkpoints = job.spec.checkpoints
     run_dir = f"{checkpoints.path.rstrip('/')}/run" if checkpoints else RUN_PATH
-    env = {
+    env: dict[str, str] = {
         Env.JOB_FILE: f"{JOB_PATH}/{JOB_KEY}",
         Env.RUN_DIR: run_dir,
         Env.LISTEN: f"[::]:{names.COORDINATOR_PORT}",
@@ -76,6 +85,10 @@ def coordinator_pod(job: RLHFJob, image: str, user: int | None = USER_ID) -> dic
         Env.AWAIT_WORKERS: "1",
     }
     container = _container(image, "rlhf_coordinator", env, names.COORDINATOR_PORT, threads=1, gpus=0, memory="512Mi")
+    container["env"] += [
+        {"name": name, "valueFrom": {"secretKeyRef": {"name": key.name, "key": key.key}}}
+        for name, key in job.spec.trackers.secret_variables().items()
+    ]
     container["volumeMounts"].append({"name": "job", "mountPath": JOB_PATH, "readOnly": True})
     container["readinessProbe"] = {"tcpSocket": {"port": names.COORDINATOR_PORT}, "periodSeconds": 5}
     volumes = [{"name": "job", "configMap": {"name": identity.configuration_name(job)}}]
@@ -90,7 +103,7 @@ def worker_pod(
     job: RLHFJob, group: Group, index: Number, fields: GroupFields, image: str, user: int | None = USER_ID
 ) -> dict[str, Any]:
     """Return the pod of one worker of a group; a training rank is a worker."""
-    env = {
+    env: dict[str, str] = {
         Env.COORDINATOR: f"{identity.pod_host(job, Group.COORDINATOR)}:{names.COORDINATOR_PORT}",
         Env.LISTEN: f"[::]:{names.WORKER_PORT}",
         Env.ADVERTISE: f"{identity.pod_host(job, group, index)}:{names.WORKER_PORT}",
@@ -104,34 +117,36 @@ def worker_pod(
     }
     if group is job.spec.rank_group:
         env[Env.RENDEZVOUS] = identity.pod_host(job, group, index)
+    shared = engine_pods.shared_memory(job, group)
     container = _container(
         image,
         "rlhf_workers",
-        env,
+        env | engine_pods.environment(job, group),
         names.WORKER_PORT,
         threads=fields.cpu_threads,
+        processes=engine_pods.processes(job, group),
         gpus=fields.gpus_per_replica,
-        memory="1Gi",
+        # What lies in /dev/shm counts as memory of the container.
+        memory=f"{1024 + shared}Mi" if shared else "1Gi",
     )
-    volumes = []
+    volumes: list[dict[str, Any]] = []
     # Generation workers become inference workers when the long tail migrates, without a restart.
-    rewards = group is not Group.TRAINING
-    function = job.spec.models.reward.function
-    if rewards:
-        container["env"] += reward_mounts.secret_environment(job.spec.models.reward)
-    if rewards and function is not None and function.config_map is not None:
-        container["volumeMounts"].append({"name": reward_mounts.VOLUME, "mountPath": REWARD_PATH, "readOnly": True})
-        volumes.append({"name": reward_mounts.VOLUME, "configMap": {"name": function.config_map}})
+    if group is not Group.TRAINING:
+        container["env"] += reward_mounts.secret_environment(job.spec.models)
+        for given, config_map in reward_mounts.config_maps(job.spec.models):
+            volume, path = reward_mounts.volume_name(given), reward_mounts.mount_path(given)
+            container["volumeMounts"].append({"name": volume, "mountPath": path, "readOnly": True})
+            volumes.append({"name": volume, "configMap": {"name": config_map}})
     container |= _probes(job)
     if group is not job.spec.rank_group:
-        return _pod(job, group, index, container, volumes, WORKER_GRACE_SECONDS, user)
-    made = _pod(job, group, index, container, volumes, RANK_GRACE_SECONDS, user)
+        return _pod(job, group, index, container, volumes, WORKER_GRACE_SECONDS, user, shared)
+    made = _pod(job, group, index, container, volumes, RANK_GRACE_SECONDS, user, shared)
     holds_rank = index != SPARE if isinstance(index, str) else index < job.spec.training.ranks
     return _staying(made) if holds_rank else made
 
 
 def _staying(pod: dict[str, Any]) -> dict[str, Any]:
-    return {**pod, "metadata": {**pod["metadata"], "annotations": dict(STAYS)}}
+    return {**pod, "metadata": {**pod["metadata"], "annotations": {**pod["metadata"]["annotations"], **STAYS}}}
 
 
 def tell_grace(pod: dict[str, Any]) -> None:
@@ -168,10 +183,18 @@ def _probes(job: RLHFJob) -> dict[str, Any]:
 
 
 def _container(
-    image: str, module: str, env: dict[Env, str], port: int, *, threads: int, gpus: int, memory: str
+    image: str,
+    module: str,
+    env: Mapping[str, str],
+    port: int,
+    *,
+    threads: int,
+    gpus: int,
+    memory: str,
+    processes: int = 1,
 ) -> dict[str, Any]:
     variables = {
-        **{variable.value: value for variable, value in env.items()},
+        **{str(variable): value for variable, value in env.items()},
         **dict.fromkeys(THREAD_VARIABLES, str(threads)),
         "PYTHONDONTWRITEBYTECODE": "1",
         "PYTHONUNBUFFERED": "1",
@@ -179,7 +202,7 @@ def _container(
         # The root file system is read-only; libraries keep their caches under HOME.
         "HOME": "/tmp",  # noqa: S108 an emptyDir of the pod
     }
-    resources: dict[str, Any] = {"requests": {"cpu": str(threads), "memory": memory}}
+    resources: dict[str, Any] = {"requests": {"cpu": str(threads * processes), "memory": memory}}
     if gpus:
         resources["requests"][GPU_RESOURCE] = str(gpus)
         resources["limits"] = {GPU_RESOURCE: str(gpus)}
@@ -212,7 +235,9 @@ def _pod(
     volumes: list[dict[str, Any]],
     grace: int,
     user: int | None,
+    shared: int = 0,
 ) -> dict[str, Any]:
+    """Return the pod around its container; `shared` bounds /dev/shm, in mebibytes, and 0 leaves it to the kubelet."""
     name = identity.pod_name(job, group, index)
     owner = {} if user is None else dict.fromkeys(("runAsUser", "runAsGroup", "fsGroup"), user)
     # With fsGroup the key is read by the job's group and by nobody else. Whether the cluster sets one is not known; the
@@ -221,7 +246,7 @@ def _pod(
     return {
         "apiVersion": "v1",
         "kind": "Pod",
-        "metadata": {"name": name},
+        "metadata": {"name": name, "annotations": dict(SCRAPED if job.spec.metrics == "Enabled" else NOT_SCRAPED)},
         "spec": {
             "hostname": name,
             "subdomain": identity.service_name(job),
@@ -237,7 +262,7 @@ def _pod(
                     "secret": {"secretName": identity.certificates_name(job), "defaultMode": mode},
                 },
                 {"name": "tmp", "emptyDir": {}},
-                {"name": "shm", "emptyDir": {"medium": "Memory"}},
+                {"name": "shm", "emptyDir": {"medium": "Memory"} | ({"sizeLimit": f"{shared}Mi"} if shared else {})},
                 *volumes,
             ],
         },

@@ -15,7 +15,7 @@ from rlhf_api.job import RLHFJob
 from rlhf_api.job.groups import GroupFields
 from rlhf_api.names import ANNOTATION_TEMPLATE, Group
 from rlhf_api.problems import Problem
-from rlhf_operator.manifests import identity
+from rlhf_operator.manifests import engine_pods, identity
 from rlhf_operator.manifests.configuration import configuration, secret
 from rlhf_operator.manifests.identity import Number
 from rlhf_operator.manifests.network import network_policy, services
@@ -50,6 +50,12 @@ class Images:
     user: int | None = USER_ID
     """User and group, owner of volumes too; None leaves all three to the cluster: OpenShift has a range for each
     namespace and refuses others."""
+    vllm_worker: str = ""
+    """Of generation workers that decode by vLLM; empty: `worker` has it, or they say that they lack it."""
+
+    def of_worker(self, job: RLHFJob, group: Group) -> str:
+        """Return the image of a group's workers."""
+        return self.vllm_worker if self.vllm_worker and engine_pods.may_decode_by_vllm(job, group) else self.worker
 
 
 @dataclass(frozen=True)
@@ -115,7 +121,10 @@ def pod(job: RLHFJob, group: Group, index: Number, images: Images, epoch: Number
     if group is Group.COORDINATOR:
         return _coordinator(job, images, epoch, mark)
     labels = identity.labels(job, group, index, epoch)
-    ours, template = worker(job, group, index, images.worker, images.user), getattr(job.spec, group).template
+    ours, template = (
+        worker(job, group, index, images.of_worker(job, group), images.user),
+        getattr(job.spec, group).template,
+    )
     merged = merge_pod(ours, template, labels, f"spec.{group}.template")
     if group is job.spec.rank_group:
         tell_grace(merged)

@@ -16,6 +16,7 @@ from rlhf_api.problems import ManifestError, Problem, Severity
 from rlhf_api.structural_schema import without_nulls
 from rlhf_operator.bounded_cache import cached
 from rlhf_operator.manifests import guarantees, pod_rules, pod_schema
+from rlhf_operator.manifests.engine_pods import shared_bytes
 from rlhf_operator.manifests.pods import CONTAINER, CONTAINER_SECURITY, GPU_RESOURCE, TMP
 from rlhf_operator.manifests.quantity import amount
 
@@ -63,19 +64,20 @@ def problems_of(template: object, path: str, ours: Mapping[str, Any]) -> tuple[P
         return (Problem(path, None, f"is nested more than {MAX_DEPTH} levels deep, as no pod is, below {deep[:80]}"),)
     (container,) = ours["spec"]["containers"]
     gpus = int(container["resources"].get("limits", {}).get(GPU_RESOURCE, 0))
-    text = json.dumps(template, sort_keys=True)
-    return _problems(text, path, frozenset(str(volume.get("name")) for volume in ours["spec"]["volumes"]), gpus)
+    text, volumes = json.dumps(template, sort_keys=True), ours["spec"]["volumes"]
+    names = frozenset(str(volume.get("name")) for volume in volumes)
+    return _problems(text, path, names, gpus, shared_bytes(volumes))
 
 
 @cached(REMEMBERED)
-def _problems(text: str, path: str, volumes: frozenset[str], gpus: int) -> tuple[Problem, ...]:
+def _problems(text: str, path: str, volumes: frozenset[str], gpus: int, shared: int) -> tuple[Problem, ...]:
     if len(text) > MAX_CHARACTERS:
         return (Problem(path, None, f"has {len(text)} characters as JSON: must be at most {MAX_CHARACTERS}"),)
     template = json.loads(text)
     problems = list(islice(pod_schema.problems_of(template, path), MAX_PROBLEMS))
     if all(problem.severity is Severity.SERVER for problem in problems):
         # Of what is of the wrong type no more can be said.
-        problems += islice(guarantees.problems_of(template, path, gpus), MAX_PROBLEMS)
+        problems += islice(guarantees.problems_of(template, path, gpus, shared), MAX_PROBLEMS)
         problems += islice(pod_rules.problems_of(template, path, CONTAINER, volumes), MAX_PROBLEMS)
     return tuple(problems[:MAX_PROBLEMS])
 

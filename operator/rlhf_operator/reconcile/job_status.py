@@ -15,6 +15,7 @@ from rlhf_api import names
 from rlhf_api.job import RLHFJob
 from rlhf_api.names import Group
 from rlhf_operator.manifests import identity
+from rlhf_operator.reconcile.failures.failure_counter import FailureCounts
 from rlhf_operator.reconcile.observed.observed_job import CoordinatorReading
 from rlhf_operator.reconcile.observed.observed_pod import ObservedPod
 from rlhf_operator.reconcile.reconcile_plan import JobEvent
@@ -39,15 +40,22 @@ _SLOW_FIELDS: Final = (
 )
 """Fields whose change is written at once; of conditions, all but the message. The last checkpoint is named by a pod
 that is gone a moment later."""
+_TOLD_ONCE: Final = ("engine", "speculationSwitched")
+"""Of the plan: what stays until something else is said."""
 _OF_COORDINATOR: Final = ("progress", "plan", "migrationPool", "lastCheckpoint")
 """Fields that stay as they were until a coordinator says something else."""
 NUMBERS: Final = {
     "reward": "reward",
     "kl": "kl",
     "klPerToken": "kl_per_token",
+    "loss": "loss",
     "samplesPerSecond": "samples_per_second",
+    "evaluationReward": "evaluation/reward",
+    "bestEvaluationReward": "evaluation/best_reward",
 }
 """Fields of the progress, and the coordinator's metrics that they are."""
+EVALUATED: Final = {"evaluationVersion": "evaluation/version", "bestEvaluationVersion": "evaluation/best_version"}
+"""Fields of the progress that say which weight versions evaluations are of, and their metrics."""
 NON_FINITE_STEPS: Final = "nonfinite_steps"
 """The coordinator's metric of the steps that were skipped so far."""
 MAX_STEPS: Final = 2**53
@@ -62,10 +70,10 @@ def groups_status(
     pods: Collection[ObservedPod],
     reading: CoordinatorReading | None,
     status: Mapping[str, Any],
-    ends: Mapping[str, int],
+    failures: FailureCounts,
     versions: DesiredVersions,
 ) -> list[Json]:
-    """Return `status.groups`. `status`: the one that was written last; `ends`: new ends of pods, by group."""
+    """Return `status.groups`. `status`: the one that was written last; `failures`: with new ends of pods."""
     known = {str(group["name"]): group for group in status.get("groups") or []}
     groups = []
     for group, size in sizes.items():
@@ -82,7 +90,8 @@ def groups_status(
                 "desired": size,
                 "ready": ready,
                 "failed": sum(pod.phase == "Failed" for pod in ours),
-                "restarts": int(known.get(group, {}).get("restarts") or 0) + ends.get(group, 0),
+                "restarts": int(known.get(group, {}).get("restarts") or 0) + failures.ends.get(group, 0),
+                "outOfMemory": int(known.get(group, {}).get("outOfMemory") or 0) + failures.out_of_memory.get(group, 0),
                 "epoch": versions.epochs.get(group, 0),
                 "updated": sum(1 for _ in up_to_date),
             }
@@ -112,7 +121,8 @@ def coordinator_status(
         if (checkpoint := _checkpoint(last, status)) is not None:
             fields["lastCheckpoint"] = checkpoint
     if reading is not None and (plan := _plan(reading)) is not None:
-        fields["plan"] = plan
+        known = {name: text for name, text in (status.get("plan") or {}).items() if name in _TOLD_ONCE}
+        fields["plan"] = known | plan  # who starts anew has not said yet
     return fields
 
 
@@ -158,6 +168,27 @@ def skipped_steps_events(progress: Mapping[str, Any], before: Mapping[str, Any])
     return (JobEvent("StepsSkipped", text, warning=True),)
 
 
+def sample_failure_events(progress: Mapping[str, Any], before: Mapping[str, Any]) -> tuple[JobEvent, ...]:
+    """Return the event that workers failed on a sample, unless the last written status told it; `before` is its
+    progress."""
+    text = str(progress.get("sampleFailure") or "")
+    return (JobEvent("SampleFailed", text, warning=True),) if text and text != before.get("sampleFailure") else ()
+
+
+def lost_tracker_events(progress: Mapping[str, Any], before: Mapping[str, Any]) -> tuple[JobEvent, ...]:
+    """Return the event that a tracker was given up, unless the last written status told it; `before` is its
+    progress."""
+    text = str(progress.get("trackerLost") or "")
+    return (JobEvent("TrackerLost", text, warning=True),) if text and text != before.get("trackerLost") else ()
+
+
+def speculation_events(plan: Mapping[str, Any], before: Mapping[str, Any]) -> tuple[JobEvent, ...]:
+    """Return the event that drafting was switched off or on, unless the last written status told it; `before` is its
+    plan."""
+    text = str(plan.get("speculationSwitched") or "")
+    return (JobEvent("SpeculationSwitched", text),) if text and text != before.get("speculationSwitched") else ()
+
+
 def seconds_to_hold(status: Mapping[str, Any], before: Mapping[str, Any], age: float) -> float | None:
     """Return the seconds for which a change that is no hurry waits; None: it is to be written now.
 
@@ -186,9 +217,17 @@ def _progress(reading: CoordinatorReading) -> Json:
         value = reading.metrics.get(metric)
         if value is not None and math.isfinite(value) and (value >= 0 or field != "samplesPerSecond"):
             progress[field] = float(f"{value:.6g}")
+    for field, metric in EVALUATED.items():
+        version = reading.metrics.get(metric, -1.0)
+        if 0 <= version < MAX_STEPS:
+            progress[field] = round(version)
     skipped = reading.metrics.get(NON_FINITE_STEPS, 0.0)
     if 0 < skipped < MAX_STEPS:
         progress["nonFiniteSteps"] = round(skipped)
+    if reading.sample_failures:
+        progress["sampleFailure"] = reading.sample_failures[0][:TEXT_MAX]
+    if reading.lost_trackers:
+        progress["trackerLost"] = reading.lost_trackers[0][:TEXT_MAX]
     if reading.seconds_left > 0:
         progress["remainingSeconds"] = round(reading.seconds_left)
     return progress
@@ -196,12 +235,26 @@ def _progress(reading: CoordinatorReading) -> Json:
 
 def _plan(reading: CoordinatorReading) -> Json | None:
     """Return `status.plan`: what the coordinator says that it chose; None while it says nothing."""
-    if not reading.fusion:
-        return None
-    plan: Json = {"interStage": reading.fusion[:TEXT_MAX]}
+    plan: dict[str, Any] = {}
+    if reading.engines:
+        plan["engine"] = engines_in_words(reading.engines)[:TEXT_MAX]
+    if reading.fusion:
+        plan["interStage"] = reading.fusion[:TEXT_MAX]
+    if reading.speculation:
+        plan["speculation"] = reading.speculation[:TEXT_MAX]
+    if reading.speculation_switched:
+        plan["speculationSwitched"] = reading.speculation_switched[:TEXT_MAX]
     if reading.predicted_seconds > 0 and math.isfinite(reading.predicted_seconds):
         plan["predictedSeconds"] = float(f"{reading.predicted_seconds:.3g}")
-    return plan
+    return plan or None
+
+
+def engines_in_words(engines: Mapping[str, int]) -> str:
+    """Return what workers decode by, and how many by each where they differ; most first."""
+    ordered = sorted(engines.items(), key=lambda item: (-item[1], item[0]))
+    if len(ordered) == 1:
+        return ordered[0][0]
+    return "; ".join(f"{count} by {engine}" for engine, count in ordered)
 
 
 def _checkpoint(reading: CoordinatorReading, status: Mapping[str, Any]) -> Json | None:

@@ -163,7 +163,7 @@ def _progress_message(reading: CoordinatorReading, problems: list[str], *, waits
     if waits and reading.waiting_for:
         more = len(reading.waiting_for) - 1
         text += f"; waits for {reading.waiting_for[0]}" + (f" and {more} more" if more else "")
-    return ". ".join([text, *problems])
+    return ". ".join([text, *reading.sample_failures[:1], *reading.lost_trackers[:1], *problems])
 
 
 def _running_unheard(context: ReconcileContext, problems: list[str]) -> ConditionUpdate:

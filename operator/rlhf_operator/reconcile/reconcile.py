@@ -63,7 +63,7 @@ def _advance(context: ReconcileContext) -> ReconcilePlan:
     failures = _count_failures(context)
     actions = phases.actions_of_phase(context, failures)
     groups = job_status.groups_status(
-        context.sizes, context.pods, context.reading, context.status, failures.ends, actions.versions
+        context.sizes, context.pods, context.reading, context.status, failures, actions.versions
     )
     updates = _conditions(context, failures, actions, groups)
     merged = conditions.merged(context.conditions, updates, context.now, context.generation)
@@ -137,7 +137,10 @@ def _status(
     status |= job_status.coordinator_status(last, reading, before)
     if last is not None:
         events += job_status.skipped_steps_events(status["progress"], before.get("progress") or {})
+        events += job_status.sample_failure_events(status["progress"], before.get("progress") or {})
+        events += job_status.lost_tracker_events(status["progress"], before.get("progress") or {})
     if reading is not None:
+        events += job_status.speculation_events(status.get("plan") or {}, before.get("plan") or {})
         generation = context.sizes.get(Group.GENERATION, 0)
         status["migrationPool"], pool_events = migration_pool.pool_status(reading, generation, before, context.now)
         events += pool_events

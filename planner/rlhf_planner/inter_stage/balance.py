@@ -1,54 +1,91 @@
-"""Moves before the threshold: from the worker that would finish last to one that would run dry.
+"""Moves before the threshold: from the worker that would finish last to one that would finish first.
 
-Rule: one pair of workers after the other, one sample at a time, and only while the later of the two is predicted to
-finish earlier by more than the move costs and by MIN_GAIN of what is left. Workers in `resting` are left alone: the
-caller puts those there that took part in a move lately. The same question always gets the same answer. Must never move
-a sample twice, nor give a worker more than it has rows and KV memory for.
+Rule: by the learned throughput of each worker over its samples (`throughput`), with drafts and at its own pace. Moving
+s samples from i to j gains tput(b_i - s) + tput(b_j + s) - tput(b_i) - tput(b_j) at once; rows end as predicted, so
+this is summed up over the expected remaining tokens of both, until the later of the two is done. A move is made when
+both then have made their tokens earlier, by more than the move costs and by MIN_GAIN: so no answer lowers the predicted
+throughput of a pair. The cost is the time in which nobody decodes a sample, and what it decodes slower until its
+siblings' tokens are where it went. Several samples are tried at once too: where steps are padded one more row is free,
+and one less wins nothing. Workers in `resting` are left alone: the caller puts those there that took part in a move
+lately. The same question always gets the same answer. Must never move a sample twice, nor give a worker more than it
+has rows and KV memory for.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
-from typing import Final
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from typing import Final, NamedTuple
 
 import numpy as np
 
 from rlhf_planner.inter_stage.costs import StageCosts, Transfer
 from rlhf_planner.inter_stage.lengths import LengthModel
 from rlhf_planner.inter_stage.tail_placement import Move, TailSample
+from rlhf_planner.inter_stage.throughput import EVEN_PACE, ThroughputCurve, WorkerPace
 
 MIN_GAIN: Final = 0.05
 """Of the longer of two predicted finishes: predictions of lengths are no better than this."""
 MAX_MOVES: Final = 8
 """In one answer: the next one sees what they did."""
+CANDIDATES: Final = 8
+"""Samples of a worker that are tried, by expected remaining tokens: its longest, its shortest, and those between."""
+
+
+class Reallocation(NamedTuple):
+    """Samples that move together from one worker to another, and what that is predicted to give."""
+
+    moves: tuple[Move, ...]
+    before: float
+    """Tokens a second of both workers together as they are."""
+    after: float
+    """And once the samples have moved."""
+    gain_seconds: float
+    """By how much the later of the two finishes earlier, less what the moves cost."""
+
+
+Lacking = Callable[[str, TailSample], float]
+"""(worker, sample) -> seconds until the tokens of the sample's siblings, which drafts are made of, are there."""
+
+
+def lacks_nothing(_worker: str, _sample: TailSample) -> float:
+    """Return 0: every worker has the tokens of all siblings, or nothing is drafted by them."""
+    return 0.0
+
+
+class _Question(NamedTuple):
+    """What is the same for all pairs of workers."""
+
+    costs: StageCosts
+    limit: int
+    """Tokens of a response at most."""
+    transfer: Transfer
+    lacking: Lacking
 
 
 class _Load:
-    """What one worker still has to do. It finishes after about alpha * steps + beta * (rows' steps in total)."""
+    """What one worker still has to do."""
 
-    def __init__(self, name: str, samples: Sequence[TailSample], left: Sequence[float], costs: StageCosts) -> None:
-        self.name, self._rows = name, costs.max_batch_size
+    def __init__(self, name: str, samples: Sequence[TailSample], left: Sequence[float], curve: ThroughputCurve) -> None:
+        self.name, self.curve = name, curve
         self.samples = {sample.sample: (sample, tokens) for sample, tokens in zip(samples, left, strict=True)}
-        context = sum(s.prompt_tokens + s.tokens for s in samples) / max(1, len(samples))
-        batch = min(self._rows, max(2, len(samples)))
-        one = costs.decode_seconds(1, context)
-        self._beta = max(0.0, costs.decode_seconds(batch, context) - one) / max(1, batch - 1)
-        self._alpha = max(0.0, one - self._beta)
-        self.count()
 
-    def count(self) -> None:
-        """Sum up what is left, after `samples` changed."""
-        left = sorted((tokens for _, tokens in self.samples.values()), reverse=True)
-        self._total, self._two_longest = sum(left), (*left[:2], 0.0, 0.0)[:2]
-        self.longest_prompt = max((sample.prompt_tokens for sample, _ in self.samples.values()), default=0)
+    def left(self, without: Collection[int] = ()) -> list[float]:
+        """Return the expected remaining tokens of its samples, some left out."""
+        return [tokens for sample, (_, tokens) in self.samples.items() if sample not in without]
 
-    def finish(self, less: float = 0.0, more: float = 0.0) -> float:
-        """Return the seconds until it finishes, with a sample of `less` tokens taken away, or another one of `more`
-        tokens."""
-        first, second = self._two_longest
-        longest = max(more, second if less == first else first)
-        total = self._total - less + more
-        return self._alpha * max(longest, total / self._rows) + self._beta * total
+    def finish(self) -> float:
+        """Return the seconds until it has nothing left."""
+        return self.curve.finish(self.left())
+
+    @property
+    def rate(self) -> float:
+        """Tokens a second."""
+        return self.curve.tokens_per_second(len(self.samples))
+
+    def movable(self, moved: Collection[int]) -> list[tuple[TailSample, float]]:
+        """Return the samples that did not move yet, the longest first."""
+        free = [pair for sample, pair in sorted(self.samples.items()) if sample not in moved]
+        return sorted(free, key=lambda pair: -pair[1])
 
 
 def balance(
@@ -57,61 +94,101 @@ def balance(
     lengths: LengthModel,
     transfer: Transfer = "Auto",
     resting: Collection[str] = (),
-) -> tuple[Move, ...]:
+    *,
+    paces: Mapping[str, WorkerPace] | None = None,
+    lacking: Lacking = lacks_nothing,
+) -> tuple[Reallocation, ...]:
     """Return the moves to make now, when nothing is queued any more; none when none is worth it.
 
-    `held` names every live generation worker, idle ones too.
+    `held` names every live generation worker, idle ones too; `paces` those whose own pace is known.
     """
+    loads = [load for load in _loads(held, costs, lengths, paces or {}) if load.name not in resting]
+    question = _Question(costs, lengths.max_tokens, transfer, lacking)
+    answer: list[Reallocation] = []
+    moved: set[int] = set()
+    while len(loads) > 1 and len(moved) < MAX_MOVES:
+        loads.sort(key=lambda load: (-load.finish(), load.name))
+        source, destination = loads[0], loads[-1]
+        best = _best(source, destination, moved, question)
+        if best is None:
+            break
+        answer.append(best)
+        for move in best.moves:
+            moved.add(move.sample)
+            destination.samples[move.sample] = source.samples.pop(move.sample)
+    return tuple(answer)
+
+
+def _loads(
+    held: Mapping[str, Sequence[TailSample]], costs: StageCosts, lengths: LengthModel, paces: Mapping[str, WorkerPace]
+) -> Iterator[_Load]:
     everything = [sample for name in sorted(held) for sample in held[name]]
     tokens = np.array([sample.tokens for sample in everything], dtype=np.int64)
     prompts = np.array([sample.prompt_tokens for sample in everything], dtype=np.int64)
-    lines = [sample.line for sample in everything]
-    left = iter(lengths.remaining_each(tokens, prompts, lines).tolist())
-    loads = [_Load(name, held[name], [next(left) for _ in held[name]], costs) for name in sorted(held)]
-    loads = [load for load in loads if load.name not in resting]
-    moves: list[Move] = []
-    moved: set[int] = set()
-    while len(loads) > 1 and len(moves) < MAX_MOVES:
-        loads.sort(key=lambda load: (-load.finish(), load.name))
-        source, destination = loads[0], loads[-1]
-        best = _best(source, destination, moved, costs, lengths.max_tokens, transfer)
-        if best is None:
-            break
-        moves.append(best)
-        moved.add(best.sample)
-        destination.samples[best.sample] = source.samples.pop(best.sample)
-        source.count()
-        destination.count()
-    return tuple(moves)
+    left = iter(lengths.remaining_each(tokens, prompts, [sample.line for sample in everything]).tolist())
+    context = float((tokens + prompts).mean()) if len(everything) else 0.0
+    for name in sorted(held):
+        samples = held[name]
+        mine = sum(s.prompt_tokens + s.tokens for s in samples) / len(samples) if samples else context
+        curve = ThroughputCurve(costs, mine, len(samples) + MAX_MOVES, paces.get(name, EVEN_PACE))
+        yield _Load(name, samples, [next(left) for _ in samples], curve)
 
 
-def _best(
-    source: _Load, destination: _Load, moved: set[int], costs: StageCosts, limit: int, transfer: Transfer
-) -> Move | None:
-    """The move between the two that gains most, when that is enough."""
+def _best(source: _Load, destination: _Load, moved: Collection[int], question: _Question) -> Reallocation | None:
+    """The samples that gain most when they move between the two, when that is enough: one, or several together."""
     before = source.finish()
-    answer, most = None, MIN_GAIN * before
-    for sample, (one, left) in sorted(source.samples.items()):
-        if sample in moved or not _fits(destination, one, costs, limit):
-            continue
-        after = max(source.finish(less=left), destination.finish(more=left))
-        kv, cost = _cost(one, len(destination.samples) + 1, costs, transfer)
-        if before - after - cost > most:
-            most = before - after - cost
-            answer = Move(sample, source.name, destination.name, kv)
-    return answer
+    best, most = None, MIN_GAIN * before
+    chosen: list[tuple[TailSample, float]] = []
+    moves: list[Move] = []
+    cost = 0.0
+    free = source.movable(moved)
+    while len(moves) < MAX_MOVES - len(moved):
+        free = [one for one in free if _fits(destination, chosen, one[0], question)]
+        if not free:
+            break
+        step = -(-len(free) // CANDIDATES)
+        gains = [_gain(source, destination, [*chosen, one], before) for one in free[::step]]
+        one = free.pop(step * int(np.argmax(gains)))
+        kv, own = _cost(one[0], destination, len(chosen) + 1, question)
+        chosen.append(one)
+        moves.append(Move(one[0].sample, source.name, destination.name, kv))
+        cost += own
+        won = max(gains) - cost
+        if won > most:
+            rates = source.rate + destination.rate, _rate_after(source, destination, len(chosen))
+            best, most = Reallocation(tuple(moves), *rates, won), won
+    return best
 
 
-def _fits(destination: _Load, sample: TailSample, costs: StageCosts, limit: int) -> bool:
-    longest = max(sample.prompt_tokens, destination.longest_prompt) + limit
-    return len(destination.samples) < min(costs.max_batch_size, costs.kv_rows(longest))
+def _gain(source: _Load, destination: _Load, chosen: Sequence[tuple[TailSample, float]], before: float) -> float:
+    """Seconds by which the later of the two finishes earlier."""
+    gone, more = {sample.sample for sample, _ in chosen}, [left for _, left in chosen]
+    after = max(source.curve.finish(source.left(gone)), destination.curve.finish(destination.left() + more))
+    return before - after
 
 
-def _cost(sample: TailSample, batch: int, costs: StageCosts, transfer: Transfer) -> tuple[bool, float]:
+def _rate_after(source: _Load, destination: _Load, count: int) -> float:
+    stays, comes = len(source.samples) - count, len(destination.samples) + count
+    return source.curve.tokens_per_second(stays) + destination.curve.tokens_per_second(comes)
+
+
+def _fits(destination: _Load, chosen: Sequence[tuple[TailSample, float]], one: TailSample, question: _Question) -> bool:
+    """Whether one more sample finds a row there, beside those chosen already."""
+    there = [sample for sample, _ in (*destination.samples.values(), *chosen)]
+    longest = max(sample.prompt_tokens for sample in (*there, one)) + question.limit
+    return len(there) < min(question.costs.max_batch_size, question.costs.kv_rows(longest))
+
+
+def _cost(sample: TailSample, destination: _Load, more: int, question: _Question) -> tuple[bool, float]:
     """(with its KV cache, seconds that it costs: a sample that moves with its cache is decoded on meanwhile)."""
+    costs, transfer = question.costs, question.transfer
+    batch = len(destination.samples) + more
+    slower = (
+        question.lacking(destination.name, sample) * costs.speculation.share_at(batch) if costs.speculation else 0.0
+    )
     if sample.tokens == 0:
-        return transfer == "KV" and bool(costs.bandwidth), costs.acknowledged_seconds
+        return transfer == "KV" and bool(costs.bandwidth), costs.acknowledged_seconds + slower
     prompt, tokens = np.array([float(sample.prompt_tokens)]), np.array([float(sample.tokens)])
     if costs.takes_cache(prompt, tokens, batch, 0.0, transfer)[0]:  # its source decodes others on in any case
-        return True, costs.acknowledged_seconds + costs.pause_seconds(float(prompt[0] + tokens[0]))
-    return False, costs.rebuild_seconds(float(sample.prompt_tokens), float(sample.tokens), batch)
+        return True, costs.acknowledged_seconds + costs.pause_seconds(float(prompt[0] + tokens[0])) + slower
+    return False, costs.rebuild_seconds(float(sample.prompt_tokens), float(sample.tokens), batch) + slower

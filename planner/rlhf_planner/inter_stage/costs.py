@@ -19,8 +19,15 @@ import numpy as np
 import numpy.typing as npt
 
 from rlhf_planner.inter_stage.fitted_costs import NO_COST, DecodeLines, Floats, PassFormula, StepTime
-from rlhf_planner.inter_stage.observed_moves import MoveLine, ObservedMove, fit_move_line
+from rlhf_planner.inter_stage.observed_moves import (
+    MOVE_STEPS,
+    MoveLine,
+    ObservedMove,
+    assumed_lines,
+    fit_move_line,
+)
 from rlhf_planner.inter_stage.observed_steps import ObservedStep, RefittedSteps, refit_steps
+from rlhf_planner.speculation.forecast import NO_SPECULATION, SpeculationForecast
 
 Transfer = Literal["Auto", "KV", "Tokens"]
 Number = TypeVar("Number", float, Floats)
@@ -34,15 +41,6 @@ NEAR_FLAT: Final = 1.25
 """A decode step up to this much longer than with one sample is "near-flat": it sets the saturation batch."""
 SCORE_BATCH: Final = 16
 """Samples that a worker scores at a time, unless it is asked otherwise: the chunk of a Score command."""
-
-
-MOVE_STEPS: Final = 5
-"""Step boundaries that a move waits for: the offer is taken, the cache is cut, the rest of it too, the sample is
-placed, the receipt is read."""
-PAUSE_STEPS: Final = 2
-"""Of them nobody decodes the sample: until it is placed, until it is in a step again."""
-LAST_TOKENS: Final = 16
-"""Positions of the cache that are sent while nobody decodes the sample, about."""
 LEASE_COMMANDS: Final = 0.5
 """Leasing a sample again, in commands and their answers: nobody waits for the answer."""
 MOVES_AT_ONCE: Final = 4
@@ -84,6 +82,8 @@ class StageCosts:
     """Decode steps of the last iterations, oldest first."""
     moves: tuple[tuple[ObservedMove, ...], ...] = ()
     """Moves with KV caches, likewise."""
+    speculation: SpeculationForecast = NO_SPECULATION
+    """What steps with drafts give and take, over what plain ones do."""
 
     @classmethod
     def measured(
@@ -117,8 +117,22 @@ class StageCosts:
     @cached_property
     def step_tables(self) -> tuple[Floats, Floats]:
         """(base, slope) of a decode step as observed while no other worker scores: seconds, and seconds per key,
-        each float64 [max_batch_size + 1] by batch size."""
+        each float64 [max_batch_size + 1] by batch size. Without drafts: what a pass over so many rows takes."""
         return self._observed_steps.lines.tables(self.max_batch_size)
+
+    @cached_property
+    def token_tables(self) -> tuple[Floats, Floats]:
+        """The same of one token of every sample: a step without drafts; with them a step yields several tokens."""
+        if not self.speculation:
+            return self.step_tables
+        tokens, cost = self._speculation_factors
+        base, slope = self.step_tables
+        return base * (cost / tokens), slope * (cost / tokens)
+
+    @cached_property
+    def _speculation_factors(self) -> tuple[Floats, Floats]:
+        """(tokens a step, seconds over those of a plain step), by batch size."""
+        return self.speculation.factors(np.arange(self.max_batch_size + 1, dtype=np.float64))
 
     @cached_property
     def contention_ratio(self) -> float:
@@ -135,10 +149,23 @@ class StageCosts:
         return self.decode.tables(self.max_batch_size)
 
     def decode_seconds(self, batch: int, context: float) -> float:
-        """Return the seconds of one decode step of `batch` samples with `context` keys each."""
+        """Return the seconds of one decode step of `batch` samples with `context` keys each, without drafts."""
         base, slope = self.step_tables
         at = min(max(batch, 0), self.max_batch_size)
         return float(base[at] + slope[at] * context) if at else 0.0
+
+    def token_seconds(self, batch: int, context: float) -> float:
+        """Return the seconds of one token of each of `batch` samples with `context` keys each, drafts counted in."""
+        base, slope = self.token_tables
+        at = min(max(batch, 0), self.max_batch_size)
+        return float(base[at] + slope[at] * context) if at else 0.0
+
+    def step_seconds(self, batch: int, context: float) -> float:
+        """Return the seconds between two step boundaries of such a batch: a step with its drafts."""
+        plain = self.decode_seconds(batch, context)
+        if not self.speculation:
+            return plain
+        return plain * float(self._speculation_factors[1][min(max(batch, 0), self.max_batch_size)])
 
     def prefill_seconds(self, prompts: int, tokens: float) -> float:
         """Return the seconds of a prefill of `prompts` prompts of `tokens` tokens each."""
@@ -198,10 +225,8 @@ class StageCosts:
         """(a whole move, its pause): as observed, else by decode steps as they are and the bandwidth assumed."""
         if not self.bandwidth:
             return MoveLine(self.setup_seconds, float("inf")), MoveLine(self.setup_seconds, 0.0)
-        step, sent = self.decode_seconds(1, 0), self.kv_bytes_per_token / self.bandwidth
-        whole = MoveLine(self.setup_seconds + self.move_steps * step, sent)
-        steps = min(PAUSE_STEPS, self.move_steps)
-        pause = MoveLine(self.setup_seconds + LAST_TOKENS * sent + steps * step, 0.0)
+        sent = self.kv_bytes_per_token / self.bandwidth
+        whole, pause = assumed_lines(self.setup_seconds, self.step_seconds(1, 0), sent, self.move_steps)
         observed = [move for iteration in self.moves for move in iteration]
         return (
             fit_move_line(whole, [move for move in observed if not move.paused]),
@@ -219,8 +244,9 @@ class StageCosts:
     def rebuild_seconds(self, prompt: Number, tokens: Number, batch: int) -> Number:
         """Return the seconds of giving a sample back and building its cache anew on a worker that decodes `batch`
         samples then."""
-        work, context = self.prefill, prompt + tokens
-        base, slope = (float(table[min(batch, self.max_batch_size)]) for table in self.step_tables)
+        work, context, rows = self.prefill, prompt + tokens, min(batch, self.max_batch_size)
+        cost = float(self._speculation_factors[1][rows]) if self.speculation else 1.0
+        base, slope = (cost * float(table[rows]) for table in self.step_tables)
         then = context * slope + base + (1 + LEASE_COMMANDS) * self.acknowledged_seconds
         if not self.replays:
             scale = self._scale("rebuild")
@@ -249,8 +275,8 @@ class StageCosts:
 
     @cached_property
     def saturation_batch(self) -> int:
-        """BS_max: the largest batch whose decode step is at most NEAR_FLAT times that of a single sample."""
-        base, slope = self.step_tables
+        """BS_max: the largest batch in which a token takes at most NEAR_FLAT times as long as in a batch of one."""
+        base, slope = self.token_tables
         context = 512.0  # keys; the shape over the batch hardly depends on it
         steps = base[1:] + slope[1:] * context
         return max(1, int((steps <= NEAR_FLAT * steps[0]).cumprod().sum()))
@@ -280,7 +306,7 @@ class StageCosts:
 
     def document(self) -> dict[str, Any]:
         """Return the costs as plain data for JSON; `from_document` reads it back."""
-        return {**dataclasses.asdict(self), "ratios": dict(self.ratios)}
+        return {**dataclasses.asdict(self), "ratios": dict(self.ratios), "speculation": self.speculation.document()}
 
     @classmethod
     def from_document(cls, document: Mapping[str, Any]) -> StageCosts:
@@ -295,7 +321,8 @@ class StageCosts:
             lines = {name: tuple(values) for name, values in document["decode"].items()}
             parts = {name: PassFormula(**document[name]) for name in ("prefill", "score")}
             ratios = {kind: tuple(values) for kind, values in document.get("ratios", {}).items()}
-            observed = {"ratios": ratios, "steps": steps, "moves": moves}
+            speculation = SpeculationForecast.from_document(document.get("speculation", NO_SPECULATION.document()))
+            observed = {"ratios": ratios, "steps": steps, "moves": moves, "speculation": speculation}
             return cls(**{**document, "decode": DecodeLines(**lines), **parts, **observed})
         except (KeyError, TypeError, AttributeError) as error:
             raise ValueError(f"costs: {error}") from error

@@ -16,6 +16,13 @@ import numpy as np
 
 from rlhf_planner.inter_stage.fitted_costs import non_negative
 
+MOVE_STEPS: Final = 5
+"""Step boundaries that a move waits for: the offer is taken, the cache is cut, the rest of it too, the sample is
+placed, the receipt is read."""
+PAUSE_STEPS: Final = 2
+"""Of them nobody decodes the sample: until it is placed, until it is in a step again."""
+LAST_TOKENS: Final = 16
+"""Positions of the cache that are sent while nobody decodes the sample, about."""
 MAX_MOVES: Final = 32
 """Moves kept per iteration and kind, evenly chosen: more tell nothing new."""
 PROFILE_WEIGHT: Final = 0.25
@@ -47,6 +54,13 @@ class MoveLine(NamedTuple):
     def seconds(self, waits: float, tokens: float) -> float:
         """Return the seconds of so many fixed parts and so many tokens."""
         return waits * self.fixed + tokens * self.per_token
+
+
+def assumed_lines(setup: float, step: float, sent: float, move_steps: float) -> tuple[MoveLine, MoveLine]:
+    """Return (a whole move, its pause) before any was observed, by the seconds of messages, of a decode step and of
+    sending a token."""
+    pause = setup + LAST_TOKENS * sent + min(PAUSE_STEPS, move_steps) * step
+    return MoveLine(setup + move_steps * step, sent), MoveLine(pause, 0.0)
 
 
 def kept_moves(moves: Iterable[ObservedMove]) -> tuple[ObservedMove, ...]:

@@ -3,7 +3,8 @@
 Rule: time goes from one finished sample to the next; the steps between are summed by a formula. While samples wait, a
 heap of workers is advanced; what a worker decodes when nothing waits any more is one sorted array. The coordinator's
 dispatch is followed: least loaded first, each worker holds PREFETCH_SHARE more than it decodes. Every sample takes as
-many decode steps as it has tokens; a prefill stalls its worker, once for each prompt however many of its samples begin.
+many steps as it has tokens; where drafts are expected to yield several tokens a step, a step here is one token of every
+row, at the mean pace of its batch. A prefill stalls its worker, once for each prompt however many of its samples begin.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ class Drained(NamedTuple):
 def drain(start: float, steps: Ints, context: Floats, costs: StageCosts) -> Drained:
     """Return when k rows end that take `steps` (int64 [k]) more each and have `context` (float64 [k]) keys now, from
     `start` on; k is at most max_batch_size."""
-    base, slope = costs.step_tables
+    base, slope = costs.token_tables
     order = np.argsort(steps, kind="stable")
     ends = steps[order].astype(np.float64)
     rows = np.arange(len(ends), 0, -1)
@@ -155,7 +156,7 @@ class _ContinuousBatching:
         self.queue_empty = 0.0
         self.timelines = [WorkerTimeline() for _ in range(setup.generation_workers)]
         self._length, self._prompt = lengths.tolist(), prompts.tolist()
-        self._base, self._slope = (table.tolist() for table in costs.step_tables)
+        self._base, self._slope = (table.tolist() for table in costs.token_tables)
         self._padded, self._rows, self._lines = costs.padded, costs.max_batch_size, setup.lines
 
     def admit(self, timeline: WorkerTimeline) -> None:

@@ -21,7 +21,7 @@ from rlhf_planner.inter_stage.length_distribution import Ints
 from rlhf_planner.inter_stage.lengths import LengthModel
 
 MIN_BETA: Final = 1e-9
-"""Of a step: where the batch costs nothing, samples are still spread evenly."""
+"""Of a token: where the batch costs nothing, samples are still spread evenly."""
 
 
 @dataclass(frozen=True)
@@ -139,7 +139,7 @@ def _enough(count: Ints, pool: int, rows: int) -> int:
 def _destinations(held: UnfinishedColumns, moving: Ints, stays: Sequence[int], rows: int, costs: StageCosts) -> Ints:
     """For each moving row, longest first, the worker that is predicted to finish first with it.
 
-    A worker with `b` rows steps in about alpha + beta * b seconds, so it finishes after
+    With `b` rows a token of each takes about alpha + beta * b seconds, so a worker finishes after
     alpha * (its longest remaining) + beta * (the sum of all remaining).
     """
     alpha, beta = _affine_step(held, len(stays), costs)
@@ -165,9 +165,9 @@ def _destinations(held: UnfinishedColumns, moving: Ints, stays: Sequence[int], r
 
 
 def _affine_step(held: UnfinishedColumns, pool: int, costs: StageCosts) -> tuple[float, float]:
-    """(alpha, beta): a step of b rows takes about alpha + beta * b, around the batch that the pool will have."""
+    """(alpha, beta): a token of each of b rows takes about alpha + beta * b, around the pool's later batch."""
     batch = min(costs.max_batch_size, max(2, -(-len(held.worker) // pool)))
     context = float((held.prompt + held.tokens).mean()) if len(held.worker) else 0.0
-    one, many = costs.decode_seconds(1, context), costs.decode_seconds(batch, context)
+    one, many = costs.token_seconds(1, context), costs.token_seconds(batch, context)
     beta = max(0.0, many - one) / max(1, batch - 1)
     return max(one - beta, 0.0), max(beta, MIN_BETA * one)

@@ -9,6 +9,7 @@ search, not this answer.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import hashlib
 import json
@@ -62,4 +63,5 @@ def _write(path: Path, answer: dict[str, Any]) -> None:
         partial.write_text(json.dumps(answer))
         partial.replace(path)
     except OSError:
-        partial.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            partial.unlink(missing_ok=True)

@@ -1,7 +1,9 @@
 """How the inner loops of this package are compiled: numba, cached on disk where a disk is there to write.
 
 A function compiled here is pure: arrays in, numbers out. On a read-only file system numba refuses to decorate with a
-cache, so this falls back to compiling in memory, once a process (about ten seconds for the whole package).
+cache, so this falls back to compiling in memory, once a process (about ten seconds for the whole package). Where numba
+is not installed the functions run as they are written: the same numbers, so much slower that a search within a time
+limit looks at fewer schedules.
 """
 
 from __future__ import annotations
@@ -9,7 +11,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TypeVar, cast
 
-from numba import njit
+import numpy as np
+
+try:
+    from numba import njit
+except ModuleNotFoundError:
+    njit = None
 
 Function = TypeVar("Function", bound=Callable[..., object])
 
@@ -17,13 +24,14 @@ Function = TypeVar("Function", bound=Callable[..., object])
 def compiled(function: Function) -> Function:
     """Return `function`, compiled on its first call; the machine code is kept beside the module where that can be
     written."""
-    return _compile(function, {})
+    # Hashes wrap around on purpose, of which numpy warns where numba does not.
+    return _compile(function, {}) if njit else np.errstate(over="ignore")(function)
 
 
 def inlined(function: Function) -> Function:
     """Return the same for a small function that compiled loops call: a call costs more than its body, for all its
     arrays."""
-    return _compile(function, {"forceinline": True})
+    return _compile(function, {"forceinline": True}) if njit else function
 
 
 def _compile(function: Function, options: dict[str, bool]) -> Function:

@@ -3,7 +3,8 @@
 One interval a step, no overlap on a device, first in first out, precedences along micro-batches, activation as a
 cumulative resource. Times are whole numbers: exact where the instance has a decimal grid, else rounded up on a fine
 one, and then an "infeasible" proves nothing and is reported as unknown. Effort is CP-SAT's deterministic time, so
-answers do not depend on the machine; `seconds` is only the wall-clock backstop.
+answers do not depend on the machine; `seconds` is only the wall-clock backstop. Where ortools is not installed no
+instance is small enough: the search goes by list scheduling and annealing, and proves less.
 """
 
 from __future__ import annotations
@@ -13,7 +14,11 @@ from itertools import pairwise
 from typing import Any
 
 import numpy as np
-from ortools.sat.python import cp_model
+
+try:
+    from ortools.sat.python import cp_model
+except ModuleNotFoundError:
+    cp_model = None
 
 from rlhf_planner.schedule.anneal import memory_units
 from rlhf_planner.schedule.bounds import step_windows
@@ -29,7 +34,7 @@ from rlhf_planner.schedule.simulate import (
 )
 
 GRACE = 1.0  # seconds past the budget, so that in tiny budgets effort ends the solver and not the clock
-EXACT_STEPS = 6000  # above this, building the model alone takes seconds
+EXACT_STEPS = 6000 if cp_model else 0  # above this, building the model alone takes seconds
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,7 @@ from rlhf_api.manifest import parse_stored
 pytestmark = pytest.mark.slow
 
 NAME = "x-coordinator"
-PATIENCE = 60.0  # seconds until the API server goes by another definition; one on an idle machine
+PATIENCE = 240.0  # seconds until the API server goes by another definition; one on an idle machine
 
 
 def of_new_jobs(definition: dict[str, Any]) -> list[dict[str, Any]]:

@@ -70,7 +70,7 @@ def test_a_loop_that_does_not_turn_is_told_with_the_place_where_it_is(
     with caplog.at_level(logging.ERROR), ThreadPoolExecutor() as others:
         assert others.submit(ask, endpoint.port).result() == (503, "the event loop has not turned for 35 s\n")
         assert others.submit(ask, endpoint.port).result()[0] == 503
-    [record] = caplog.records
+    [record] = [record for record in caplog.records if record.name == "rlhf_api.endpoint"]
     assert "the event loop has not turned for 35 s; where it is:" in record.getMessage()
     assert "test_a_loop_that_does_not_turn" in record.getMessage(), "the stack of the main thread"
     endpoint.beat()

@@ -53,7 +53,7 @@ spec:
     batchSize: 100
     batch_size: 100
   fusion: {interStage: {mode: Off}}
-  generation: {engine: vllm, gpusPerReplica: 1}
+  training: {backend: jax}
 """
     )
     assert [(problem.field, problem.line) for problem in error.problems] == [
@@ -61,7 +61,7 @@ spec:
         ("spec.rollout.batchSize", 11),
         ("spec.rollout.batch_size", 12),
         ("spec.fusion.interStage.mode", 13),
-        ("spec.generation.engine", 14),
+        ("spec.training.backend", 14),
     ]
 
 

@@ -122,6 +122,8 @@ def test_resolve_makes_paths_absolute_and_roles_explicit(tmp_path: Path) -> None
         {
             "spec.models.actor.path": "models/policy",
             "spec.prompts.path": "../data/prompts.jsonl",
+            "spec.prompts.chatTemplate": True,
+            "spec.prompts.chatTemplateFile": "chat.jinja",
             "spec.checkpoints.path": "checkpoints",
             "spec.models.reward.function.file": "./reward.py",
         },
@@ -137,9 +139,13 @@ def test_resolve_makes_paths_absolute_and_roles_explicit(tmp_path: Path) -> None
             "function": {"file": str(tmp_path / "reward.py"), "name": "score", "env": []},
             "timeoutSeconds": 60,
             "retries": 2,
+            "onFailure": "Fail",
+            "calls": "Sample",
+            "batchSize": 32,
         },
     }
     assert job.spec.prompts.path == str(tmp_path.parent / "data/prompts.jsonl")
+    assert job.spec.prompts.chat_template_file == str(tmp_path / "chat.jinja")
     assert job.spec.checkpoints is not None
     assert job.spec.checkpoints.path == str(tmp_path / "checkpoints")
     assert job.spec.training.optimizer.critic_learning_rate == 9e-6
@@ -157,6 +163,19 @@ def test_resolve_leaves_hub_ids_alone(tmp_path: Path) -> None:
     assert job.spec.models.reference is not None
     assert job.spec.models.reference.path == "owner/policy-7b"
     assert job.spec.models.critic is None
+
+
+@pytest.mark.parametrize(
+    ("path", "resolved"), [("drafts/small", "{base}/drafts/small"), ("owner/small", "owner/small")]
+)
+def test_resolve_treats_the_path_of_a_draft_model_as_that_of_other_models(
+    tmp_path: Path, path: str, resolved: str
+) -> None:
+    (tmp_path / "drafts" / "small").mkdir(parents=True)
+    speculation = {"spec.generation.speculation": {"drafters": ["Model"], "draftModel": {"path": path}}}
+    job = resolve(parse(changed("ppo", speculation, [])), tmp_path)
+    assert job.spec.generation.speculation.draft_model is not None
+    assert job.spec.generation.speculation.draft_model.path == resolved.format(base=tmp_path)
 
 
 def test_reference_is_not_made_up_without_a_kl_term(tmp_path: Path) -> None:

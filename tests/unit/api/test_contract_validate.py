@@ -100,6 +100,18 @@ def test_warnings_are_told_and_do_not_change_the_exit_code(tmp_path: Path) -> No
     assert "the job has 800 optimizer steps" in " ".join(out.split())
 
 
+def test_a_draft_model_that_is_trained_for_nobody_is_told(tmp_path: Path) -> None:
+    path = tmp_path / "job.yaml"
+    model = {"path": "draft", "train": "Enabled"}
+    speculation = {"mode": "Disabled", "drafters": ["Model"], "draftModel": model}
+    path.write_text(changed("ppo", {"spec.generation.speculation": speculation}, []))
+    code, out = run(path)
+    assert code == 0
+    assert "warning  spec.generation.speculation.draftModel.train" in out
+    path.write_text(changed("ppo", {"spec.generation.speculation": {**speculation, "mode": "Auto"}}, []))
+    assert "warning" not in run(path)[1]
+
+
 def test_what_pods_are_made_of_is_not_judged_for_a_local_run(tmp_path: Path) -> None:
     path = tmp_path / "job.yaml"
     template = {"spec": {"hostNetwork": True}}

@@ -70,6 +70,16 @@ def test_the_words_of_modes_before_are_read_and_told_to_those_who_know_no_others
     assert json.loads(protocol.written_job(job, PROTOCOL))["spec"]["inference"]["overlap"] == "Enabled"
 
 
+def test_a_worker_that_knows_no_fixed_drafts_is_told_to_choose() -> None:
+    previous = yaml.safe_load(PREVIOUS.read_text())["objects"]["ConfigMap/job-job"]["data"]["job.json"]
+    document = json.loads(previous)
+    document["spec"]["generation"]["speculation"] = {"mode": "Fixed", "maxTokens": 3}
+    job = protocol.read_job(document)
+    assert json.loads(protocol.written_job(job, 0))["spec"]["generation"]["speculation"] == {"mode": "Auto"}
+    written = json.loads(protocol.written_job(job, PROTOCOL))["spec"]["generation"]["speculation"]
+    assert (written["mode"], written["maxTokens"]) == ("Fixed", 3)
+
+
 def paths(value: Any, path: str = "") -> set[str]:
     if isinstance(value, dict):
         return {below for name, item in value.items() for below in (f"{path}.{name}", *paths(item, f"{path}.{name}"))}

@@ -14,6 +14,7 @@ from tests.support.seen_job import STATES, details_of, load
 
 from rlhf_cli.cluster import describe
 from rlhf_cli.cluster.cluster_job import ClusterJob, shortened, similar_names
+from rlhf_cli.cluster.explain import explanation
 from rlhf_cli.cluster.get import job_table, object_text, phase_text
 from rlhf_cli.cluster.job_details import as_metrics
 from rlhf_cli.cluster.job_summary import summarize
@@ -47,6 +48,24 @@ def first_summarize(seen: dict[str, Any]) -> str:
 def test_the_first_sentence_says_what_it_waits_for_and_what_to_do(state: str, words: list[str]) -> None:
     said = first_summarize(load(state))
     assert all(word in said for word in words), said
+
+
+def loss_line(number: int, iteration: int, words: str) -> str:
+    return json.dumps({"time": "2026-08-22T10:00:00Z", "message": f"loss {number} of iteration {iteration}: {words}"})
+
+
+def test_what_the_coordinator_said_last_of_losses_is_described_and_explained() -> None:
+    seen = load("running")
+    assert "Largest losses" not in text_of(seen)
+    details, _ = details_of(seen)
+    assert "has said nothing of losses" in explanation(details, None)[0].plain
+    seen["log"] += [loss_line(1, 7, "old: gone"), loss_line(2, 7, "older: gone")]
+    seen["log"] += [loss_line(1, 9, "long tail: 38% waits"), loss_line(2, 9, "checkpoints: 5%")]
+    text = text_of(seen)
+    assert text.index("Largest losses") < text.index("1. long tail: 38% waits") < text.index("2. checkpoints: 5%")
+    assert "gone" not in text
+    details, _ = details_of(seen)
+    assert [line.plain for line in explanation(details, None)] == ["1. long tail: 38% waits", "2. checkpoints: 5%"]
 
 
 def test_a_job_no_operator_looked_at_says_so_and_one_that_is_new_waits() -> None:
@@ -115,6 +134,31 @@ def test_describe_shows_conditions_groups_pods_and_iterations_with_their_stages(
     ):
         assert expected in text, text
     assert "Container created" not in text
+
+
+def test_a_job_without_rewards_is_shown_by_its_loss() -> None:
+    seen = load("running")
+    status = seen["job"]["status"]
+    for name in ("reward", "kl"):
+        del status["progress"][name]
+    status["progress"]["loss"] = 0.69314
+    assert "156/100000 iterations, loss 0.6931, 9.6 samples/s" in text_of(seen)
+    status["conditions"][5]["status"] = "True"
+    status["completionTime"] = "2026-11-21T14:50:59Z"
+    assert ", last loss 0.6931, " in first_summarize(seen)
+
+
+def test_describe_says_which_engine_decodes_and_why() -> None:
+    seen = load("running")
+    assert "Engine" not in text_of(seen)
+    seen["job"]["status"]["plan"] = {
+        "engine": "torch: the worker has no GPU",
+        "interStage": "no fusion",
+        "speculationSwitched": "iteration 4: speculation is off",
+    }
+    shown = text_of(seen).splitlines()
+    assert ["Engine", "torch: the worker has no GPU"] in [line.split(maxsplit=1) for line in shown]
+    assert any("Drafting switched" in line and "iteration 4: speculation is off" in line for line in shown)
 
 
 def test_one_cause_of_many_pods_is_told_once() -> None:

@@ -18,6 +18,13 @@ SPEC = {
     "training": {"microBatchSize": 4, "parallelism": {"pipeline": 2}},
 }
 
+INSTANCE = {
+    "devices": 1,
+    "pipelines": [
+        {"name": "actor", "stageDevices": [0], "microbatches": 1, "forward": 1, "backward": 2, "activation": 1}
+    ],
+}
+
 
 @pytest.fixture
 def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
@@ -40,7 +47,22 @@ def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ),
         (["run", "job.yaml", "--set", "spec.training.gpusPerReplica=64"], 2, "spec.training.gpusPerReplica"),
         (["run", "job.yaml", "--resume"], 2, "no run of job 'tiny'"),
-        (["run", "job.yaml", "--resume", "--run-dir", "empty"], 2, "there is no run in"),
+        (
+            ["run", "job.yaml", "--resume", "--run-dir", "gone"],
+            2,
+            "--resume --run-dir {here}/gone: there is no such folder",
+        ),
+        (["run", "job.yaml", "--resume", "--run-dir", "empty"], 2, "there is no run in it"),
+        (["run", "job.yaml", "--resume", "--run-dir", "job.yaml"], 2, "is a file, not a folder"),
+        (["run", "job.yaml", "--run-dir", "job.yaml"], 2, "--run-dir {here}/job.yaml: is a file; give a folder"),
+        (
+            ["run", "job.yaml", "--set", "spec.iterations=[1"],
+            2,
+            "--set 'spec.iterations=[1': the value is not valid YAML",
+        ),
+        (["run", "empty"], 2, "empty: 1 problem"),
+        (["validate", "bytes.yaml"], 2, "bytes.yaml: 1 problem"),
+        (["validate", "broken.json"], 2, "broken.json: 1 problem"),
         (
             ["plan", "job.yaml", "--set", "spec.generation.template={spec: {hostNetwork: true}}"],
             2,
@@ -48,8 +70,29 @@ def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ),
         (["run", "job.yaml", "--port", "99999"], 2, "99999"),
         (["frobnicate"], 2, "frobnicate"),
-        (["validate", "job.yaml", "--for", "moon"], 2, "use cluster or local"),
+        (["validate", "job.yaml", "--for", "moon"], 2, "'moon' is no place to run: use cluster or local"),
+        (["plan", "job.yaml", "--picture", "plan.pdf"], 2, "--picture plan.pdf: must end in .svg or .png"),
+        (["plan", "job.yaml", "--picture", "gone/plan.svg"], 2, "--picture gone/plan.svg: there is no folder gone"),
         (["schedule", "solve", "--instance", "gone.json"], 2, "gone.json"),
+        (["schedule", "solve", "--instance", "broken.json"], 2, "--instance broken.json: not JSON"),
+        (["schedule", "solve", "--instance", "other.json"], 2, "--instance other.json: devices"),
+        (["schedule", "solve", "--instance", "other.json", "--cache", "job.yaml"], 2, "'job.yaml' is a file"),
+        (["schedule", "solve", "--instance", "other.json", "--picture", "a.pdf"], 2, "--picture a.pdf: must end in"),
+        (
+            ["schedule", "check", "--instance", "instance.json", "--schedule", "other.json"],
+            2,
+            "--schedule other.json: dev",
+        ),
+        (["samples", "gone"], 2, "RUN gone: there is no such folder; {here}/runs has no runs either"),
+        (["samples", "empty"], 2, "RUN empty: there is no run in it"),
+        (["samples", "job.yaml"], 2, "RUN job.yaml: is a file, not a folder"),
+        (["samples", "--best", "0"], 2, "--best 0: give a number of at least 1"),
+        (["samples", "--iteration", "-1"], 2, "--iteration -1: give a number of at least 0"),
+        (["samples", "--sample", "1", "--worst", "2"], 2, "--sample 1: means one sample"),
+        (["samples", "--parquet", "all.parquet", "--iteration", "1"], 2, "leave out the other options"),
+        (["samples", "--parquet", "gone/all.parquet"], 2, "--parquet gone/all.parquet: there is no folder gone"),
+        (["get", "--kubeconfig", "gone"], 2, "--kubeconfig gone: there is no such file"),
+        (["get", "--kubeconfig", "empty"], 2, "--kubeconfig empty: is a folder"),
     ],
 )
 def test_mistakes(
@@ -60,10 +103,28 @@ def test_mistakes(
     code: int,
     message: str,
 ) -> None:
+    (job.parent / "empty").mkdir()
+    (job.parent / "bytes.yaml").write_bytes(b"\xff\xfe")
+    (job.parent / "broken.json").write_text("{")
+    (job.parent / "other.json").write_text("{}")
+    (job.parent / "instance.json").write_text(json.dumps(INSTANCE))
     assert rlhf(monkeypatch, *arguments) == code
-    said = capsys.readouterr().err
-    assert message in said
+    captured = capsys.readouterr()
+    said = " ".join((captured.err + captured.out).split())
+    assert " ".join(message.format(here=job.parent).split()) in said
     assert "Traceback" not in said
+
+
+@pytest.mark.parametrize("written", ["", "{", "[]", '{"spec": {}}'])
+def test_a_run_whose_job_cannot_be_read_is_not_resumed(
+    job: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], written: str
+) -> None:
+    (job.parent / "run" / "journal").mkdir(parents=True)
+    (job.parent / "run" / "job.json").write_text(written)
+    assert rlhf(monkeypatch, "run", "job.yaml", "--resume", "--run-dir", "run") == 2
+    assert "run/job.json is no job that can be read: resume by the version of rlhf that wrote it" in (
+        capsys.readouterr().err
+    )
 
 
 def test_a_port_in_use_is_named(job: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

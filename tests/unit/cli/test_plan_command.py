@@ -11,6 +11,7 @@ from rlhf_coordinator.storage.journal import frame
 from rlhf_coordinator.storage.journal_pb2 import Record, TokenizedPrompt
 from rlhf_planner.inter_stage.costs import JOB_KEY, StageCosts
 from rlhf_planner.inter_stage.fitted_costs import DecodeLines, PassFormula
+from rlhf_planner.speculation.forecast import NO_SPECULATION, SpeculationForecast, SpeculationPoint
 
 SPEC = {
     "algorithm": {"grpo": {"groupSize": 2, "miniBatchSize": 32}},
@@ -32,9 +33,11 @@ def plan(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
     return rlhf(monkeypatch, "plan", "job.yaml", *arguments)
 
 
-def a_run(folder: Path) -> None:
+def a_run(folder: Path, speculation: SpeculationForecast = NO_SPECULATION) -> None:
     """A run that measured 1 s a step, 3 s a score, and had 24 responses of 8 tokens and 8 of 64."""
-    costs = StageCosts(DecodeLines((1,), (1.0,), (0.0,)), 16, score=PassFormula(per_sample=3.0), score_batch=1)
+    costs = StageCosts(
+        DecodeLines((1,), (1.0,), (0.0,)), 16, score=PassFormula(per_sample=3.0), score_batch=1, speculation=speculation
+    )
     journal = folder / "journal"
     journal.mkdir(parents=True)
     (journal / "job.json").write_text(json.dumps({"base": 0, JOB_KEY: {"costs": costs.document()}}))
@@ -72,6 +75,29 @@ def test_after_a_run_its_costs_and_lengths_count(
     assert "◀ chosen" in said
     assert "assumption" not in said
     assert "Without fusion" in (job.parent / "fused.svg").read_text()
+
+
+def test_what_drafts_give_stands_beside_the_same_job_without_them(
+    job: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert plan(monkeypatch, "--json", "--set", "spec.generation.speculation.mode=Disabled") == 0
+    plain = json.loads(capsys.readouterr().out)["fusion"]
+    assert plain["speculation"] is None
+    assert plan(monkeypatch, "--json", "--set", "spec.generation.speculation.mode=Auto") == 0
+    drafted = json.loads(capsys.readouterr().out)["fusion"]
+    assert any("every other drafted token" in words for words in drafted["assumptions"])
+    assert drafted["speculation"]["disabled"]["seconds"] == plain["seconds"]
+    assert drafted["seconds"] < plain["seconds"]
+    gains = [point["gain"] for point in drafted["speculation"]["points"]]
+    assert gains[0] > 1.2
+    assert min(gains) >= 1, "zero is a candidate"
+    forecast = SpeculationForecast((SpeculationPoint(1, 3.0, 1.5, 1.0),))
+    a_run(job.parent / "runs" / "tiny-20260101-000000", forecast)
+    assert plan(monkeypatch, "--set", "spec.generation.speculation.mode=Auto") == 0
+    said = capsys.readouterr().out
+    assert "by batch: 1: 3.00 (2.00x)" in said
+    assert "with generation.speculation.mode Disabled" in said
+    assert "assumption" not in said
 
 
 def test_memory_of_roles_that_take_turns_is_told_phase_by_phase(

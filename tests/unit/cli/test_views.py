@@ -61,6 +61,22 @@ def test_the_live_view_says_where_the_tail_is() -> None:
     assert "tail" not in shown(STATUS, [])
 
 
+def test_the_live_view_says_what_drafts_do() -> None:
+    status = pb.JobStatus()
+    status.CopyFrom(STATUS)
+    status.speculation.summary = "Disabled"
+    assert "drafts" not in shown(status, [])
+    status.speculation.CopyFrom(
+        pb.SpeculationStatus(
+            summary="Auto: 2.10 tokens a step", tokens_per_step=2.1, switches=["it is on", "it is off"]
+        )
+    )
+    text = shown(status, [])
+    assert "drafts Auto: 2.10 tokens a step" in text
+    assert "it is on" in text
+    assert "it is off" not in text, "the newest says how it is"
+
+
 def test_the_live_view_says_what_the_job_does_and_waits_for() -> None:
     text = shown(STATUS, ["12:00:00 inference-0: ended with exit code 1"])
     for expected in (
@@ -127,6 +143,8 @@ def test_plain_lines() -> None:
         "iteration 3/100  reward 0.412  kl 3.013  kl/token 0.0103  24.1 samples/s  4,100 tokens/s  2m 10s left"
     )
     assert iteration_line({"iteration": 0, "reward": None}, 1, 0) == "iteration 1/1"
+    given = {"iteration": 0, "loss": 0.69314, "samples_per_second": 24.1}
+    assert iteration_line(given, 3, 0) == "iteration 1/3  loss 0.6931  24.1 samples/s"
     summary = {"phase": "Complete", "iterations": 60, "seconds": 182, "reward_first": 0.12, "reward_last": 0.88}
     assert summary_line(summary) == "Complete: 60 iterations in 3m 02s, reward 0.120 -> 0.880 (first, last tenth)"
     assert summary_line(summary | {"nonfinite_steps": 2}).endswith("2 optimizer steps skipped (not finite)")

@@ -10,11 +10,13 @@ from rlhf_operator.reward_functions import given
 Json = dict[str, Any]
 
 
-def pod(name: str, config_map: str | None = None) -> Json:
-    """A pod, and whether it mounts a reward function."""
+def pod(name: str, config_map: str | None = None, cost: str | None = None) -> Json:
+    """A pod, and whether it mounts a function of rewards, and one of costs."""
     volumes: list[Json] = [{"name": "tmp", "emptyDir": {}}]
     if config_map:
-        volumes.append({"name": reward_mounts.VOLUME, "configMap": {"name": config_map}})
+        volumes.append({"name": "reward", "configMap": {"name": config_map}})
+    if cost:
+        volumes.append({"name": "reward--cost", "configMap": {"name": cost}})
     return {
         "metadata": {"name": name, "namespace": "team", "annotations": {"own": "kept"}},
         "spec": {"volumes": volumes},
@@ -74,3 +76,14 @@ async def test_a_pod_without_its_function_is_not_made_and_the_others_are(stored:
     assert lacking.keys() == {"inference"}
     assert lacking["inference"].startswith("spec.models.reward.function.configMap: 'r': ")
     assert says in lacking["inference"]
+
+
+async def test_a_pod_that_lacks_the_function_of_costs_alone_is_not_made_and_is_stamped_with_both() -> None:
+    reward = {"r": {"data": {"reward.py": "def score(): ..."}}}
+    _, lacking = await made(StoredObjects(**reward), pod("inference", "r", "c"))
+    assert lacking["inference"].startswith("spec.models.cost.function.configMap: 'c': no ConfigMap")
+    digests = set()
+    for text in ("def harm(): ...", "def harm(): pass"):
+        ready, _ = await made(StoredObjects(**reward, c={"data": {"reward.py": text}}), pod("inference", "r", "c"))
+        digests.add(ready[0]["metadata"]["annotations"][reward_mounts.CONTENT])
+    assert len(digests) == 2

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from typing import Any
 
 import pytest
@@ -118,6 +119,21 @@ def test_a_second_listing_of_a_reflector_is_no_first_one(index: Index, queue: Re
     consumer.listed()
     assert relists == ["anew"]
     assert metrics.registry.get_sample_value("rlhf_operator_watch_relists_total", {"resource": "pods"}) == 1
+
+
+def test_a_watch_is_alive_from_its_first_listing_on_and_says_nothing_before(
+    index: Index, queue: RecordingQueue
+) -> None:
+    metrics = OperatorMetrics()
+    handler = WatchEventHandler(index, queue, metrics)  # type: ignore[arg-type]
+    consumer = ResourceConsumer(handler, metrics, "Pod", WATCHED["Pod"])
+    name, labels = "rlhf_operator_watch_alive_timestamp_seconds", {"resource": "pods"}
+    assert metrics.registry.get_sample_value(name, labels) is None
+    before = time.time()
+    consumer.listed()
+    alive = metrics.registry.get_sample_value(name, labels)
+    assert alive is not None
+    assert alive >= before
 
 
 async def test_kopf_watches_jobs_by_its_public_interface_and_writes_nothing() -> None:

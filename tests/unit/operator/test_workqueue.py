@@ -52,20 +52,24 @@ async def test_a_key_added_many_times_while_it_waits_is_served_once() -> None:
 async def test_a_key_added_while_it_is_served_is_served_again_and_never_twice_at_once() -> None:
     at_once = 0
     served = 0
+    begun, go_on = asyncio.Event(), asyncio.Event()
 
     async def work(key: str) -> None:
         nonlocal at_once, served
         at_once += 1
         assert at_once == 1
-        await asyncio.sleep(0.01)
+        begun.set()
+        await go_on.wait()
+        await asyncio.sleep(0.001)
         at_once -= 1
         served += 1
 
     async with running(work, concurrency=4) as queue:
         queue.add("a")
-        await asyncio.sleep(0.005)
+        await begun.wait()
         queue.add("a")
         queue.add("a")
+        go_on.set()
         await settle(queue)
     assert served == 2
 
@@ -166,12 +170,16 @@ async def test_a_forgotten_key_is_not_looked_at_again() -> None:
 
 
 async def test_the_snapshot_tells_how_long_work_hangs() -> None:
+    begun = asyncio.Event()
+
     async def work(key: str) -> None:
-        await asyncio.sleep(10)
+        begun.set()
+        await asyncio.Event().wait()
 
     async with running(work, concurrency=1) as queue:
         queue.add("stuck")
         queue.add("waits")
+        await begun.wait()
         await asyncio.sleep(0.05)
         snapshot = queue.snapshot()
     assert snapshot.active == snapshot.depth == 1
@@ -198,10 +206,11 @@ async def test_a_queue_that_is_woken_and_cancelled_at_one_moment_ends() -> None:
 
 async def test_a_key_whose_additions_never_stop_is_debounced_and_the_last_addition_is_served() -> None:
     seen: list[int] = []
-    added, last = 0, asyncio.Event()
+    added, first, last = 0, asyncio.Event(), asyncio.Event()
 
     async def work(key: str) -> None:
         seen.append(added)
+        first.set()
         if added == 100:
             last.set()
 
@@ -210,6 +219,7 @@ async def test_a_key_whose_additions_never_stop_is_debounced_and_the_last_additi
         for _ in range(100):
             added += 1
             queue.add("a")
+            await first.wait()
             await asyncio.sleep(0.001)
         took = asyncio.get_running_loop().time() - begun
         await last.wait()

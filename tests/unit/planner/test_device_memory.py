@@ -30,7 +30,7 @@ def spec(**changes: Any) -> RLHFJobSpec:
     return RLHFJobSpec.model_validate(content)
 
 
-SIZES: dict[ModelRole, ModelSize | None] = {ModelRole.ACTOR: SEVEN, ModelRole.CRITIC: SEVEN, ModelRole.REFERENCE: SEVEN}
+SIZES: dict[str, ModelSize | None] = {ModelRole.ACTOR: SEVEN, ModelRole.CRITIC: SEVEN, ModelRole.REFERENCE: SEVEN}
 
 
 def test_each_phase_and_the_host_by_hand() -> None:
@@ -46,7 +46,7 @@ def test_each_phase_and_the_host_by_hand() -> None:
         "weights": 4 * stages, "gradients": 4 * stages, "optimizer": 8 * stages, "half-precision weights": 2 * stages
     }  # fmt: skip
     assert result.peak is training
-    assert result.host.total == 3 * half + (4 + 8) * stages, "what is kept while it sleeps; gradients are zero"
+    assert result.host.total == 3 * half + (4 + 8 + 2) * stages, "what sleeps, and what is published of it"
     assert estimates(spec(), SIZES)[Group.GENERATION] == training.onloaded
     assert Group.TRAINING not in estimates(spec(), SIZES)
 
@@ -81,7 +81,7 @@ def test_turns_need_no_more_than_everything_at_once_and_no_less_than_any_role(
         "training": {"parallelism": {"pipeline": pipeline}, "gpusPerReplica": gpus},
         "fusion": {"interStage": {"mode": mode}},
     }
-    sizes: dict[ModelRole, ModelSize | None] = {
+    sizes: dict[str, ModelSize | None] = {
         ModelRole.ACTOR: ModelSize(actor, 64),
         ModelRole.CRITIC: ModelSize(critic, 64),
         ModelRole.REFERENCE: ModelSize(actor, 64),
@@ -96,3 +96,43 @@ def test_turns_need_no_more_than_everything_at_once_and_no_less_than_any_role(
 def test_a_cpu_keeps_nothing_apart_for_what_sleeps(inference: int) -> None:
     result = budget(spec(generation={"replicas": 8}, inference={"replicas": inference}), SIZES)
     assert result.host.parts == {}
+
+
+DRAFT = ModelSize(BILLION // 2, 2 * 24 * 2 * 64)
+APART: dict[str, Any] = {
+    "placement": "Dedicated",
+    "training": {"gpusPerReplica": 1, "parallelism": {"pipeline": 4, "data": 2}},
+}
+
+
+def with_draft(train: str, **changes: Any) -> RLHFJobSpec:
+    draft = {"path": "draft", "train": train}
+    speculation = {"drafters": ["Model"], "draftModel": draft, **changes}
+    generation = {"replicas": 8, "gpusPerReplica": 1, "maxBatchSize": 64, "speculation": speculation}
+    return spec(generation=generation, **APART)
+
+
+def test_a_draft_model_is_counted_where_it_drafts_and_where_it_is_trained() -> None:
+    sizes = SIZES | {"draft": DRAFT}
+    cached = 64 * 2048 * 2 * 24 * 2 * 64
+    for train, trained in (("Enabled", (4 + 4 + 8 + 2) * BILLION // 2), ("Disabled", None)):
+        result = estimates(with_draft(train), sizes)
+        assert result[Group.GENERATION].parts["draft model"] == 2 * (BILLION // 2 + cached)
+        assert result[Group.TRAINING].parts.get("draft model") == trained
+    assert "draft model" not in estimates(with_draft("Disabled", mode="Disabled"), sizes)[Group.GENERATION].parts
+    assert estimates(with_draft("Enabled"), SIZES | {"draft": None})[Group.GENERATION].unknown == ("draft",)
+
+
+def test_each_of_several_reward_models_is_counted_and_what_is_called_is_not() -> None:
+    rewards = [
+        {"name": "helpful", "model": {"path": "helpful"}},
+        {"name": "true", "judge": {"model": {"path": "judge"}, "template": "{prompt} {response}"}},
+        {"name": "short", "function": {"file": "reward.py"}},
+    ]
+    several = spec(models={"actor": {"path": "policy"}, "rewards": rewards}, **APART)
+    small = ModelSize(BILLION, 64)
+    parts = estimates(several, SIZES | {"reward helpful": small, "reward true": None})[Group.INFERENCE]
+    assert parts.parts == {
+        "reference weights": 14 * BILLION, "critic weights": 14 * BILLION, "reward helpful weights": 2 * BILLION
+    }  # fmt: skip
+    assert parts.unknown == ("reward true",)

@@ -10,6 +10,7 @@ from tests.support.training_ranks import CPU, Alone, make_job, serial, trainer_o
 
 from rlhf_api import control_pb2 as pb
 from rlhf_api.algorithms import ModelRole
+from rlhf_api.algorithms.graph import SCORE_REFERENCE, SCORE_VALUES
 from rlhf_api.job import RLHFJob
 from rlhf_planner.device_memory import ModelSize, decoding, scoring
 from rlhf_workers.failures import WorkError
@@ -29,7 +30,7 @@ def loaded(job: RLHFJob) -> dict[str, torch.dtype]:
     """Role -> the type its model is computed in, as each role loads it."""
     trainer = trainer_of(job, serial(job, 1, 1), 0, 1, Alone())
     decoding = generation.build(job, pb.Command(), CPU, None)
-    scorers = {role: load_scorer(role, job.spec, CPU) for role in (ModelRole.REFERENCE, ModelRole.CRITIC)}
+    scorers = {task.model: load_scorer(task, job.spec, CPU) for task in (SCORE_REFERENCE, SCORE_VALUES)}
     return {
         "training": trainer.compute,
         "published": next(iter(trainer_tensors(trainer))).dtype,
@@ -83,7 +84,7 @@ def test_an_engine_argument_of_another_type_is_refused(folder: Path) -> None:
 
 
 def test_memory_is_estimated_in_the_type_that_is_used() -> None:
-    sizes: dict[ModelRole, ModelSize | None] = {
+    sizes: dict[str, ModelSize | None] = {
         ModelRole.ACTOR: ModelSize(1000, 10),
         ModelRole.REFERENCE: ModelSize(1000, 10),
     }

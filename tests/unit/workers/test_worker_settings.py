@@ -29,12 +29,14 @@ def test_everything_set() -> None:
         "RLHF_START_TIMEOUT": "60",
         "RLHF_LOG_FORMAT": "json",
         "RLHF_RENDEZVOUS_PORT": "12345",
+        "RLHF_DEVICE_SHARERS": "3",
     }
     settings = read_settings(WHOLE | more)
     assert settings.certificates == Path("/certificates")
     assert (settings.device, settings.threads, settings.start_timeout) == ("cuda:0", 4, 60.0)
     assert (settings.rendezvous_host, settings.rendezvous_port) == ("pod-2.job", 12345)
     assert settings.json_logs
+    assert settings.device_sharers == 3
 
 
 @pytest.mark.parametrize(
@@ -46,6 +48,7 @@ def test_everything_set() -> None:
         ("RLHF_GROUP", "coordinator", "must be one of generation, inference, training"),
         ("RLHF_INDEX", "-1", "RLHF_INDEX='-1': must be a whole number of at least 0"),
         ("RLHF_THREADS", "0", "RLHF_THREADS='0': must be a whole number of at least 1"),
+        ("RLHF_DEVICE_SHARERS", "0", "RLHF_DEVICE_SHARERS='0': must be a whole number of at least 1"),
         ("RLHF_DEVICE", "tpu:0", "RLHF_DEVICE='tpu:0': must be cpu or cuda:N"),
         ("RLHF_METRICS", "7790", "RLHF_METRICS='7790': needs host:port"),
     ],

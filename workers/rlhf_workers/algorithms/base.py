@@ -13,11 +13,11 @@ import torch
 
 from rlhf_api.algorithms import Graph, ModelKind
 from rlhf_api.algorithms.fields import AlgorithmFields
-from rlhf_api.algorithms.graph import SAMPLED_FIELD
 from rlhf_api.job import RLHFJobSpec
-from rlhf_workers.algorithms.objectives import Objective, PolicyObjective, TokenLosses, ValueObjective
-from rlhf_workers.losses.grpo import token_mean_weights
-from rlhf_workers.losses.kl import sequence_kl, token_kl
+from rlhf_workers.algorithms.batch_metrics import batch_metrics
+from rlhf_workers.algorithms.likelihood_objective import LikelihoodObjective
+from rlhf_workers.algorithms.objectives import Objective, PolicyLosses, PolicyObjective, TokenLosses, ValueObjective
+from rlhf_workers.losses.aggregation import token_mean_weights
 from rlhf_workers.training.training_batch import MicroBatch, TrainingBatch
 
 
@@ -30,6 +30,8 @@ class AlgorithmContext:
     graph: Graph
     batch_size: int
     """Samples per iteration."""
+    max_response_tokens: int
+    """Longest response, `rollout.maxResponseTokens`."""
     temperature: float
     """Of generation; log-probabilities are those of logits divided by it."""
     device: torch.device
@@ -49,6 +51,12 @@ class Algorithm:
 
     def __init__(self, context: AlgorithmContext) -> None:
         self.context = context
+        self.policy_held = False
+        """Whether the present iteration trains critics alone, so that nothing may answer to what the policy does."""
+
+    def begin_iteration(self, iteration: int) -> None:
+        """Take note of which iteration comes: `prepare` is called for it, right after this."""
+        self.policy_held = not self.context.fields.trains_policy(iteration)
 
     def prepare(self, batch: TrainingBatch) -> TrainingBatch:
         """Return the batch of an iteration with the fields of `prepared`, float32 [B, T], zero outside its mask.
@@ -57,8 +65,8 @@ class Algorithm:
         """
         raise NotImplementedError
 
-    def policy_loss(self, log_p: torch.Tensor, entropy: torch.Tensor, microbatch: MicroBatch) -> TokenLosses:
-        """Return the loss of each token [n] of the policy, and which were clipped, bool [n] or None.
+    def policy_loss(self, log_p: torch.Tensor, entropy: torch.Tensor, microbatch: MicroBatch) -> PolicyLosses:
+        """Return the loss of each token [n] of the policy, and which were clipped, bool [n] or None; or its terms.
 
         `log_p` [n] and `entropy` [n] are differentiable; `microbatch.fields` has every field of the batch as [n].
         """
@@ -71,7 +79,7 @@ class Algorithm:
     def token_weights(self, batch: TrainingBatch, rows: list[int]) -> dict[str, torch.Tensor]:
         """Return model role -> weight [B, T] of each token in the loss of the mini-batch of samples `rows`.
 
-        The weights of a role sum to 1, or to 0 if the mini-batch has no token. Here: the mean over all its tokens.
+        The weights of a mean sum to 1, or to 0 if the mini-batch has no token. Here: the mean over all its tokens.
         """
         weights = token_mean_weights(mini_batch_mask(batch, rows))
         return dict.fromkeys(self.context.graph.trained, weights)
@@ -97,12 +105,17 @@ class Algorithm:
     def _objective(self, role: str, kind: ModelKind) -> Objective:
         if kind is ModelKind.VALUE:
             return ValueObjective(role, self.value_loss, self.context.device)
+        if not self.context.graph.generates:
+            return LikelihoodObjective(role, self.policy_loss, self.context.temperature, self.context.device)
         return PolicyObjective(role, self.policy_loss, self.context.temperature, self.context.device)
 
 
 def context_of(spec: RLHFJobSpec, graph: Graph, device: torch.device) -> AlgorithmContext:
     """Return the context of a job's algorithm."""
-    return AlgorithmContext(spec.algorithm.fields, graph, spec.rollout.batch_size, spec.rollout.temperature, device)
+    rollout = spec.rollout
+    return AlgorithmContext(
+        spec.algorithm.fields, graph, rollout.batch_size, rollout.max_response_tokens, rollout.temperature, device
+    )
 
 
 def mini_batch_mask(batch: TrainingBatch, rows: list[int]) -> torch.Tensor:
@@ -112,20 +125,13 @@ def mini_batch_mask(batch: TrainingBatch, rows: list[int]) -> torch.Tensor:
     return mask
 
 
-def batch_metrics(batch: TrainingBatch, graph: Graph) -> dict[str, float]:
-    """Return rewards, lengths and divergence from the reference of a batch; what it has no field for is left out."""
-    valid = batch.rewards[batch.valid].double()
-    lengths = batch.response_lengths.double()
-    metrics = {
-        "reward/abstained": float((~batch.valid).sum()),
-        "response_length/mean": float(lengths.mean()),
-        "response_length/max": float(lengths.max()),
+def critic_metrics(critic: str, returns: torch.Tensor, values: torch.Tensor) -> dict[str, float]:
+    """Return the metrics of a critic over trained tokens: the share of the variance of `returns` [n] that its `values`
+    [n] explain, and the mean of the returns."""
+    returns, values = returns.double(), values.double()
+    spread = float(returns.var(correction=0)) if len(returns) else 0.0
+    unexplained = float((returns - values).var(correction=0)) if len(returns) else 0.0
+    return {
+        f"{critic}/explained_variance": 1.0 - unexplained / spread if spread > 0 else 0.0,
+        f"{critic}/return_mean": float(returns.mean()) if len(returns) else 0.0,
     }
-    if len(valid):  # a batch that abstained throughout has no reward, not a zero one
-        metrics |= {"reward/mean": float(valid.mean()), "reward/std": float(valid.std(correction=0))}
-    for compared in graph.compared_fields[:1]:
-        if compared in batch.fields:
-            ours, reference = batch.fields[SAMPLED_FIELD], batch.fields[compared]
-            metrics[f"{graph.policy}/kl"] = sequence_kl(ours, reference, batch.mask)
-            metrics[f"{graph.policy}/kl_per_token"] = token_kl(ours, reference, batch.mask)
-    return metrics

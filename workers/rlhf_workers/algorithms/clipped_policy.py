@@ -4,13 +4,15 @@ from typing import Any, Generic, TypeVar, cast
 
 import torch
 
-from rlhf_api.algorithms.fields import PolicyGradientFields
+from rlhf_api.algorithms.fields import KLEstimator, PolicyGradientFields
 from rlhf_api.algorithms.graph import SAMPLED_FIELD
-from rlhf_workers.algorithms.base import Algorithm, AlgorithmContext
-from rlhf_workers.algorithms.objectives import TokenLosses
-from rlhf_workers.losses.kl import k3
-from rlhf_workers.losses.ppo import policy_loss
-from rlhf_workers.training.training_batch import MicroBatch, TrainingBatch
+from rlhf_workers.algorithms.base import Algorithm, AlgorithmContext, mini_batch_mask
+from rlhf_workers.algorithms.objectives import PolicyTerms
+from rlhf_workers.losses.aggregation import constant_length_weights, sequence_mean_weights
+from rlhf_workers.losses.kl import divergence
+from rlhf_workers.losses.mismatch import correction, mismatch_metrics
+from rlhf_workers.losses.ppo import PolicyLoss, policy_loss
+from rlhf_workers.training.training_batch import OLD_FIELD, MicroBatch, TrainingBatch
 
 Fields = TypeVar("Fields", bound=PolicyGradientFields)
 
@@ -24,23 +26,74 @@ class ClippedPolicyGradient(Algorithm, Generic[Fields]):
         super().__init__(context)
         self.fields = cast(Fields, context.fields)
         self.kl_coefficient = self.fields.kl_coefficient
-        self._clip_high = self.fields.clip_range_high or self.fields.clip_range
+        self.clip_range_high = self.fields.clip_range_high or self.fields.clip_range
         self._reference = next(iter(context.graph.compared_fields), None)
 
     def reference_of(self, batch: TrainingBatch | MicroBatch) -> torch.Tensor | None:
         """Return the log-probabilities by the reference, of the batch's shape; None where the graph has none."""
         return None if self._reference is None else batch.fields.get(self._reference)
 
-    def policy_loss(self, log_p: torch.Tensor, entropy: torch.Tensor, microbatch: MicroBatch) -> TokenLosses:
-        fields, advantages = self.fields, microbatch.fields["advantages"]
-        old = microbatch.fields[SAMPLED_FIELD]
-        policy = policy_loss(log_p, old, advantages, fields.clip_range, self._clip_high, fields.dual_clip)
-        per_token, reference = policy.loss, self.reference_of(microbatch)
+    def old_of(self, batch: TrainingBatch | MicroBatch) -> torch.Tensor:
+        """Return the log-probabilities that the ratio is against, of the batch's shape."""
+        return batch.old
+
+    def corrected(self, losses: torch.Tensor, microbatch: MicroBatch) -> torch.Tensor:
+        """Return the policy losses of n tokens, weighed by how far the trainer is from the engine that sampled them;
+        terms of the divergence from the reference and of the entropy are not weighed."""
+        fields = self.fields.mismatch_correction
+        if fields.mode == "Disabled":
+            return losses
+        sampled, samples = microbatch.fields[SAMPLED_FIELD], microbatch.samples
+        return correction(microbatch.old, sampled, samples, len(microbatch.tokens), fields).weights * losses
+
+    def batch_metrics(self, batch: TrainingBatch) -> dict[str, float]:
+        metrics = super().batch_metrics(batch)
+        if OLD_FIELD in batch.fields:
+            samples, _ = torch.nonzero(batch.mask, as_tuple=True)
+            old, sampled = (values[batch.mask] for values in (batch.old, batch.fields[SAMPLED_FIELD]))
+            found = mismatch_metrics(old, sampled, samples, len(batch.mask), self.fields.mismatch_correction)
+            metrics |= {f"{self.context.graph.policy}/{name}": value for name, value in found.items()}
+        return metrics
+
+    @property
+    def kl_estimator(self) -> KLEstimator:
+        """The estimator of the KL term."""
+        return self.fields.kl_estimator or ("K3" if self.kl_in_loss else "K1")
+
+    def reward_kl(self, batch: TrainingBatch) -> torch.Tensor:
+        """Return what each token [B, T] counts of the divergence in the rewards, without its coefficient; 0 where the
+        KL term is in the loss, or where there is none."""
+        old, reference = self.old_of(batch), self.reference_of(batch)
+        if self.kl_in_loss or reference is None:
+            return torch.zeros_like(old)
+        return divergence(self.kl_estimator, old, reference, old)
+
+    def response_rewards(self, batch: TrainingBatch) -> torch.Tensor:
+        """Return the reward of each response [B], float64, less what its tokens count of the divergence in rewards."""
+        return batch.rewards.double() - self.kl_coefficient * (self.reward_kl(batch).double() * batch.mask).sum(dim=1)
+
+    def token_weights(self, batch: TrainingBatch, rows: list[int]) -> dict[str, torch.Tensor]:
+        weights, mask = super().token_weights(batch, rows), mini_batch_mask(batch, rows)
+        if self.fields.loss_aggregation == "SequenceMean":
+            weights[self.context.graph.policy] = sequence_mean_weights(mask)
+        elif self.fields.loss_aggregation == "ConstantLength":
+            weights[self.context.graph.policy] = constant_length_weights(mask, self.context.max_response_tokens)
+        return weights
+
+    def policy_loss(self, log_p: torch.Tensor, entropy: torch.Tensor, microbatch: MicroBatch) -> PolicyTerms:
+        surrogate, reference = self.surrogate(log_p, microbatch), self.reference_of(microbatch)
+        kl = bonus = None
         if self.kl_in_loss and self.kl_coefficient and reference is not None:
-            per_token = per_token + self.kl_coefficient * k3(log_p, reference)
-        if fields.entropy_coefficient:
-            per_token = per_token - fields.entropy_coefficient * entropy
-        return per_token, policy.clipped
+            kl = self.kl_coefficient * divergence(self.kl_estimator, log_p, reference, self.old_of(microbatch))
+        if self.fields.entropy_coefficient:
+            bonus = -self.fields.entropy_coefficient * entropy
+        policy = self.corrected(surrogate.loss, microbatch)
+        return PolicyTerms(policy, surrogate.clipped_low, surrogate.clipped_high, kl, bonus)
+
+    def surrogate(self, log_p: torch.Tensor, microbatch: MicroBatch) -> PolicyLoss:
+        """Return the term of the advantages of each token [n]: the clipped surrogate, unless overridden."""
+        old, advantages = self.old_of(microbatch), microbatch.fields["advantages"]
+        return policy_loss(log_p, old, advantages, self.fields.clip_range, self.clip_range_high, self.fields.dual_clip)
 
     def finish_iteration(self, metrics: dict[str, float]) -> None:
         metrics[f"{self.context.graph.policy}/kl_coefficient"] = self.kl_coefficient

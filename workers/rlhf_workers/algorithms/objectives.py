@@ -6,15 +6,15 @@ the iteration ends.
 """
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Final, Protocol
 
 import torch
 
-from rlhf_api.algorithms.graph import SAMPLED_FIELD
 from rlhf_workers.losses.kl import k3
 from rlhf_workers.losses.log_probabilities import selected_log_probabilities
 from rlhf_workers.losses.ppo import limited_log_ratio
-from rlhf_workers.training.model_stages import ModelStage
+from rlhf_workers.training.pipeline_stage import PipelineStage
 from rlhf_workers.training.training_batch import MicroBatch
 
 MISMATCH_WARNING: Final = 0.02
@@ -22,7 +22,33 @@ MISMATCH_WARNING: Final = 0.02
 
 TokenLosses = tuple[torch.Tensor, torch.Tensor | None]
 """(Loss of each token, floating [n]; bool [n]: the tokens whose loss was clipped, or None where there is no clip)."""
-PolicyFormula = Callable[[torch.Tensor, torch.Tensor, MicroBatch], TokenLosses]
+
+
+@dataclass(frozen=True)
+class PolicyTerms:
+    """The loss of each token of a policy by its terms, each with its coefficient, floating [n]."""
+
+    policy: torch.Tensor
+    """The term of the advantages."""
+    clipped_low: torch.Tensor
+    """bool [n]: the lower end of the clip range decided."""
+    clipped_high: torch.Tensor
+    """bool [n]: the upper end decided, or the dual clip."""
+    kl: torch.Tensor | None = None
+    """The divergence from the reference, where it is in the loss."""
+    entropy: torch.Tensor | None = None
+    """Minus the entropy bonus, where there is one."""
+
+    @property
+    def loss(self) -> torch.Tensor:
+        """The sum of the terms."""
+        total = self.policy if self.kl is None else self.policy + self.kl
+        return total if self.entropy is None else total + self.entropy
+
+
+PolicyLosses = TokenLosses | PolicyTerms
+"""What a policy's loss may be given as; with its terms, each of them has a metric."""
+PolicyFormula = Callable[[torch.Tensor, torch.Tensor, MicroBatch], PolicyLosses]
 """(log-probabilities [n], entropies [n], the micro-batch with its fields [n]) -> losses."""
 ValueFormula = Callable[[torch.Tensor, MicroBatch], TokenLosses]
 """(values [n], the micro-batch with its fields [n]) -> losses."""
@@ -63,19 +89,26 @@ class Statistics:
         )
 
 
+_LOSS_TERMS: Final = ("policy_loss", "kl_loss", "entropy_loss")
+"""Terms of a policy's loss; summed with the weights of the loss, so they add up to it."""
+_TERM_SUMS: Final = ("clipped_low", "clipped_high", *_LOSS_TERMS)
+
+
 class Objective(Protocol):
     """Loss of one model role."""
 
     statistics: Statistics
     """Holds at least the sum `loss`."""
     first_pass: bool
-    """Set while the weights are still those that sampled: the only time a mismatch can be told from learning."""
+    """Set while the weights are still those that sampled, and nobody has computed log-probabilities by them: then these
+    are compared with the engine's, as later a mismatch cannot be told from learning."""
 
-    def loss(self, stage: ModelStage, hidden: torch.Tensor, microbatch: MicroBatch) -> torch.Tensor:
+    def loss(self, stage: PipelineStage, hidden: torch.Tensor, microbatch: MicroBatch) -> torch.Tensor:
         """Return the weighted loss of a micro-batch, scalar, from the last stage's normed states [b, L, hidden]."""
 
     def metrics(self) -> dict[str, float]:
-        """Return means from `statistics`, once those of all ranks were added up, and the sum `<role>/loss_sum`."""
+        """Return means from `statistics`, once those of all ranks were added up, and sums of losses over the steps,
+        whose names end in `loss_sum`."""
 
 
 class PolicyObjective:
@@ -84,35 +117,29 @@ class PolicyObjective:
     def __init__(self, role: str, formula: PolicyFormula, temperature: float, device: torch.device) -> None:
         self._role, self._formula, self._temperature = role, formula, temperature
         self.first_pass = False
-        sums = ("tokens", "loss", "clipped", "approximate_kl", "entropy", "mismatch", "mismatch_tokens")
-        self.statistics = Statistics(sums, ("ratio", "mismatch"), device)
+        sums = ("tokens", "loss", "approximate_kl", "entropy", "mismatch", "mismatch_kl", "mismatch_tokens")
+        self.statistics = Statistics((*sums, *_TERM_SUMS), ("ratio", "mismatch"), device)
 
-    def loss(self, stage: ModelStage, hidden: torch.Tensor, microbatch: MicroBatch) -> torch.Tensor:
+    def loss(self, stage: PipelineStage, hidden: torch.Tensor, microbatch: MicroBatch) -> torch.Tensor:
         chosen = hidden.flatten(0, 1).index_select(0, microbatch.positions)
         log_p, entropy = selected_log_probabilities(stage.logits(chosen), microbatch.targets, self._temperature)
-        per_token, clipped = self._formula(log_p, entropy, microbatch)
-        loss = (microbatch.weights[self._role] * per_token).sum()
-        self._observe(loss.detach(), log_p.detach(), microbatch.fields[SAMPLED_FIELD], entropy.detach(), clipped)
+        terms = _terms_of(self._formula(log_p, entropy, microbatch), log_p, microbatch)
+        weights = microbatch.weights[self._role]
+        loss = (weights * terms.loss).sum()
+        sums = {"loss": loss.detach(), **_term_sums(terms, weights)}
+        self._observe(sums, log_p.detach(), microbatch.old, entropy.detach())
         return loss
 
     def _observe(
-        self,
-        loss: torch.Tensor,
-        log_p: torch.Tensor,
-        old: torch.Tensor,
-        entropy: torch.Tensor,
-        clipped: torch.Tensor | None,
+        self, sums: dict[str, torch.Tensor | float], log_p: torch.Tensor, old: torch.Tensor, entropy: torch.Tensor
     ) -> None:
         count, difference = log_p.numel(), log_p - old
-        sums: dict[str, torch.Tensor | float] = {
-            "tokens": float(count),
-            "loss": loss,
-            "clipped": 0.0 if clipped is None else clipped.sum(),
-            "approximate_kl": k3(old, log_p).double().sum(),
-            "entropy": entropy.double().sum(),
-        }
+        sums["tokens"] = float(count)
+        sums["approximate_kl"] = k3(old, log_p).double().sum()
+        sums["entropy"] = entropy.double().sum()
         if self.first_pass:
-            sums |= {"mismatch": difference.abs().double().sum(), "mismatch_tokens": float(count)}
+            sums |= {"mismatch": difference.abs().double().sum(), "mismatch_kl": sums["approximate_kl"]}
+            sums["mismatch_tokens"] = float(count)
         largest = {} if not count else {"ratio": limited_log_ratio(log_p, old).max().exp()}
         if count and self.first_pass:
             largest["mismatch"] = difference.abs().max()
@@ -120,16 +147,48 @@ class PolicyObjective:
 
     def metrics(self) -> dict[str, float]:
         sums, maxima = self.statistics.numbers()
-        tokens, first = max(sums["tokens"], 1.0), max(sums["mismatch_tokens"], 1.0)
+        tokens = max(sums["tokens"], 1.0)
         return {
-            f"{self._role}/clip_fraction": sums["clipped"] / tokens,
+            f"{self._role}/clip_fraction": (sums["clipped_low"] + sums["clipped_high"]) / tokens,
+            f"{self._role}/clip_fraction_low": sums["clipped_low"] / tokens,
+            f"{self._role}/clip_fraction_high": sums["clipped_high"] / tokens,
             f"{self._role}/approximate_kl": sums["approximate_kl"] / tokens,
             f"{self._role}/entropy": sums["entropy"] / tokens,
             f"{self._role}/ratio_max": maxima["ratio"],
-            f"{self._role}/mismatch": sums["mismatch"] / first,
-            f"{self._role}/mismatch_max": maxima["mismatch"],
             f"{self._role}/loss_sum": sums["loss"],
+            **{f"{self._role}/{name}_sum": sums[name] for name in _LOSS_TERMS},
+        } | ({} if not sums["mismatch_tokens"] else self._mismatch(sums, maxima))
+
+    def _mismatch(self, sums: Mapping[str, float], maxima: Mapping[str, float]) -> dict[str, float]:
+        return {
+            f"{self._role}/mismatch": sums["mismatch"] / sums["mismatch_tokens"],
+            f"{self._role}/mismatch_max": maxima["mismatch"],
+            f"{self._role}/mismatch_kl": sums["mismatch_kl"] / sums["mismatch_tokens"],
         }
+
+
+def _terms_of(losses: PolicyLosses, log_p: torch.Tensor, microbatch: MicroBatch) -> PolicyTerms:
+    """Return losses by terms; those of a formula that does not tell its terms apart are all of the policy."""
+    if isinstance(losses, PolicyTerms):
+        return losses
+    loss, clipped = losses
+    if clipped is None:
+        nowhere = torch.zeros_like(loss, dtype=torch.bool)
+        return PolicyTerms(loss, nowhere, nowhere)
+    below = log_p.detach() < microbatch.old
+    return PolicyTerms(loss, clipped & below, clipped & ~below)
+
+
+def _term_sums(terms: PolicyTerms, weights: torch.Tensor) -> dict[str, torch.Tensor | float]:
+    """Return the sums of `_TERM_SUMS` over a micro-batch."""
+    sums: dict[str, torch.Tensor | float] = {
+        "clipped_low": terms.clipped_low.sum(),
+        "clipped_high": terms.clipped_high.sum(),
+    }
+    for name, term in zip(_LOSS_TERMS, (terms.policy, terms.kl, terms.entropy), strict=True):
+        if term is not None:
+            sums[name] = (weights * term.detach()).sum()
+    return sums
 
 
 class ValueObjective:
@@ -140,7 +199,7 @@ class ValueObjective:
         self.first_pass = False
         self.statistics = Statistics(("tokens", "loss", "clipped", "value"), (), device)
 
-    def loss(self, stage: ModelStage, hidden: torch.Tensor, microbatch: MicroBatch) -> torch.Tensor:
+    def loss(self, stage: PipelineStage, hidden: torch.Tensor, microbatch: MicroBatch) -> torch.Tensor:
         values = stage.values(hidden.flatten(0, 1).index_select(0, microbatch.positions))
         per_token, clipped = self._formula(values, microbatch)
         loss = (microbatch.weights[self._role] * per_token).sum()

@@ -22,7 +22,7 @@ import torch
 from rlhf_api.algorithms.plugin import AlgorithmPlugin
 from rlhf_api.names import ExitCode
 from rlhf_workers.algorithms.base import Algorithm, AlgorithmContext
-from rlhf_workers.algorithms.objectives import TokenLosses
+from rlhf_workers.algorithms.objectives import PolicyLosses, PolicyTerms, TokenLosses
 from rlhf_workers.failures import WorkError
 from rlhf_workers.training.training_batch import MicroBatch, TrainingBatch
 
@@ -67,9 +67,13 @@ class PluginAlgorithm(Algorithm):
         # Only what it was asked for is taken: tokens, masks and scores stay as they came.
         return batch.with_fields(**{name: result.fields[name].float() * batch.mask for name in self.prepared})
 
-    def policy_loss(self, log_p: torch.Tensor, entropy: torch.Tensor, microbatch: MicroBatch) -> TokenLosses:
+    def policy_loss(self, log_p: torch.Tensor, entropy: torch.Tensor, microbatch: MicroBatch) -> PolicyLosses:
         losses = self._call("policy_loss", lambda: self._user.policy_loss(log_p, entropy, microbatch))
-        return self._losses("policy_loss", losses, log_p)
+        if not isinstance(losses, PolicyTerms):
+            return self._losses("policy_loss", losses, log_p)
+        for clipped in (losses.clipped_low, losses.clipped_high):
+            self._losses("policy_loss", (losses.loss, clipped), log_p)
+        return losses
 
     def value_loss(self, values: torch.Tensor, microbatch: MicroBatch) -> TokenLosses:
         losses = self._call("value_loss", lambda: self._user.value_loss(values, microbatch))

@@ -2,13 +2,14 @@
 
 import torch
 
-from rlhf_api.algorithms.graph import SAMPLED_FIELD, SampleField
+from rlhf_api.algorithms import ModelRole
+from rlhf_api.algorithms.graph import SampleField
 from rlhf_api.algorithms.ppo import PPO
-from rlhf_workers.algorithms.base import AlgorithmContext
+from rlhf_workers.algorithms.base import AlgorithmContext, critic_metrics
 from rlhf_workers.algorithms.clipped_policy import ClippedPolicyGradient
 from rlhf_workers.algorithms.objectives import TokenLosses
 from rlhf_workers.losses.gae import advantages_and_returns, token_rewards, whiten
-from rlhf_workers.losses.kl import adapted_coefficient, k1
+from rlhf_workers.losses.kl import adapted_coefficient
 from rlhf_workers.losses.ppo import value_loss
 from rlhf_workers.training.training_batch import MicroBatch, TrainingBatch
 
@@ -23,11 +24,8 @@ class ProximalPolicyOptimization(ClippedPolicyGradient[PPO]):
         self.kl_in_loss = self.fields.kl_in == "Loss"
 
     def prepare(self, batch: TrainingBatch) -> TrainingBatch:
-        fields, reference = self.fields, self.reference_of(batch)
-        kl = torch.zeros_like(batch.fields[SAMPLED_FIELD])
-        if not self.kl_in_loss and reference is not None:
-            kl = k1(batch.fields[SAMPLED_FIELD], reference)
-        rewards = token_rewards(batch.rewards, kl, batch.mask, self.kl_coefficient)
+        fields = self.fields
+        rewards = token_rewards(batch.rewards, self.reward_kl(batch), batch.mask, self.kl_coefficient)
         values = batch.fields[SampleField.VALUES]
         advantages, returns = advantages_and_returns(rewards, values, batch.mask, fields.gamma, fields.gae_lambda)
         if fields.whiten_advantages:
@@ -40,18 +38,13 @@ class ProximalPolicyOptimization(ClippedPolicyGradient[PPO]):
         return outcome.loss, outcome.clipped
 
     def batch_metrics(self, batch: TrainingBatch) -> dict[str, float]:
-        metrics = super().batch_metrics(batch)
-        returns, values = (batch.fields[name][batch.mask].double() for name in ("returns", SampleField.VALUES))
-        spread = float(returns.var(correction=0)) if len(returns) else 0.0
-        unexplained = float((returns - values).var(correction=0)) if len(returns) else 0.0
-        metrics["critic/explained_variance"] = 1.0 - unexplained / spread if spread > 0 else 0.0
-        metrics["critic/return_mean"] = float(returns.mean()) if len(returns) else 0.0
-        return metrics
+        returns, values = (batch.fields[name][batch.mask] for name in ("returns", SampleField.VALUES))
+        return super().batch_metrics(batch) | critic_metrics(ModelRole.CRITIC, returns, values)
 
     def finish_iteration(self, metrics: dict[str, float]) -> None:
         super().finish_iteration(metrics)
         kl = metrics.get(f"{self.context.graph.policy}/kl")
-        if self.fields.kl_target and kl is not None:
+        if self.fields.kl_target and kl is not None and not self.policy_held:
             self.kl_coefficient = adapted_coefficient(
                 self.kl_coefficient, kl, self.fields.kl_target, self.context.batch_size, self.fields.kl_horizon
             )

@@ -17,8 +17,19 @@ from rlhf_workers.algorithms.base import Algorithm, context_of
 IMPLEMENTATIONS: Final[Mapping[str, str]] = MappingProxyType(
     {
         "ppo": "rlhf_workers.algorithms.ppo:ProximalPolicyOptimization",
+        "safeRlhf": "rlhf_workers.algorithms.safe_rlhf:SafeReinforcementLearning",
         "plugin": "rlhf_workers.algorithms.plugin:PluginAlgorithm",
+        "dapo": "rlhf_workers.algorithms.dapo:DynamicSamplingPolicyOptimization",
         "grpo": "rlhf_workers.algorithms.grpo:GroupRelativePolicyOptimization",
+        "rloo": "rlhf_workers.algorithms.rloo:ReinforceLeaveOneOut",
+        "reinforcePlusPlus": "rlhf_workers.algorithms.reinforce_plus_plus:ReinforceWithGlobalNormalization",
+        "remax": "rlhf_workers.algorithms.remax:ReinforceAgainstGreedy",
+        "gspo": "rlhf_workers.algorithms.gspo:GroupSequencePolicyOptimization",
+        "cispo": "rlhf_workers.algorithms.cispo:ClippedImportanceSamplingPolicyOptimization",
+        "sft": "rlhf_workers.algorithms.sft:SupervisedFineTuning",
+        "rewardModel": "rlhf_workers.algorithms.reward_model:RewardModelTraining",
+        "dpo": "rlhf_workers.algorithms.dpo:DirectPreferenceOptimization",
+        "onlineDpo": "rlhf_workers.algorithms.online_dpo:OnlineDirectPreferenceOptimization",
     }
 )
 """Member of `spec.algorithm` -> `module:class`, a subclass of `Algorithm`."""

@@ -9,13 +9,18 @@ in `StepReport.finished`, `withdraw` returns it with every token.
 
 from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple, Protocol, runtime_checkable
+from typing import Final, NamedTuple, Protocol, runtime_checkable
 
 import torch
+from prometheus_client.registry import Collector
 
+from rlhf_api.algorithms import has_greedy_baseline
 from rlhf_api.job import RLHFJobSpec
 from rlhf_api.samples import ResponsePart, SampleKey, SampleRequest
 from rlhf_workers.kv_slices import KvShape, KvSlice
+
+NO_VERSION: Final = -1
+"""Of an engine whose weights are of no one version: it takes and decodes no sample."""
 
 
 @dataclass(frozen=True)
@@ -48,14 +53,29 @@ class SamplingParameters:
     """Strings that end a response; kept in it."""
     stop_token_ids: tuple[int, ...] = ()
     """Tokens that end a response, beside the tokenizer's end-of-sequence token; kept in it."""
+    by_request: bool = False
+    """Requests say how their tokens are drawn; else all are drawn alike."""
+    evaluation_temperature: float = 0.0
+    """Of requests that are drawn for evaluation, above 0; 0: there are none."""
 
     @classmethod
     def of(cls, spec: RLHFJobSpec) -> "SamplingParameters":
         """Return how a job draws tokens."""
         rollout = spec.rollout
         return cls(
-            rollout.temperature, rollout.top_p, rollout.top_k, tuple(rollout.stop), tuple(rollout.stop_token_ids)
+            rollout.temperature,
+            rollout.top_p,
+            rollout.top_k,
+            tuple(rollout.stop),
+            tuple(rollout.stop_token_ids),
+            by_request=spec.evaluation is not None or has_greedy_baseline(spec),
+            evaluation_temperature=0.0 if spec.evaluation is None else spec.evaluation.temperature,
         )
+
+    @property
+    def random(self) -> bool:
+        """Whether some token is drawn at random: uniforms are needed."""
+        return self.temperature > 0 or self.evaluation_temperature > 0
 
 
 class Prefill(NamedTuple):
@@ -84,10 +104,34 @@ class StepReport:
     """What that time was spent on."""
     replayed: int = 0
     """Rows of decode passes that decoded a known token again."""
+    replayed_samples: int = 0
+    """Samples that these rows are of."""
     rows: int = 0
     """Samples that went through a decode pass."""
     keys: int = 0
-    """Keys that were read, of all rows together."""
+    """Keys that were read, of all rows of its passes together, those of drafted tokens among them."""
+    began: list[SampleKey] = field(default_factory=list)
+    """Samples that got their first new token since they were submitted; an engine that cannot tell leaves it empty."""
+    pass_rows: int = 0
+    """Rows of its decode passes, padding left out: one a sample, and more where tokens were drafted or replayed."""
+    positions: int = 0
+    """Positions in the caches of the samples that were decoded, all together."""
+    drafted: int = 0
+    """Tokens that were guessed and verified."""
+    accepted: int = 0
+    """Those of them that are among `decoded`."""
+    draft_ns: int = 0
+    """Time of it that drafting took."""
+    verify_ns: int = 0
+    """Time of it that passes took in which several positions of a sample were decoded."""
+    passes: int = 0
+    """Decode passes."""
+    graph_passes: int = 0
+    """Those of them that were replayed from a graph."""
+    fused_passes: int = 0
+    """Those of them that ran by kernels of several steps each."""
+    capture_ns: int = 0
+    """Time of it that capturing graphs took."""
 
 
 class PassCost(NamedTuple):
@@ -114,13 +158,36 @@ class EngineCosts:
     """A sample resumed from its tokens decodes them again."""
 
 
-class EngineError(Exception):
-    """A request that an engine cannot take; `field` is the manifest path a user can change, if any."""
+class EngineLoad(NamedTuple):
+    """What is in an engine now, and what its caches did since it was built."""
 
-    def __init__(self, reason: str, message: str, field: str = "") -> None:
+    running: int
+    """Samples that are decoded."""
+    waiting: int
+    """Samples that have no place in the batch or in the caches yet."""
+    kv_used: float
+    """Share of the caches that samples hold, 0..1."""
+    preemptions: int
+    """Times that a sample lost its place to others and was computed again, since the engine was built."""
+    prefix_tokens: int
+    """Tokens that were looked for among the prefixes of earlier samples, since then."""
+    prefix_hits: int
+    """Those of them that were found, and not computed again."""
+
+
+class EngineError(Exception):
+    """A request that an engine cannot take, or what it cannot do.
+
+    `field` is the manifest path a user can change, if any. A `key` says that the cause is this one sample, which the
+    engine still holds: once it is withdrawn, all others go on. Without one a `step` that raises leaves an engine that
+    is not used again, and its worker ends.
+    """
+
+    def __init__(self, reason: str, message: str, field: str = "", key: SampleKey | None = None) -> None:
         super().__init__(message)
         self.reason = reason
         self.field = field
+        self.key = key
 
 
 @runtime_checkable
@@ -128,13 +195,16 @@ class Engine(Protocol):
     """Continuous batching over one model. Not thread-safe."""
 
     version: int
-    """Weight version held."""
+    """Weight version held; NO_VERSION after an update that broke off half-way, until a whole one was loaded."""
 
     def submit(self, requests: Sequence[SampleRequest]) -> None:
         """Takes all of them or, with an EngineError naming the first that is wrong, none."""
 
     def step(self) -> StepReport:
-        """Admits queued samples and decodes one token of every admitted one (an engine that speculates: several)."""
+        """Admits queued samples and decodes one token of every admitted one (an engine that speculates: several).
+
+        An EngineError with a key is of that sample alone; any other exception is the end of the engine.
+        """
 
     def progress(self) -> list[ResponsePart]:
         """Return the tokens of unfinished samples that no earlier `progress` returned."""
@@ -143,7 +213,10 @@ class Engine(Protocol):
         """Drops these samples (None: all) and returns their tokens so far; unknown and finished ones are left out."""
 
     def load_weights(self, tensors: Mapping[str, torch.Tensor], version: int) -> int:
-        """Replaces all weights or none; returns bytes. Samples in flight go on, their later tokens bear `version`."""
+        """Replaces all weights or none; returns bytes. Samples in flight go on, their later tokens bear `version`.
+
+        Where it breaks off with some replaced, it raises WorkError and holds NO_VERSION.
+        """
 
     @property
     def held(self) -> int:
@@ -162,6 +235,24 @@ class Sleeps(Protocol):
 
     def wake(self) -> None:
         """Undoes sleep, where it sleeps."""
+
+
+@runtime_checkable
+class ServesMetrics(Protocol):
+    """An engine with metrics of its own, such as vLLM: the worker's endpoint serves them beside its own."""
+
+    @property
+    def registry(self) -> Collector:
+        """What a client of Prometheus collects them from; read by another thread than the engine's."""
+
+
+@runtime_checkable
+class ReportsLoad(Protocol):
+    """An engine with a queue and a room for caches of its own, which says how full they are."""
+
+    @property
+    def load(self) -> EngineLoad:
+        """Return what it is after the last step."""
 
 
 @runtime_checkable
@@ -211,8 +302,8 @@ class MovesKvCaches(Protocol):
     """An engine whose samples can move with their caches; without it they move by their tokens."""
 
     @property
-    def moves(self) -> KvMoves:
-        """Return what moves them."""
+    def moves(self) -> KvMoves | None:
+        """Return what moves them; None: caches of this model, or of this job, do not move."""
 
 
 def kv_moves_of(engine: Engine) -> KvMoves | None:

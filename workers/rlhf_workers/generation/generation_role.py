@@ -6,42 +6,56 @@ once. Must never answer a command twice, and never report a sample that was with
 dies here, the coordinator goes on from the tokens it was told.
 """
 
+import logging
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 import torch
+from prometheus_client.registry import Collector
 
 from rlhf_api import control_pb2 as pb
 from rlhf_api.algorithms.graph import GENERATE
 from rlhf_api.job import RLHFJob
 from rlhf_api.names import ExitCode
-from rlhf_api.samples import ResponsePart
+from rlhf_api.samples import ResponsePart, SampleKey
 from rlhf_workers import weights
+from rlhf_workers.adapter_weights import AdapterWeights, OpenWeights, starts_elsewhere
+from rlhf_workers.device import memory_in_use
 from rlhf_workers.failures import WorkError
-from rlhf_workers.generation.engine import Engine, EngineError, MeasuresCosts, Sleeps
-from rlhf_workers.generation.engine_registry import build_engine
+from rlhf_workers.generation.engine import (
+    NO_VERSION,
+    Engine,
+    EngineError,
+    MeasuresCosts,
+    ReportsLoad,
+    ServesMetrics,
+    Sleeps,
+)
+from rlhf_workers.generation.engine_choice import EngineChoice
+from rlhf_workers.generation.engine_registry import build_engine, chosen_engine
+from rlhf_workers.generation.engine_totals import EngineTotals, QueueTimes
 from rlhf_workers.generation.migration.incoming import IncomingMigrations
 from rlhf_workers.generation.migration.outgoing import OutgoingMigrations
+from rlhf_workers.generation.speculation.job_drafting import JobDrafting
+from rlhf_workers.generation.speculation.speculation_totals import SpeculationTotals
+from rlhf_workers.generation.speculation.speculator import Speculates
 from rlhf_workers.generation.step_observations import Activity
+from rlhf_workers.generation.weight_updates import WeightUpdates
 from rlhf_workers.models import load_tokenizer
-from rlhf_workers.sample_codec import finished_message, key_of, progress_message, request_of
+from rlhf_workers.sample_codec import finished_message, key_message, key_of, progress_message, request_of
+from rlhf_workers.shared_memory.choice import borrowed_by
 from rlhf_workers.worker_role import Outbox
+
+log = logging.getLogger(__name__)
 
 PROGRESS_NS: Final = 250_000_000
 """Between progress messages: what a lost worker costs, at four small messages a second a sample."""
 ACTOR: Final = GENERATE.model
 ACTOR_FIELD: Final = f"{ACTOR.manifest_path}.path"
 EXIT_CODES: Final = {"PromptLength": ExitCode.BAD_DATA, "TokenOutsideVocabulary": ExitCode.BAD_DATA}
-
-
-class Fetch(Protocol):
-    """`weights.fetch`: all tensors of a model at a version, or WorkError."""
-
-    def __call__(
-        self, model: str, version: int, sources: Sequence[pb.WeightLocation], certificates: Path | None
-    ) -> dict[str, torch.Tensor]: ...
 
 
 class GenerationRole:
@@ -56,15 +70,26 @@ class GenerationRole:
         tokenizer: Any,
         certificates: Path | None = None,
         *,
-        fetch: Fetch = weights.fetch,
+        open_weights: OpenWeights = weights.opened,
         clock_ns: Callable[[], int] = time.time_ns,
+        choice: EngineChoice | None = None,
+        in_use: Callable[[], int] = lambda: 0,
+        drafting: JobDrafting | None = None,
     ) -> None:
+        """`in_use`: bytes of the engine's device that are in use, by which is told what its sleep gave back.
+        `drafting`: what the engine's speculator has to do with the rest of the job; None: it has none."""
         self._engine = engine
+        self.engine_choice = choice
+        """See engine_totals.MeasuresEngine."""
         self._tokenizer = tokenizer
-        self._certificates = certificates
-        self._fetch = fetch
+        self._updates = WeightUpdates(engine, certificates, open_weights)
         self._clock_ns = clock_ns
         self._activity = Activity()
+        self._in_use = in_use
+        self._drafting = drafting or JobDrafting()
+        self.engine_totals = EngineTotals()
+        """See engine_totals.MeasuresEngine."""
+        self._queue_times = QueueTimes()
         self._migrations = OutgoingMigrations(engine, certificates, clock_ns)
         self.receiver = IncomingMigrations(engine, clock_ns)
         """See ReceivesSamples."""
@@ -110,18 +135,28 @@ class GenerationRole:
                 self._measuring = None
                 outbox.done(done)
             return True
-        if not self._engine.held:
+        if not self._engine.held or self._engine.version == NO_VERSION:  # then samples wait for a whole version
             self._activity.flush(outbox)
+            self._drafting.report(self._iteration, self._clock_ns(), outbox, idle=True)
             return moved
         start_ns = self._clock_ns()
+        self._queue_times.step_begins(start_ns)
         try:
             report = self._engine.step()
         except EngineError as error:
-            raise _work_error(error) from error
+            if error.key is None or not self._fail_sample(error.key, _work_error(error).failure, outbox):
+                raise _work_error(error) from error
+            return True
         end_ns = self._clock_ns()
         outbox.count(report.decoded)
+        if isinstance(self._engine, ReportsLoad):
+            self.engine_totals.load = self._engine.load
+        self.engine_totals.add(report, end_ns - start_ns)
+        self._queue_times.began(report.began, end_ns)
         for response in report.finished:
-            outbox.finished(finished_message(response, self._text(response)))
+            queued, drafted = self._queue_times.of_finished(response.key), self._drafting.of_finished(response.key)
+            self._activity.finished(response.key, drafted)
+            outbox.finished(finished_message(response, self._text(response), queued, drafted))
         if not 0 <= end_ns - self._progress_ns < PROGRESS_NS:
             self._progress_ns = end_ns
             for response in self._engine.progress():
@@ -129,17 +164,39 @@ class GenerationRole:
         if not (report.decoded or report.prefilled or report.finished):  # all that is held is on its way out
             return moved
         self._activity.add(report, self._iteration, start_ns, end_ns, outbox)
+        self._drafting.report(self._iteration, end_ns, outbox)
         return True
+
+    @property
+    def learns_siblings(self) -> bool:
+        """See DraftsBySiblings."""
+        return self._drafting.learns_siblings
+
+    def learn(self, message: pb.SiblingTokens) -> None:
+        """See DraftsBySiblings."""
+        self._drafting.learn(message)
+
+    @property
+    def engine_registry(self) -> Collector | None:
+        """See engine_totals.MeasuresEngine."""
+        return self._engine.registry if isinstance(self._engine, ServesMetrics) else None
+
+    @property
+    def speculation_totals(self) -> SpeculationTotals | None:
+        """See engine_totals.MeasuresEngine."""
+        speculator = self._engine.speculator if isinstance(self._engine, Speculates) else None
+        return None if speculator is None else speculator.totals
 
     def give_back(self) -> list[pb.SampleProgress]:
         """See WorkerRole; what is on its way out or in is not moved."""
         self._migrations.stop(None, "the source's session broke")
         self.receiver.clear()
+        self._drafting.begin_session()
         return [progress_message(response) for response in self._engine.withdraw()]
 
     def versions(self) -> Mapping[str, int]:
         """See WorkerRole."""
-        return {ACTOR: self._engine.version}
+        return {ACTOR: self._engine.version, **self._updates.draft_versions}
 
     def active(self) -> int:
         """See WorkerRole."""
@@ -156,31 +213,47 @@ class GenerationRole:
         self._sleep()
 
     def load(self, command: pb.LoadWeights, outbox: Outbox | None) -> pb.LoadResult:
-        """Fetches and loads a version of the actor, whole or not at all."""
+        """Fetches and loads a version of the actor, and of a draft model that is trained with it: both whole, or
+        neither."""
         if command.model != ACTOR:
             raise WorkError("WrongModel", f"the generation role holds the actor, not {command.model!r}")
         start_ns = self._clock_ns()
-        tensors = self._fetch(command.model, command.version, command.sources, self._certificates)
-        self._migrations.stop(None, f"weight version {command.version} was loaded on the source")
-        size = self._engine.load_weights(tensors, command.version)
-        end_ns = self._clock_ns()
+        with self._updates.opened(command) as opened:
+            copy_ns = self._clock_ns()
+            why = f"weight version {command.version} was loaded on the source"
+            size = self._updates.load(command, opened, partial(self._migrations.stop, None, why))
+            end_ns = self._clock_ns()
+        self._drafting.policy_changed()
         if outbox is not None:
             self._activity.flush(outbox)
-            outbox.span("load-weights", start_ns, end_ns, command.version, bytes=str(size))
-        return pb.LoadResult(version=command.version, bytes=size, seconds=(end_ns - start_ns) / 1e9)
+            copied = f"{(end_ns - copy_ns) / 1e9:.4f}"
+            outbox.span(
+                "load-weights", start_ns, end_ns, command.version, bytes=str(size), way=opened.ways, copy_seconds=copied
+            )
+            for way, count in opened.bytes_by_way.items():
+                outbox.moved(f"weights_{way}", count, (end_ns - start_ns) / 1e9)
+        seconds, copy_seconds = (end_ns - start_ns) / 1e9, (end_ns - copy_ns) / 1e9
+        return pb.LoadResult(version=command.version, bytes=size, seconds=seconds, copy_seconds=copy_seconds)
 
     def _generate(self, command: pb.Generate, outbox: Outbox) -> None:
         requests = [request_of(sample) for sample in command.samples]
+        if self._engine.version == NO_VERSION:
+            raise WorkError("NotReady", "the last update of the weights broke off half-way", retryable=True)
         self._onload(outbox)
         self._engine.submit(requests)
         iteration = max((request.key.iteration for request in requests), default=self._iteration)
         if iteration != self._iteration:
             self._iteration = iteration
             self.receiver.begin_iteration(iteration)
+            self._drafting.begin_iteration(iteration)
+            self._queue_times.begin_iteration()
+        self._queue_times.submitted(request.key for request in requests)
 
     def _sleep(self) -> None:
         if isinstance(self._engine, Sleeps):
+            before = self._in_use()
             self._engine.sleep()
+            self.engine_totals.slept(before - self._in_use())
 
     def _onload(self, outbox: Outbox) -> None:
         if not isinstance(self._engine, Sleeps):
@@ -210,6 +283,15 @@ class GenerationRole:
         result = pb.MeasureResult(measurement_id=command.measure.measurement_id, generation=message)
         yield pb.CommandDone(command_id=command.id, measure=result)
 
+    def _fail_sample(self, key: SampleKey, failure: pb.Failure, outbox: Outbox) -> bool:
+        """Let go of one sample, so that the others go on; False: the coordinator does not understand that."""
+        self._migrations.stop([key], "decoding it failed")
+        self.receiver.fence([key])
+        message = pb.FailedSample(key=key_message(key), failure=failure)
+        for response in self._engine.withdraw([key]):
+            message.progress.CopyFrom(progress_message(response))
+        return outbox.failed(message)
+
     def _withdraw(self, command: pb.Withdraw) -> pb.WithdrawResult:
         keys = [key_of(key) for key in command.keys]
         self._migrations.stop(keys, "it was withdrawn")
@@ -224,9 +306,18 @@ def build(job: RLHFJob, command: pb.Command, device: torch.device, certificates:
     """Loads the policy and its engine; WorkError when the folder, the engine's arguments or the sizes do not fit."""
     path = job.spec.models.actor.path
     tokenizer = load_tokenizer(path, ACTOR_FIELD)
-    role = GenerationRole(build_engine(job.spec, tokenizer, device), tokenizer, certificates)
+    open_weights = AdapterWeights(job.spec, partial(weights.opened, sharings=borrowed_by(job.spec, device)))
+    choice = chosen_engine(job.spec, device)
+    log.info("the engine is %s", choice.words)
+    engine = build_engine(job.spec, tokenizer, device)
+    in_use = partial(memory_in_use, device)
+    drafting = JobDrafting.of(engine, job.spec, command.become_generation.learned)
+    role = GenerationRole(
+        engine, tokenizer, certificates, open_weights=open_weights, choice=choice, in_use=in_use, drafting=drafting
+    )
     wanted = command.become_generation.weights
-    if wanted.version or any(location.folder != path for location in wanted.sources):
+    elsewhere = any(location.folder != path for location in wanted.sources) or starts_elsewhere(job.spec)
+    if wanted.version or elsewhere:
         role.load(wanted, None)
     return role
 

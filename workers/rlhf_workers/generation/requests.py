@@ -1,9 +1,11 @@
-"""What every engine asks of a request, and says of one that is wrong.
+"""What every engine asks of a request and of a job's sizes, and says of one that is wrong.
 
 Rule: pure functions of the request and the engine's limits; the message names the sample, the numbers and the field.
 """
 
+from rlhf_api.names import ExitCode
 from rlhf_api.samples import FinishReason, ResponsePart, SampleKey, SampleRequest
+from rlhf_workers.failures import WorkError
 from rlhf_workers.generation.engine import EngineError, EngineLimits
 
 
@@ -36,6 +38,18 @@ def check_request(request: SampleRequest, limits: EngineLimits, vocabulary: int)
     if len(request.log_probabilities) != known or sum(span.tokens for span in request.versions) != known:
         message = f"{name}: log-probabilities and weight versions do not match its {known} known tokens"
         raise EngineError("TokensInconsistent", message)
+
+
+def require_context(max_positions: int | None, limits: EngineLimits) -> None:
+    """WorkError when the longest sequence does not fit a model of `max_positions`; None: it has no limit."""
+    longest = limits.max_prompt_tokens + limits.max_response_tokens
+    if max_positions is not None and longest > max_positions:
+        field = "spec.rollout.maxResponseTokens"
+        message = (
+            f"{field}: maxPromptTokens {limits.max_prompt_tokens} + maxResponseTokens {limits.max_response_tokens} "
+            f"= {longest} is more than the {max_positions} positions of the model"
+        )
+        raise WorkError("ContextTooShort", message, field=field, exit_code=ExitCode.USAGE)
 
 
 def known_response(request: SampleRequest, reason: FinishReason) -> ResponsePart:

@@ -6,18 +6,27 @@ distribution in id order: float noise in the logits moves a token only when the 
 boundary. Must never keep a generator's state between calls.
 """
 
+from collections.abc import Callable
 from typing import Final
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
+from rlhf_api.samples import Drawing
 from rlhf_workers.generation.engine import SamplingParameters
 
 WORDS_PER_BLOCK: Final = 4
 """64-bit words one Philox4x64 counter yields."""
+PART: Final = 1024
+"""Tokens of a part: a GPU sums along a row with one block of threads, so a vocabulary is summed part by part."""
 MANTISSA: Final = 2.0**-53
 """Spacing of the uniforms: the top 53 bits of a word."""
+
+EVALUATED: Final = 1.0
+"""Added to the uniforms of a request that is drawn for evaluation."""
+GREEDY: Final = -1.0
+"""In place of the uniforms of a request that takes the most probable token."""
 
 
 def uniforms(random_key: int, start: int, count: int) -> npt.NDArray[np.float64]:
@@ -38,17 +47,47 @@ def sample(
 
     logits [n, vocabulary] any float, uniform [n] float64 on the same device; returns tokens [n] int64 and their
     log-probabilities [n] float32 under softmax(logits / temperature) before top-p and top-k (at temperature 1 when
-    greedy). A row with a non-finite log-probability is for the caller to refuse.
+    greedy). Where requests say how they are drawn, `uniform` is `marked`. A row with a non-finite log-probability is
+    for the caller to refuse.
     """
     scores = logits.float()
     if parameters.temperature > 0 and parameters.temperature != 1:
         scores = scores / parameters.temperature
+    if parameters.evaluation_temperature > 0:
+        evaluated = (uniform >= EVALUATED)[:, None]
+        scores = torch.where(evaluated, logits.float() / parameters.evaluation_temperature, scores)
     log_probabilities = torch.log_softmax(scores, dim=-1)
-    if parameters.temperature == 0:
+    if not parameters.random:
         tokens = log_probabilities.argmax(dim=-1)
     else:
-        tokens = _draw(_kept(log_probabilities.double().exp(), parameters), uniform)
+        draw = _draw if logits.device.type == "cpu" else _draw_by_parts
+        weights = _kept(log_probabilities.double().exp(), parameters)
+        tokens = _by_request(log_probabilities, weights, uniform, parameters, draw)
     return tokens, log_probabilities.gather(1, tokens[:, None])[:, 0]
+
+
+def marked(drawn: npt.NDArray[np.float64], drawing: Drawing) -> npt.NDArray[np.float64]:
+    """Return uniforms [n] so that they say how their tokens are drawn: as they are by the job's rollout, below 0 for
+    the most probable token, from `EVALUATED` on by evaluation."""
+    if drawing is Drawing.GREEDY:
+        return np.full_like(drawn, GREEDY)
+    return drawn + EVALUATED if drawing is Drawing.EVALUATION else drawn
+
+
+def _by_request(
+    log_probabilities: torch.Tensor,
+    weights: torch.Tensor,
+    uniform: torch.Tensor,
+    parameters: SamplingParameters,
+    draw: Callable[[torch.Tensor, torch.Tensor], torch.Tensor],
+) -> torch.Tensor:
+    """Tokens [n]; a row of the rollout gets the same one whatever other rows ask for."""
+    if not parameters.by_request:
+        return draw(weights, uniform)
+    evaluated = uniform >= EVALUATED
+    tokens = draw(weights, torch.where(evaluated, uniform - EVALUATED, uniform).clamp_min(0.0))
+    greedy = uniform < 0 if parameters.temperature > 0 else ~evaluated
+    return torch.where(greedy, log_probabilities.argmax(dim=-1), tokens)
 
 
 def _kept(probabilities: torch.Tensor, parameters: SamplingParameters) -> torch.Tensor:
@@ -61,7 +100,7 @@ def _kept(probabilities: torch.Tensor, parameters: SamplingParameters) -> torch.
     ordered[:, top_k:] = 0
     if parameters.top_p < 1:
         before = ordered.cumsum(dim=-1) - ordered
-        ordered[before >= parameters.top_p * ordered.sum(dim=-1, keepdim=True)] = 0
+        ordered.masked_fill_(before >= parameters.top_p * ordered.sum(dim=-1, keepdim=True), 0)
     return torch.zeros_like(probabilities).scatter_(1, order, ordered)
 
 
@@ -72,3 +111,22 @@ def _draw(weights: torch.Tensor, uniform: torch.Tensor) -> torch.Tensor:
     index = torch.searchsorted(cumulative, uniform[:, None] * total, right=True)
     last = torch.searchsorted(cumulative, total, right=False)
     return torch.minimum(index, last)[:, 0].clamp_max(weights.shape[-1] - 1)
+
+
+def _draw_by_parts(weights: torch.Tensor, uniform: torch.Tensor) -> torch.Tensor:
+    """As `_draw`, by the part of the vocabulary first and then within it: sums of few numbers that run side by side."""
+    size = weights.shape[-1]
+    parts = torch.nn.functional.pad(weights, (0, -size % PART)).view(len(weights), -1, PART)
+    ends = parts.sum(dim=-1).cumsum(dim=-1)
+    aim = uniform[:, None] * ends[:, -1:]
+    part = _first_above(ends, aim)
+    before = torch.where(part > 0, ends.gather(1, (part - 1).clamp_min(0)), 0.0)
+    inside = parts.gather(1, part[:, :, None].expand(-1, 1, PART))[:, 0].cumsum(dim=-1) + before
+    return (part * PART + _first_above(inside, aim))[:, 0].clamp_max(size - 1)
+
+
+def _first_above(cumulative: torch.Tensor, aim: torch.Tensor) -> torch.Tensor:
+    """[n, 1]: the first index of cumulative [n, m] above aim [n, 1], at most the first that reaches the end."""
+    end = cumulative[:, -1:].contiguous()
+    index = torch.searchsorted(cumulative, aim, right=True)
+    return torch.minimum(index, torch.searchsorted(cumulative, end, right=False))

@@ -3,7 +3,8 @@
 Rule: one span covers at least half a second of steps of one iteration, unless work ends or the iteration changes
 before; it is named for what took most of its time. The observation of the same steps says how much prefill was among
 them, how many samples a step had and how many keys each read: by that a planner knows what a step costs. Where samples
-came by their tokens another one says what building their caches took. Must never read a clock.
+came by their tokens another one says what building their caches took. A step in which a graph was captured is a span
+of its own and no observation, for it costs what no other will. Must never read a clock.
 """
 
 from collections.abc import Iterator
@@ -11,11 +12,15 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from rlhf_api import control_pb2 as pb
+from rlhf_api.samples import SampleKey
 from rlhf_workers.generation.engine import StepReport
+from rlhf_workers.generation.speculation.evidence import DraftedTokens
 from rlhf_workers.worker_role import Outbox
 
 SPAN_NS: Final = 500_000_000
 """Shortest span in the middle of work: two a second a worker stay legible and cheap."""
+SAMPLES_SHOWN: Final = 12
+"""Samples of one span whose drafts are told: an attribute has at most 256 characters."""
 
 
 @dataclass
@@ -23,6 +28,7 @@ class _Rebuilding:
     """Caches built from known tokens: by prefills of nothing else, or by steps in which such tokens were decoded again.
 
     Prefills are of `rows` samples of `tokens` tokens, steps of `rows` samples with `tokens` keys, all passes together.
+    A step in which a sample decoded several known tokens counts as so many, each of which took that much less.
     """
 
     ns: int = 0
@@ -38,10 +44,12 @@ class _Rebuilding:
             self.rows += sum(prefill.samples for prefill in report.prefills)
             self.tokens += sum(prefill.tokens for prefill in report.prefills)
         if report.replayed:
+            # Of one sample: a plan counts tokens.
+            known = max(1, round(report.replayed / max(1, report.replayed_samples)))
             self.ns += step_ns - report.prefill_ns
-            self.passes += 1
-            self.rows += report.rows
-            self.tokens += report.keys
+            self.passes += known
+            self.rows += report.rows * known
+            self.tokens += _keys_of_samples(report) * known
 
     def attributes(self) -> dict[str, str]:
         """Return the attributes of the span; none when no cache was built. A coordinator of the version before reads
@@ -66,6 +74,25 @@ class _Rebuilding:
 
 
 @dataclass
+class _Verified:
+    """Steps that verified guessed tokens."""
+
+    steps: int = 0
+    rows: int = 0
+    keys: int = 0
+    ns: int = 0
+
+    def message(self) -> pb.VerifiedSteps:
+        """Return the numbers of all of them; there is at least one."""
+        return pb.VerifiedSteps(
+            steps=self.steps,
+            rows_per_step=self.rows / self.steps,
+            keys_per_row=self.keys / max(1, self.rows),
+            seconds=self.ns / 1e9,
+        )
+
+
+@dataclass
 class _Window:
     iteration: int
     start_ns: int
@@ -75,7 +102,61 @@ class _Window:
     tokens: int = 0
     rows: int = 0
     keys: int = 0
+    passes: int = 0
+    graph_passes: int = 0
+    capture_ns: int = 0
+    draft_ns: int = 0
+    drawing_rows: int = 0
+    """Samples of steps that replayed nothing, all steps together."""
+    drawn: int = 0
+    """Tokens that they drew."""
+    drafted: int = 0
+    accepted: int = 0
+    samples: list[str] = field(default_factory=list)
+    """Of the samples that finished after drafts: sample, accepted and drafted tokens."""
     rebuilding: _Rebuilding = field(default_factory=_Rebuilding)
+    verified: _Verified = field(default_factory=_Verified)
+
+    def add(self, report: StepReport, step_ns: int) -> None:
+        """A step that took so long."""
+        self.prefill_ns += report.prefill_ns
+        self.steps += 1
+        self.tokens += report.decoded
+        self.rows += report.rows
+        keys = _keys_of_samples(report)
+        self.keys += keys
+        self.passes += report.passes
+        self.graph_passes += report.graph_passes
+        self.capture_ns += report.capture_ns
+        self.draft_ns += report.draft_ns
+        if not report.replayed:
+            self.drawing_rows += report.rows
+            self.drawn += report.decoded
+        self.drafted += report.drafted
+        self.accepted += report.accepted
+        if report.drafted:
+            self.verified.steps += 1
+            self.verified.rows += report.rows
+            self.verified.keys += keys
+            self.verified.ns += max(0, step_ns - report.prefill_ns - report.draft_ns)
+        self.rebuilding.add(report, step_ns)
+
+    def draft_attributes(self) -> dict[str, str]:
+        """Return what was drafted, of all samples and of those that finished; none where nothing was."""
+        if not self.drafted:
+            return {}
+        attributes = {"drafted": str(self.drafted), "accepted": str(self.accepted)}
+        finished = ", ".join(self.samples[:SAMPLES_SHOWN])
+        return attributes | ({"finished_accepted_of_drafted": finished} if finished else {})
+
+    def graph_attributes(self) -> dict[str, str]:
+        """Return which share of the passes was replayed, and what capturing took; none where nothing is captured."""
+        if not (self.graph_passes or self.capture_ns):
+            return {}
+        return {
+            "graph_share": f"{self.graph_passes / self.passes:.2f}",
+            "capture_seconds": f"{self.capture_ns / 1e9:.3f}",
+        }
 
     def observations(self) -> Iterator[pb.Observation]:
         """Yield what the steps took, and what building caches among them took when any was built."""
@@ -84,6 +165,9 @@ class _Window:
             rows_per_step=self.rows / self.steps,
             keys_per_row=self.keys / max(1, self.rows),
             prefill_seconds=self.prefill_ns / 1e9,
+            tokens_per_row=self.drawn / max(1, self.drawing_rows),
+            draft_seconds=self.draft_ns / 1e9,
+            verified=self.verified.message() if self.verified.steps else None,
         )
         yield pb.Observation(decode=decode)
         if self.rebuilding.passes:
@@ -95,22 +179,25 @@ class Activity:
 
     def __init__(self) -> None:
         self._window: _Window | None = None
+        self._finished: list[str] = []
+
+    def finished(self, key: SampleKey, drafted: DraftedTokens) -> None:
+        """A sample finished in the step that is added next."""
+        if drafted.drafted:
+            self._finished.append(f"{key.sample}: {drafted.accepted}/{drafted.drafted}")
 
     def add(self, report: StepReport, iteration: int, start_ns: int, end_ns: int, outbox: Outbox) -> None:
         """A step of samples of `iteration` ran from start_ns to end_ns."""
-        if self._window is not None and self._window.iteration != iteration:
+        if self._window is not None and (self._window.iteration != iteration or report.capture_ns):
             self.flush(outbox)
         if self._window is None:
             self._window = _Window(iteration, start_ns, end_ns)
         window = self._window
         window.end_ns = end_ns
-        window.prefill_ns += report.prefill_ns
-        window.steps += 1
-        window.tokens += report.decoded
-        window.rows += report.rows
-        window.keys += report.keys
-        window.rebuilding.add(report, end_ns - start_ns)
-        if end_ns - window.start_ns >= SPAN_NS:
+        window.add(report, end_ns - start_ns)
+        window.samples += self._finished
+        self._finished = []
+        if end_ns - window.start_ns >= SPAN_NS or report.capture_ns:
             self.flush(outbox)
 
     def flush(self, outbox: Outbox) -> None:
@@ -119,7 +206,7 @@ class Activity:
         if window is None:
             return
         stretch = pb.Observation(start_ns=window.start_ns, end_ns=window.end_ns, iteration=window.iteration)
-        for observation in window.observations():
+        for observation in window.observations() if not window.capture_ns else ():
             observation.MergeFrom(stretch)
             outbox.observe(observation)
         outbox.span(
@@ -133,4 +220,11 @@ class Activity:
             rows=f"{window.rows / window.steps:.2f}",
             context=f"{window.keys / max(1, window.rows):.0f}",
             **window.rebuilding.attributes(),
+            **window.graph_attributes(),
+            **window.draft_attributes(),
         )
+
+
+def _keys_of_samples(report: StepReport) -> int:
+    """Return the keys that were read by one row a sample, on average: a pass over several costs by rows and keys."""
+    return report.keys * report.rows // max(1, report.rows, report.pass_rows)

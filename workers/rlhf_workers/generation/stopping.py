@@ -32,7 +32,8 @@ class StopRule:
         self.is_stop[[token for token in stop_ids if 0 <= token < vocabulary]] = True
         self.may_complete: npt.NDArray[np.bool_] = self._completing(vocabulary)
         """[vocabulary] tokens whose text holds the last character of a stop string, or part of a character."""
-        self._window = max((len(string) for string in strings), default=0) + WINDOW_MARGIN
+        self.window = max((len(string) for string in strings), default=0) + WINDOW_MARGIN
+        """Newest response tokens that `ends_with_string` looks at."""
 
     @property
     def has_strings(self) -> bool:
@@ -41,7 +42,7 @@ class StopRule:
 
     def ends_with_string(self, tokens: TokenArray) -> bool:
         """Whether the text of these response tokens holds a stop string, special tokens included."""
-        text = self._tokenizer.decode(tokens[-self._window :].tolist(), skip_special_tokens=False)
+        text = self._tokenizer.decode(tokens[-self.window :].tolist(), skip_special_tokens=False)
         return any(string in text for string in self._strings)
 
     def complete_reason(self, request: SampleRequest) -> FinishReason:

@@ -11,10 +11,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+import numpy as np
 import torch
 from transformers.cache_utils import Cache
 
 from rlhf_workers.attention_masks import AttentionMasks
+from rlhf_workers.device_copies import to_device
 
 log = logging.getLogger(__name__)
 
@@ -103,8 +105,8 @@ class ChunkForward:
         and must not be used any further.
         """
         width, device = ids.shape[1], ids.device
-        own = torch.tensor(counts, device=device)[:, None]
-        start = torch.tensor([row.positions for row in rows], device=device)[:, None]
+        placed = to_device(np.array([[row.positions for row in rows], counts]), device)
+        start, own = placed[0][:, None], placed[1][:, None]
         positions = start + torch.minimum(torch.arange(width, device=device)[None], own - 1)
         cache = _Pass(rows, counts)
         output: torch.Tensor = getattr(

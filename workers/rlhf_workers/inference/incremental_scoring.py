@@ -16,7 +16,7 @@ import torch
 
 from rlhf_api import control_pb2 as pb
 from rlhf_api.samples import ScoringSample
-from rlhf_workers.device import device_memory
+from rlhf_workers.device import device_memory, free_memory
 from rlhf_workers.inference.model_scorer import TokenScorer, check_ids
 from rlhf_workers.inference.partial_scores import PartialScore, PartialScoreStore
 from rlhf_workers.sample_codec import tokens_of
@@ -39,8 +39,7 @@ def prefix_budget(device: torch.device) -> int:
     """Bytes that prefixes may take on a device."""
     if device.type != "cuda":
         return min(CPU_BYTES, device_memory(device) // 16)
-    held_back = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
-    return int(GPU_SHARE * (torch.cuda.mem_get_info(device)[0] + held_back))
+    return int(GPU_SHARE * free_memory(device))
 
 
 class IncrementalScoring:
@@ -58,7 +57,7 @@ class IncrementalScoring:
         prompt, response = tokens_of(message, "prompt"), tokens_of(message, "response")
         tokens = np.concatenate([prompt, response])
         for task in self._able(message):
-            check_ids(torch.from_numpy(tokens), self._scorers[task].vocabulary)
+            check_ids(tokens, self._scorers[task].vocabulary)
         if self._store.enter(message.key.iteration):
             self._store.known(message.key.sample, len(prompt), tokens)
             self._asked[message.key.sample] = message
@@ -123,6 +122,7 @@ class IncrementalScoring:
         before, start_ns = sum(prefix.positions for prefix in prefixes), time.time_ns()
         try:
             chunks.advance(prefixes, [row.tokens for row in growing], ended=False)
+            chunks.wait()
         except Exception as error:
             log.warning("task %s failed on the prefixes of %d samples (%s); they are dropped", task, len(batch), error)
             for sample in batch:

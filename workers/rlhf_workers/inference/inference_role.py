@@ -10,6 +10,7 @@ import time
 from collections import deque
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -17,22 +18,25 @@ import numpy as np
 import torch
 
 from rlhf_api import control_pb2 as pb
-from rlhf_api.algorithms import graph_of
+from rlhf_api.algorithms import Scope, graph_of
 from rlhf_api.arrays import pack
 from rlhf_api.job import RLHFJob
 from rlhf_api.names import Group
 from rlhf_api.samples import FloatArray, ScoringSample
+from rlhf_workers.adapter_weights import AdapterWeights, OpenWeights
 from rlhf_workers.failures import WorkError, failure_of
 from rlhf_workers.inference.batches import next_batch
+from rlhf_workers.inference.group_comparisons import GroupComparisons, GroupScorer
 from rlhf_workers.inference.incremental_scoring import IncrementalScoring, prefix_budget
 from rlhf_workers.inference.model_scorer import ModelScorer, TokenScorer, ValueScorer
 from rlhf_workers.inference.rewards.reward_calls import RewardCalls, RewardOutcome
-from rlhf_workers.inference.scorers import Scorer, load_scorer
+from rlhf_workers.inference.scorers import Scorer, Trunks, load_scorer
 from rlhf_workers.inference.scoring_costs import measure
 from rlhf_workers.models import replace_weights
 from rlhf_workers.offloadable_weights import OffloadableWeights
 from rlhf_workers.sample_codec import key_message, scoring_sample_of
-from rlhf_workers.weights import fetch
+from rlhf_workers.shared_memory.choice import borrowed_by
+from rlhf_workers.weights import opened
 from rlhf_workers.worker_role import Outbox
 
 log = logging.getLogger(__name__)
@@ -50,6 +54,8 @@ class _Task:
     scorer: Scorer
     weights: OffloadableWeights | None
     """None: no model, or one that stays where it is."""
+    of_group: bool = False
+    """Its unit is a prompt's group: all samples of a command are judged together."""
     waiting: deque[ScoringSample] = field(default_factory=deque)
 
 
@@ -60,7 +66,12 @@ class InferenceRole:
     handles = frozenset({"score", "score_prefix", "load_weights", "measure", "offload"})
 
     def __init__(
-        self, batch_tokens: int, certificates: Path | None, longest: int = 0, device: torch.device = CPU
+        self,
+        batch_tokens: int,
+        certificates: Path | None,
+        longest: int = 0,
+        device: torch.device = CPU,
+        open_weights: OpenWeights = opened,
     ) -> None:
         """`batch_tokens` 0 scores sample by sample (deterministic job); `longest` is the job's longest sample, in
         tokens."""
@@ -71,11 +82,26 @@ class InferenceRole:
         self._versions: dict[str, int] = {}
         self._measuring: Iterator[pb.CommandDone | None] | None = None
         self._device = device
+        self._open_weights = open_weights
         self._early: IncrementalScoring | None = None
+        self._comparisons = GroupComparisons()
 
-    def add(self, name: str, model: str, scorer: Scorer, weights: OffloadableWeights | None = None) -> None:
-        """A task to run; a trained model starts at version 0, the manifest's folder."""
-        self._tasks[name] = _Task(name, model, scorer, weights)
+    def add(
+        self,
+        name: str,
+        model: str,
+        scorer: Scorer,
+        weights: OffloadableWeights | None = None,
+        *,
+        of_group: bool = False,
+    ) -> None:
+        """A task to run; a trained model starts at version 0, the manifest's folder. WorkError where the unit of the
+        task is a prompt's group and the scorer judges single samples."""
+        calls = isinstance(scorer, RewardCalls) and scorer.judges_groups
+        if of_group and not (calls or isinstance(scorer, GroupScorer)):
+            message = f"task {name} judges the responses to a prompt together, and its source judges each alone"
+            raise WorkError("WrongRole", message, field=f"spec.models.{model}")
+        self._tasks[name] = _Task(name, model, scorer, weights, of_group)
         if isinstance(scorer, ValueScorer):
             self._versions[model] = 0
 
@@ -106,6 +132,14 @@ class InferenceRole:
         self._onload()
         for sample in command.score.samples:
             self._take(sample, outbox)
+        for task in self._tasks.values():
+            if task.of_group and task.waiting:
+                if isinstance(task.scorer, GroupScorer):
+                    self._comparisons.submit(task.name, task.scorer, list(task.waiting))
+                else:
+                    assert isinstance(task.scorer, RewardCalls)
+                    task.scorer.submit_group(list(task.waiting))
+                task.waiting.clear()
         outbox.done(pb.CommandDone(command_id=command.id))
 
     def load(self, weights: pb.LoadWeights, outbox: Outbox | None) -> pb.LoadResult:
@@ -117,15 +151,22 @@ class InferenceRole:
         if weights.version == 0 == self._versions[weights.model]:
             return pb.LoadResult(version=0)
         start_ns, started = time.time_ns(), time.monotonic()
-        tensors = fetch(weights.model, weights.version, weights.sources, self._certificates)
-        size = replace_weights(held[0].model, tensors, what=f"{weights.model} version {weights.version}")
+        with self._open_weights(weights.model, weights.version, weights.sources, self._certificates) as source:
+            came = time.monotonic()
+            size = replace_weights(held[0].model, source.tensors, what=f"{weights.model} version {weights.version}")
+            source.confirm()
+        ended = time.monotonic()
+        seconds = ended - started
         self._versions[weights.model] = weights.version
         for task in self._tasks.values():
             if task.model == weights.model and self._early is not None:
                 self._early.drop_task(task.name)
         if outbox is not None:
-            outbox.span("load-weights", start_ns, time.time_ns(), weights.version, model=weights.model)
-        return pb.LoadResult(version=weights.version, bytes=size, seconds=time.monotonic() - started)
+            attributes = {"model": weights.model, "bytes": str(size), "way": source.ways}
+            outbox.span("load-weights", start_ns, time.time_ns(), weights.version, **attributes)
+            for way, count in source.bytes_by_way.items():
+                outbox.moved(f"weights_{way}", count, seconds)
+        return pb.LoadResult(version=weights.version, bytes=size, seconds=seconds, copy_seconds=ended - came)
 
     def step(self, outbox: Outbox) -> bool:
         """Reports rewards that came, and scores one batch of the task that has most to do; of unfinished samples a
@@ -139,9 +180,10 @@ class InferenceRole:
             return True
         waiting = [task for task in self._tasks.values() if task.waiting]
         if not waiting:
-            return (self._early is not None and self._early.step(outbox)) or worked
+            compared = self._comparisons.step(outbox)
+            return compared or (self._early is not None and self._early.step(outbox)) or worked
         task = max(waiting, key=lambda task: len(task.waiting))
-        assert not isinstance(task.scorer, RewardCalls)
+        assert not isinstance(task.scorer, RewardCalls | GroupScorer)
         batch = next_batch(task.waiting, self._batch_tokens)
         start_ns = time.time_ns()
         begun = self._score(task, task.scorer, batch, outbox)
@@ -166,6 +208,7 @@ class InferenceRole:
         """Forgets what is not scored yet; there are no tokens to give back."""
         if self._early is not None:
             self._early.clear()
+        self._comparisons.clear()
         for task in self._tasks.values():
             task.waiting.clear()
             if isinstance(task.scorer, RewardCalls):
@@ -179,7 +222,8 @@ class InferenceRole:
     def active(self) -> int:
         """Scores not yet reported."""
         calls = [task.scorer.pending for task in self._tasks.values() if isinstance(task.scorer, RewardCalls)]
-        return sum(calls) + sum(len(task.waiting) for task in self._tasks.values())
+        waiting = sum(len(task.waiting) for task in self._tasks.values())
+        return sum(calls) + waiting + self._comparisons.pending
 
     def offload(self) -> None:
         """See WorkerRole; reward processes stay."""
@@ -212,7 +256,11 @@ class InferenceRole:
         """Yield None while it goes on, then the answer; models are offloaded again where they were."""
         offloaded = any(task.weights is not None and task.weights.offloaded for task in self._tasks.values())
         onload_seconds = self._onload()
-        scorers = {name: task.scorer for name, task in self._tasks.items() if not isinstance(task.scorer, RewardCalls)}
+        scorers = {
+            name: task.scorer
+            for name, task in self._tasks.items()
+            if not isinstance(task.scorer, RewardCalls | GroupScorer)
+        }
         costs = yield from measure(scorers, self._longest, self._batch_tokens)
         if offloaded and not self.active():
             self._offload()
@@ -242,7 +290,7 @@ class InferenceRole:
             return
         for name in message.tasks:
             task = self._tasks[name]
-            if isinstance(task.scorer, RewardCalls):
+            if isinstance(task.scorer, RewardCalls) and not task.of_group:
                 task.scorer.submit(sample)
             else:
                 task.waiting.append(sample)
@@ -286,12 +334,14 @@ class InferenceRole:
     def _report(task: _Task, outcomes: list[RewardOutcome], outbox: Outbox) -> bool:
         for outcome in outcomes:
             message = pb.ScoredSample(key=key_message(outcome.sample.key), task=task.name)
+            judged = outcome.judgment
             if outcome.failure is not None:
                 message.failure.CopyFrom(outcome.failure)
-            elif outcome.reward is None:
-                message.abstained = True
-            else:
-                result: FloatArray = np.array([outcome.reward], dtype=np.float32)
+            elif judged is not None:
+                message.metrics.update(judged.metrics)
+                message.abstained = judged.reward is None
+            if judged is not None and judged.reward is not None:
+                result: FloatArray = np.array([judged.reward], dtype=np.float32)
                 message.result.CopyFrom(pack(result))
             outbox.scored(message)
         if outcomes:
@@ -313,16 +363,18 @@ def build(job: RLHFJob, command: pb.Command, device: torch.device, certificates:
     batch_tokens = 0 if job.spec.deterministic else job.spec.inference.batch_tokens
     rollout = job.spec.rollout
     longest = rollout.max_prompt_tokens + rollout.max_response_tokens
-    role = InferenceRole(batch_tokens, certificates, longest, device)
+    open_weights = AdapterWeights(job.spec, partial(opened, sharings=borrowed_by(job.spec, device)))
+    role = InferenceRole(batch_tokens, certificates, longest, device, open_weights)
+    trunks: Trunks = {}
+    moved: set[int] = set()
     try:
         for name in become.tasks:
-            scorer = load_scorer(graph[name].model, job.spec, device, offloaded=become.offloaded)
-            weights = (
-                None
-                if isinstance(scorer, RewardCalls)
-                else OffloadableWeights(scorer.model, device, frozen=scorer.frozen)
-            )
-            role.add(name, graph[name].model, scorer, weights)
+            scorer = load_scorer(graph[name], job.spec, device, offloaded=become.offloaded, trunks=trunks)
+            weights = None
+            if not isinstance(scorer, RewardCalls):
+                weights = OffloadableWeights(scorer.model, device, frozen=scorer.frozen, apart=frozenset(moved))
+                moved |= {id(part) for part in (*scorer.model.parameters(), *scorer.model.buffers())}
+            role.add(name, graph[name].model, scorer, weights, of_group=graph[name].scope is Scope.GROUP)
         for trained in become.weights:
             role.load(trained, None)
     except BaseException:

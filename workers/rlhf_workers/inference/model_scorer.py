@@ -12,10 +12,12 @@ from collections.abc import Sequence
 from typing import Any, Final, Protocol
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from rlhf_api.job import RLHFJobSpec
 from rlhf_api.samples import FloatArray, ScoringSample
+from rlhf_workers.device_copies import to_device
 from rlhf_workers.failures import WorkError
 from rlhf_workers.inference.chunk_forward import ChunkForward
 from rlhf_workers.inference.partial_scores import PartialScore
@@ -50,8 +52,8 @@ def scoring_attention(spec: RLHFJobSpec) -> Attention:
     return "eager" if spec.deterministic else "sdpa"
 
 
-def padded_ids(samples: Sequence[ScoringSample], device: torch.device) -> torch.Tensor:
-    """int64 [batch, L], right-padded with 0 to a multiple of PAD.
+def padded_ids(samples: Sequence[ScoringSample]) -> npt.NDArray[np.int64]:
+    """[batch, L], right-padded with 0 to a multiple of PAD.
 
     No mask is needed: attention is causal, so what stands to the right of a token is never seen by it.
     """
@@ -60,10 +62,10 @@ def padded_ids(samples: Sequence[ScoringSample], device: torch.device) -> torch.
     for row, sample in zip(ids, samples, strict=True):
         row[: len(sample.prompt)] = sample.prompt
         row[len(sample.prompt) : sample.length] = sample.response
-    return torch.from_numpy(ids).to(device)
+    return ids
 
 
-def check_ids(ids: torch.Tensor, vocabulary: int) -> None:
+def check_ids(ids: npt.NDArray[Any], vocabulary: int) -> None:
     """WorkError when a token id is outside the model's vocabulary: its tokenizer is another one."""
     largest = int(ids.max())
     if largest >= vocabulary:
@@ -90,12 +92,10 @@ class TokenScorer(ABC):
         """Return float32 [n] per sample: one number per response token."""
         if self.chunks is not None and self.chunks.blocks:
             return [self.finish([sample], [PartialScore(prompt=len(sample.prompt))])[0] for sample in samples]
-        ids = padded_ids(samples, self._device)
+        ids = padded_ids(samples)
         check_ids(ids, self.vocabulary)
-        return [
-            finite(numbers, self.what, sample)
-            for numbers, sample in zip(self._whole(ids, samples), samples, strict=True)
-        ]
+        numbers = self._whole(to_device(ids, self._device), samples)
+        return finite_each(numbers, self.what, samples)
 
     @torch.inference_mode()
     def finish(self, samples: Sequence[ScoringSample], prefixes: Sequence[PartialScore]) -> list[FloatArray]:
@@ -103,15 +103,12 @@ class TokenScorer(ABC):
         chunks, tokens = self.chunks, [sample.tokens for sample in samples]
         assert chunks is not None
         for known in tokens:
-            check_ids(torch.from_numpy(known), self.vocabulary)
+            check_ids(known, self.vocabulary)
         rows = list(range(len(samples)))
         while rows := [row for row in rows if chunks.next_chunk(prefixes[row], tokens[row], True)]:
             together = rows[:1] if chunks.blocks else rows
             chunks.advance([prefixes[row] for row in together], [tokens[row] for row in together], ended=True)
-        return [
-            finite(torch.cat(prefix.scores), self.what, sample)
-            for prefix, sample in zip(prefixes, samples, strict=True)
-        ]
+        return finite_each([torch.cat(prefix.scores) for prefix in prefixes], self.what, samples)
 
     @abstractmethod
     def _whole(self, ids: torch.Tensor, samples: Sequence[ScoringSample]) -> list[torch.Tensor]:
@@ -142,11 +139,15 @@ class LogProbabilityScorer(TokenScorer):
         self.chunks = self._chunked(run, model.base_model.dtype, result, blocks=blocks)
 
     def _whole(self, ids: torch.Tensor, samples: Sequence[ScoringSample]) -> list[torch.Tensor]:
-        output = self._backbone(ids) if self._split else self.model(input_ids=ids, use_cache=False).logits
-        return [
-            self._read(said[len(sample.prompt) - 1 : sample.length - 1], row[len(sample.prompt) : sample.length])
-            for row, said, sample in zip(ids, output, samples, strict=True)
-        ]
+        spans = [slice(len(sample.prompt), sample.length) for sample in samples]
+        before = [slice(span.start - 1, span.stop - 1) for span in spans]
+        if not self._split:
+            logits = self.model(input_ids=ids, use_cache=False).logits
+            rows = zip(logits, before, ids, spans, strict=True)
+            return [self._read(said[at], row[own]) for said, at, row, own in rows]
+        hidden = torch.cat([said[at] for said, at in zip(self._backbone(ids), before, strict=True)])
+        targets = torch.cat([row[own] for row, own in zip(ids, spans, strict=True)])
+        return list(self._read(hidden, targets).split([len(sample.response) for sample in samples]))
 
     def _read(self, states: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         rows = max(PAD, HEAD_BYTES // (4 * self.vocabulary))
@@ -196,9 +197,17 @@ class ValueScorer(TokenScorer):
         return values.squeeze(-1).float()
 
 
-def finite(scores: torch.Tensor, what: str, sample: ScoringSample) -> FloatArray:
-    """float32 numpy of finite scores; WorkError ModelNotFinite names the position otherwise."""
-    array: FloatArray = scores.float().cpu().numpy()
+def finite_each(scores: Sequence[torch.Tensor], what: str, samples: Sequence[ScoringSample]) -> list[FloatArray]:
+    """As `finite`, of several samples, brought to the host together."""
+    if not scores:
+        return []
+    together = torch.cat([numbers.float() for numbers in scores]).cpu().numpy()
+    ends = np.cumsum([len(numbers) for numbers in scores])[:-1]
+    return [finite(part, what, sample) for part, sample in zip(np.split(together, ends), samples, strict=True)]
+
+
+def finite(array: FloatArray, what: str, sample: ScoringSample) -> FloatArray:
+    """The scores of a sample if all are finite; WorkError ModelNotFinite names the position otherwise."""
     bad = np.flatnonzero(~np.isfinite(array))
     if len(bad):
         where = f"sample {sample.key.sample} of iteration {sample.key.iteration}, token {bad[0]}"

@@ -1,49 +1,73 @@
-"""Which scorer a model role of the graph gets, loaded from where the manifest says.
+"""Which scorer a task of the graph gets, loaded from where the manifest says.
 
 Rule: everything that can be wrong with a folder, a function or an address is found here, before the first sample, as a
 WorkError that names the field.
 """
 
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import torch
 
-from rlhf_api.algorithms import ModelKind, ModelRole
+from rlhf_api.algorithms import ModelKind, ModelRole, Task
 from rlhf_api.job import RLHFJobSpec
-from rlhf_api.job.models import ModelSource
+from rlhf_api.job.model_source import ModelSource
 from rlhf_workers import models
+from rlhf_workers.inference.group_comparisons import GroupScorer
 from rlhf_workers.inference.model_scorer import LogProbabilityScorer, ModelScorer, ValueScorer, scoring_attention
 from rlhf_workers.inference.rewards.registry import load_reward
 from rlhf_workers.inference.rewards.reward_calls import RewardCalls
 from rlhf_workers.precision import compute_dtype
 
-Scorer: TypeAlias = ModelScorer | RewardCalls
+Scorer: TypeAlias = ModelScorer | GroupScorer | RewardCalls
 
 
-def load_scorer(model: ModelRole, spec: RLHFJobSpec, device: torch.device, *, offloaded: bool = False) -> Scorer:
-    """Return the scorer of a model role; `offloaded` leaves its model in host memory."""
+Trunks = dict[str, Any]
+"""Folder -> the frozen model of it that this worker has loaded, over which others may be made."""
+
+
+def load_scorer(
+    task: Task, spec: RLHFJobSpec, device: torch.device, *, offloaded: bool = False, trunks: Trunks | None = None
+) -> Scorer:
+    """Return the scorer of a task; `offloaded` leaves its model in host memory. `trunks` are used by every frozen
+    policy and where the manifest says that they are shared, and added to."""
+    model, trunks = task.model, {} if trunks is None else trunks
     home = torch.device("cpu") if offloaded else device
     if model.kind is ModelKind.POLICY:
-        return _log_probabilities(model, spec, device, home)
+        return _log_probabilities(model, spec, device, home, trunks)
     if model.kind is ModelKind.VALUE:
-        return _values(model, spec, device, home)
-    return load_reward(spec, device, home)
+        return _values(model, spec, device, home, trunks)
+    return load_reward(task, spec, device, home)
 
 
-def _log_probabilities(model: ModelRole, spec: RLHFJobSpec, device: torch.device, home: torch.device) -> Scorer:
+def _log_probabilities(
+    model: ModelRole, spec: RLHFJobSpec, device: torch.device, home: torch.device, trunks: Trunks
+) -> Scorer:
+    trunk = _trunk(_source(model, spec), spec.models.path_field(model), spec, home, trunks)
+    return LogProbabilityScorer(trunk, spec.rollout.temperature, device, blocks=spec.deterministic)
+
+
+def _values(model: ModelRole, spec: RLHFJobSpec, device: torch.device, home: torch.device, trunks: Trunks) -> Scorer:
     source, field = _source(model, spec), spec.models.path_field(model)
-    dtype, attention = compute_dtype(spec), scoring_attention(spec)
-    loaded = models.load_causal_lm(source.path, field=field, dtype=dtype, device=home, attention=attention)
-    return LogProbabilityScorer(loaded, spec.rollout.temperature, device, blocks=spec.deterministic)
-
-
-def _values(model: ModelRole, spec: RLHFJobSpec, device: torch.device, home: torch.device) -> Scorer:
-    source, field = _source(model, spec), spec.models.path_field(model)
-    dtype, attention = compute_dtype(spec), scoring_attention(spec)
-    loaded = models.load_backbone_with_value_head(
-        source.path, field=field, dtype=dtype, device=home, attention=attention
-    )
+    settings = spec.training.adapters(model)
+    if settings is not None and settings.trunk == "Shared":
+        trunk = _trunk(source, field, spec, home, trunks)
+        loaded = models.value_model_over(trunk, settings, source.path, field=field)
+    else:
+        dtype, attention = compute_dtype(spec), scoring_attention(spec)
+        loaded = models.load_backbone_with_value_head(
+            source.path, field=field, dtype=dtype, device=home, attention=attention
+        )
     return ValueScorer(loaded, device, blocks=spec.deterministic)
+
+
+def _trunk(source: ModelSource, field: str, spec: RLHFJobSpec, home: torch.device, trunks: Trunks) -> Any:
+    """Return the causal language model of a folder, which is loaded once."""
+    if source.path not in trunks:
+        dtype, attention = compute_dtype(spec), scoring_attention(spec)
+        trunks[source.path] = models.load_causal_lm(
+            source.path, field=field, dtype=dtype, device=home, attention=attention
+        )
+    return trunks[source.path]
 
 
 def _source(model: ModelRole, spec: RLHFJobSpec) -> ModelSource:

@@ -14,6 +14,7 @@ import torch
 
 from rlhf_api.samples import TokenArray
 from rlhf_api.score_blocks import BLOCK
+from rlhf_workers.device_copies import to_device, wait_for
 from rlhf_workers.inference.chunk_forward import ChunkForward
 from rlhf_workers.inference.partial_scores import PartialScore
 
@@ -41,7 +42,7 @@ class TokenScores:
         ids = np.zeros((len(prefixes), width + 1), dtype=np.int64)
         for row, prefix, known, count in zip(ids, prefixes, tokens, counts, strict=True):
             row[: count + 1] = known[prefix.positions : prefix.positions + count + 1]
-        placed = torch.from_numpy(ids).to(self._device)
+        placed = to_device(ids, self._device)
         starts = [prefix.positions for prefix in prefixes]
         said = self._forward(prefixes, placed[:, :-1], [BLOCK] if self.blocks else counts)
         for index, (prefix, known, start, count) in enumerate(zip(prefixes, tokens, starts, counts, strict=True)):
@@ -55,6 +56,11 @@ class TokenScores:
             else:
                 numbers = self._read(said[index, first:count], placed[index, first + 1 : count + 1])
             prefix.scores.append(numbers)
+
+    def wait(self) -> None:
+        """Returns when the passes are done: a device takes them faster than it computes them, and whoever is next would
+        wait behind all of them."""
+        wait_for(self._device)
 
     def next_chunk(self, prefix: PartialScore, tokens: TokenArray, ended: bool) -> int:
         """Positions of the next pass; 0: nothing is left to do now."""

@@ -45,6 +45,12 @@ def advantages_and_returns(
     return advantages.float(), ((advantages + value) * mask).float()
 
 
+def discounted_returns(rewards: torch.Tensor, mask: torch.Tensor, gamma: float) -> torch.Tensor:
+    """Return G_t = r_t + gamma G_{t+1} of each token, float32 [B, T], zero outside `mask`; arguments as above."""
+    advantages, _ = advantages_and_returns(rewards, torch.zeros_like(rewards), mask, gamma, 1.0)
+    return advantages
+
+
 def whiten(values: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
     """Return `values` shifted and scaled to mean 0 and (population) variance 1 over `mask`, float32; zero elsewhere.
 

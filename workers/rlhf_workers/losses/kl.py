@@ -4,8 +4,13 @@ With x = log p(token) of the trained policy and r = log p(token) of the referenc
 k1 = x - r is unbiased and may be negative; k3 = exp(r - x) - 1 - (r - x) is unbiased too, never negative, and has less
 variance. k3 grows with the ratio of probabilities and would be infinite at 88.7 nats, so a token counts at most
 K3_LIMIT, and has no slope there; of tokens beyond it the mean of k3 knows no more.
-Source: Schulman, "Approximating KL divergence" (2020); the controller: Ziegler et al., "Fine-Tuning Language Models
-from Human Preferences" (2019), section 2.2.
+
+As terms of a loss they differ by their slopes. That of k1 has mean 0 and teaches nothing; that of k2 = (x - r)^2 / 2 is
+the slope of KL(policy || reference) where the policy is the one that sampled; that of k3 is the slope of
+KL(reference || policy) there. k3 times the ratio of the policy to the one that sampled has value and slope of
+KL(policy || reference) wherever the policy is.
+Source: Schulman, "Approximating KL divergence" (2020); the weighted form: DeepSeek-AI, "DeepSeek-V3.2" (2025), section
+3.1; the controller: Ziegler et al., "Fine-Tuning Language Models from Human Preferences" (2019), section 2.2.
 """
 
 import math
@@ -13,6 +18,7 @@ from typing import Final
 
 import torch
 
+from rlhf_api.algorithms.fields import KLEstimator
 from rlhf_workers.losses.ppo import limited_log_ratio
 
 K3_LIMIT: Final = 10.0
@@ -30,6 +36,26 @@ def k3(log_probabilities: torch.Tensor, reference: torch.Tensor) -> torch.Tensor
     """Return exp(r - x) - 1 - (r - x), at most K3_LIMIT, of the same shape; differentiable, what losses add."""
     difference = limited_log_ratio(reference, log_probabilities)
     return (torch.expm1(difference) - difference).clamp(max=K3_LIMIT)
+
+
+def k2(log_probabilities: torch.Tensor, reference: torch.Tensor) -> torch.Tensor:
+    """Return (x - r)^2 / 2 with x - r within LOG_RATIO_LIMIT, of the same shape; differentiable."""
+    return 0.5 * limited_log_ratio(log_probabilities, reference).square()
+
+
+def divergence(
+    estimator: KLEstimator, log_probabilities: torch.Tensor, reference: torch.Tensor, old: torch.Tensor
+) -> torch.Tensor:
+    """Return what a token counts of the divergence by an estimator, of the arguments' shape; differentiable.
+
+    `old`: by the policy that sampled, which only the estimator `Unbiased` reads.
+    """
+    if estimator == "K1":
+        return k1(log_probabilities, reference)
+    if estimator == "K2":
+        return k2(log_probabilities, reference)
+    plain = k3(log_probabilities, reference)
+    return plain if estimator == "K3" else torch.exp(limited_log_ratio(log_probabilities, old)) * plain
 
 
 def sequence_kl(log_probabilities: torch.Tensor, reference: torch.Tensor, mask: torch.Tensor) -> float:

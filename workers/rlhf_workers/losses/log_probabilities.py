@@ -8,7 +8,7 @@ A token that cannot be drawn (logit -inf, or too small for float32) counts nothi
 0 log 0 = 0.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, Final
 
 import torch
@@ -29,8 +29,11 @@ def selected_log_probabilities(
     return apply(logits, tokens, temperature or 1.0)
 
 
-def _rows(logits: torch.Tensor) -> int:
-    return max(1, CHUNK_BYTES // (4 * max(1, int(logits.shape[-1]))))
+def row_chunks(logits: torch.Tensor) -> Iterator[slice]:
+    """Yield slices of the rows of logits [n, V] whose float32 copies take `CHUNK_BYTES` at most."""
+    rows = max(1, CHUNK_BYTES // (4 * max(1, int(logits.shape[-1]))))
+    for start in range(0, len(logits), rows):
+        yield slice(start, start + rows)
 
 
 class _Selected(torch.autograd.Function):
@@ -40,8 +43,7 @@ class _Selected(torch.autograd.Function):
     def forward(ctx: Any, logits: torch.Tensor, tokens: torch.Tensor, temperature: float) -> tuple[torch.Tensor, ...]:
         count = len(tokens)
         chosen, entropy, norm = (torch.empty(count, dtype=torch.float32, device=logits.device) for _ in range(3))
-        for start in range(0, count, _rows(logits)):
-            part = slice(start, start + _rows(logits))
+        for part in row_chunks(logits):
             scaled = logits[part].float() if temperature == 1.0 else logits[part].float() / temperature
             norm[part] = torch.logsumexp(scaled, dim=-1)
             chosen[part] = scaled.gather(1, tokens[part, None]).squeeze(1) - norm[part]
@@ -58,8 +60,7 @@ class _Selected(torch.autograd.Function):
         logits, tokens, norm, entropy = ctx.saved_tensors
         for_chosen, for_entropy = gradients
         result = torch.empty_like(logits)
-        for start in range(0, len(tokens), _rows(logits)):
-            part = slice(start, start + _rows(logits))
+        for part in row_chunks(logits):
             scaled = logits[part].float() if ctx.temperature == 1.0 else logits[part].float() / ctx.temperature
             log_p = scaled - norm[part, None]
             probability = torch.exp(log_p)

@@ -16,13 +16,18 @@ LOG_RATIO_LIMIT: Final = 20.0
 
 
 class PolicyLoss(NamedTuple):
-    """Per-token outcome of the clipped surrogate, each [n]."""
+    """Per-token outcome of a surrogate of the policy gradient, each [n]."""
 
     loss: torch.Tensor
-    ratio: torch.Tensor
-    """New over old probability, detached."""
-    clipped: torch.Tensor
-    """True where the clipped branch is the one taken, so the token has no policy gradient."""
+    clipped_low: torch.Tensor
+    """True where the lower end of the clip range decided; by the clipped surrogate such a token has no gradient."""
+    clipped_high: torch.Tensor
+    """True where the upper end decided, or the dual clip."""
+
+    @property
+    def clipped(self) -> torch.Tensor:
+        """True where either end decided, bool [n]."""
+        return self.clipped_low | self.clipped_high
 
 
 def limited_log_ratio(log_probabilities: torch.Tensor, others: torch.Tensor) -> torch.Tensor:
@@ -43,13 +48,21 @@ def policy_loss(
     `dual_clip`: where A < 0 the loss grows no further from this ratio on; None: it does.
     """
     ratio = torch.exp(limited_log_ratio(log_probabilities, old_log_probabilities))
+    return clipped_surrogate(ratio, advantages, clip_low, clip_high, dual_clip)
+
+
+def clipped_surrogate(
+    ratio: torch.Tensor, advantages: torch.Tensor, clip_low: float, clip_high: float, dual_clip: float | None
+) -> PolicyLoss:
+    """Return the clipped surrogate of each token by its ratio, which need not be that of the token alone; all [n]."""
     plain = -ratio * advantages
     limited = -ratio.clamp(1.0 - clip_low, 1.0 + clip_high) * advantages
     loss, clipped = torch.maximum(plain, limited), limited.detach() > plain.detach()
+    low, high = clipped & (advantages < 0), clipped & (advantages > 0)
     if dual_clip is not None:
         flat = (advantages < 0) & (ratio.detach() > dual_clip)
-        loss, clipped = torch.where(flat, -dual_clip * advantages, loss), clipped | flat
-    return PolicyLoss(loss, ratio.detach(), clipped)
+        loss, high = torch.where(flat, -dual_clip * advantages, loss), high | flat
+    return PolicyLoss(loss, low, high)
 
 
 class ValueLoss(NamedTuple):

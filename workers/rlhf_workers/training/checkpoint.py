@@ -1,8 +1,9 @@
 """A rank's part of a checkpoint folder, and training state restored from one, bit by bit.
 
 Files, relative to the folder: `<model>/model-stage-NNNNN.safetensors` (float32 master weights under Hugging Face
-names), `optimizer/<model>-stage-NNNNN.safetensors` (`<parameter>.exp_avg`, `.exp_avg_sq`), and from rank 0
-`trainer.json`. Every tensor is found by its parameter's name, so another number of stages or replicas may read it.
+names; of a model trained by adapters `adapter-stage-NNNNN.safetensors` and `adapter_config.json`, with PEFT's names),
+`optimizer/<model>-stage-NNNNN.safetensors` (`<parameter>.exp_avg`, `.exp_avg_sq`), and from rank 0 `trainer.json`.
+Every tensor is found by its parameter's name, so another number of stages or replicas may read it.
 
 Rule: the folder is private until the coordinator renames it; nothing half-written has a final name in it.
 """
@@ -13,12 +14,17 @@ from pathlib import Path
 from typing import Any, Final
 
 from rlhf_api import control_pb2 as pb
-from rlhf_api.names import ExitCode
+from rlhf_api.algorithms import ModelRole
+from rlhf_api.names import ADAPTER_CONFIG, ExitCode
+from rlhf_workers import peft_folder
 from rlhf_workers.failures import WorkError
+from rlhf_workers.training import adapters
+from rlhf_workers.training.draft_files import save_draft
 from rlhf_workers.training.nonfinite import NonFiniteSteps
 from rlhf_workers.training.optimizer import Horizon
 from rlhf_workers.training.tensor_file import CHECKPOINT_FIELD, TensorFolder, write_file, write_tensors
-from rlhf_workers.training.trainer import Trainer, TrainingProgress
+from rlhf_workers.training.trainer import Trainer
+from rlhf_workers.training.training_progress import TrainingProgress
 
 STATE_FILE: Final = "trainer.json"
 
@@ -30,10 +36,11 @@ def save(trainer: Trainer, folder: Path, version: int) -> list[pb.CheckpointFile
         if not trainer.layout.writes(model, stage):
             continue
         optimizer = trainer.optimizers[model, stage]
-        weights = {name: optimizer.parameters[name] for name in optimizer.owned}
-        files.append(write_tensors(folder, f"{model}/model-stage-{stage:05d}.safetensors", weights, model))
+        files += _save_weights(trainer, folder, model, stage)
         moments = f"optimizer/{model}-stage-{stage:05d}.safetensors"
         files.append(write_tensors(folder, moments, optimizer.state(), ""))
+    if trainer.draft is not None:
+        files += save_draft(trainer.draft, folder)
     if trainer.layout.rank == 0:
         of_algorithm = trainer.algorithm.state()
         state = {
@@ -43,8 +50,26 @@ def save(trainer: Trainer, folder: Path, version: int) -> list[pb.CheckpointFile
             "algorithm": of_algorithm,
             "horizon": asdict(trainer.progress.horizon),
             "nonFiniteSteps": asdict(trainer.progress.non_finite),
+            "heldSteps": trainer.progress.held_steps,
         }
         files.append(write_file(folder, STATE_FILE, iter([json.dumps(state).encode()])))
+    return files
+
+
+def _save_weights(trainer: Trainer, folder: Path, model: str, stage: int) -> list[pb.CheckpointFile]:
+    """Write the trained weights of a stage; of adapters under PEFT's names, with their settings."""
+    optimizer, settings = trainer.optimizers[model, stage], trainer.adapters(model)
+    weights = dict(optimizer.weights())
+    if settings is None:
+        return [write_tensors(folder, f"{model}/model-stage-{stage:05d}.safetensors", weights, model)]
+    named = {peft_folder.peft_name(name): value for name, value in weights.items()}
+    files = [write_tensors(folder, f"{model}/adapter-stage-{stage:05d}.safetensors", named, model)]
+    if stage == 0:
+        source = trainer.spec.models.source(ModelRole(model))
+        assert source is not None  # a role that is trained is a model
+        whole = adapters.saved_whole(trainer.stages[model, stage].head)
+        content = json.dumps(peft_folder.config(settings, source.path, whole), indent=2, sort_keys=True).encode()
+        files.append(write_file(folder, f"{model}/{ADAPTER_CONFIG}", iter([content])))
     return files
 
 
@@ -60,14 +85,14 @@ def restore(trainer: Trainer, folder: Path, version: int) -> None:
         raise _corrupt(folder, f"{STATE_FILE} holds version {held}, not {version}")
     for (model, _), optimizer in trainer.optimizers.items():
         files = sorted((folder / "optimizer").glob(f"{model}-stage-*.safetensors"))
-        optimizer.load_state(TensorFolder(files, CHECKPOINT_FIELD), trainer.progress.steps)
+        optimizer.load_state(TensorFolder(files, CHECKPOINT_FIELD), trainer.progress.steps - trainer.held_steps(model))
 
 
 def _progress(state: dict[str, Any], horizon: Horizon) -> TrainingProgress:
-    """Return the progress; of older checkpoints, which lack them, with `horizon` and without a skipped step."""
+    """Return the progress; of older checkpoints, which lack them, with `horizon` and without a skipped or held step."""
     non_finite = NonFiniteSteps(**state.get("nonFiniteSteps", {}))
     horizon = Horizon(**state["horizon"]) if "horizon" in state else horizon
-    return TrainingProgress(int(state["steps"]), horizon, non_finite)
+    return TrainingProgress(int(state["steps"]), horizon, non_finite, int(state.get("heldSteps", 0)))
 
 
 def _corrupt(folder: Path, why: str) -> WorkError:

@@ -1,9 +1,13 @@
 """Everything of a training rank that crosses to other ranks: transfers and reductions, over torch.distributed.
 
-`Communicator` is the seam; `TorchCommunicator` is gloo on CPU and NCCL on CUDA. Sends and receives do not block; shapes
-are known from the data, so none travel. Reductions block, and every rank must ask for them in the same order. A peer
-that is gone makes a call raise PeerLostError; one that hangs is ended by the coordinator, or after the group's time-out
-by PeerLostError too.
+`Communicator` is the seam; `TorchCommunicator` is gloo on CPU and NCCL on CUDA, `host_transport` what ranks on one GPU
+use. Sends and receives do not block; shapes are known from the data, so none travel. Reductions block (on CUDA: the
+stream), and every rank must ask for them in the same order. A peer that is gone makes a call raise PeerLostError; one
+that hangs is ended by the coordinator, or after the group's time-out by PeerLostError too.
+
+NCCL runs all transfers of a rank one after the other, each until its peer takes part, on one communicator that is
+connected when the group is made. Rows of a schedule table come from one total order of transfers, which is what makes
+that free of deadlock; a test runs every kind of table by those rules.
 """
 
 from collections.abc import Iterator
@@ -15,6 +19,7 @@ import torch.distributed as dist
 
 from rlhf_api.names import ExitCode
 from rlhf_workers.failures import WorkError
+from rlhf_workers.training.transport import GroupTransport
 
 
 class PeerLostError(WorkError):
@@ -43,6 +48,9 @@ class Handle(Protocol):
 class Communicator(Protocol):
     """Speaks to the other ranks of a training group; rank numbers are global."""
 
+    transport: GroupTransport
+    """Which way tensors go."""
+
     def send(self, tensor: torch.Tensor, peer: int) -> Handle:
         """Start sending; `tensor` stays unchanged until the handle is done. The k-th send goes to the k-th receive."""
 
@@ -59,8 +67,9 @@ class Communicator(Protocol):
 class TorchCommunicator:
     """Over the default process group, which must exist; groups are made at once, in the same order everywhere."""
 
-    def __init__(self, rank: int, groups: list[tuple[int, ...]]) -> None:
+    def __init__(self, rank: int, groups: list[tuple[int, ...]], transport: GroupTransport) -> None:
         """`groups`: every set of ranks that will ever reduce, the same list on every rank."""
+        self.transport = transport
         everyone = tuple(range(dist.get_world_size()))
         self._groups: dict[tuple[int, ...], dist.ProcessGroup | None] = {everyone: dist.group.WORLD}
         for ranks in dict.fromkeys(groups):

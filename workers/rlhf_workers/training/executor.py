@@ -2,7 +2,9 @@
 
 Rule: actions run in row order. Transfers are posted when the row comes to them and waited for only by the computation
 that needs them (RECV) or at the end (SEND), so a row whose order is free of deadlock with blocking transfers is free
-of it here. Gradients add up in the parameters' `.grad`; the executor never zeroes, sums over ranks, or steps.
+of it here. A send that the peer has not taken SENDS_UNDER_WAY sends later is waited for, too: by the device where it
+runs behind the host, which bounds what such a host may hold. Nothing else waits for a step: times are read at the end.
+Gradients add up in the parameters' `.grad`; the executor never zeroes, sums over ranks, or steps.
 
 The backward of a micro-batch is B, or I (gradient of the input, which the previous stage waits for) and later W
 (gradients of the weights); both give the same gradients. In the first stage the embedding counts as weights: the cut
@@ -10,17 +12,21 @@ is between embedding and first layer. I and W use PyTorch's own pipelining helpe
 pinned.
 """
 
-import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 import torch
 from torch.distributed.pipelining._backward import stage_backward_input, stage_backward_weight
 
 from rlhf_api.schedule import Action
 from rlhf_workers.training.communicator import Communicator, Handle
+from rlhf_workers.training.time_marks import HostMarks, TimeMarks
+
+SENDS_UNDER_WAY: Final = 8
+"""Tensors on their way out that a rank holds; a peer that keeps up leaves one or two."""
 
 
 class PipelineWork(Protocol):
@@ -38,7 +44,7 @@ class PipelineWork(Protocol):
         """Return hidden states for the next stage; of the last stage the loss, weighed for the whole mini-batch."""
 
     def parameters(self, stage: int) -> list[torch.nn.Parameter]:
-        """Return the parameters of a stage on this rank."""
+        """Return the parameters of a stage on this rank that are trained."""
 
 
 @dataclass(frozen=True)
@@ -69,37 +75,38 @@ def execute(
     work: Mapping[int, PipelineWork],
     communicator: Communicator,
     first_rank: int,
-    synchronize: Callable[[], None] = lambda: None,
-    clock: Callable[[], int] = time.time_ns,
+    time_marks: TimeMarks | None = None,
+    *,
+    forward_only: bool = False,
 ) -> list[TimedAction]:
-    """Run `row` and return its actions with their times.
+    """Run `row` and return its actions with their times, when the device has done them all.
 
-    `work` is by pipeline index; `first_rank` is the global rank of the block's rank 0.
-
-    `synchronize` is called after each computation, so that measured times are true on devices that run behind the host.
-    `clock` gives ns since the epoch, which timelines need; or CPU time of this thread, which other processes barely
-    change. Raises PeerLostError, and ValueError for a row that misses an input.
+    `work` is by pipeline index; `first_rank` is the global rank of the block's rank 0; without `time_marks` the device
+    must be a CPU. `forward_only`: no backward follows, so nothing is kept for one. Raises PeerLostError, and
+    ValueError for a row that misses an input.
     """
-    run = _Run(work, communicator, first_rank, clock)
-    for action in row:
-        run.begun_ns = clock()
-        run.do(action)
-        if action.peer is None:
-            synchronize()
-            run.measured.append(TimedAction(action, run.begun_ns, clock()))
+    run = _Run(work, communicator, first_rank, time_marks or HostMarks(), keep=not forward_only)
+    with torch.no_grad() if forward_only else nullcontext():
+        for action in row:
+            run.do(action)
     run.finish()
-    return run.measured
+    return run.times()
 
 
 class _Run:
     """State of one mini-batch on one rank."""
 
     def __init__(
-        self, work: Mapping[int, PipelineWork], communicator: Communicator, first_rank: int, clock: Callable[[], int]
+        self,
+        work: Mapping[int, PipelineWork],
+        communicator: Communicator,
+        first_rank: int,
+        time_marks: TimeMarks,
+        keep: bool,
     ) -> None:
-        self._clock = clock
-        self.measured: list[TimedAction] = []
-        self.begun_ns = 0
+        self._time_marks, self._keep = time_marks, keep
+        self._measured: list[tuple[Action, Any, Any]] = []
+        self._begun: Any = None
         """When the computation of the present action began: after its input had come."""
         self._work, self._communicator, self._first_rank = work, communicator, first_rank
         self._kept: dict[Key, _Kept] = {}
@@ -119,7 +126,19 @@ class _Run:
         }
 
     def do(self, action: Action) -> None:
-        self._steps[action.kind](action, (action.pipeline, action.stage, action.microbatch))
+        step, key = self._steps[action.kind], (action.pipeline, action.stage, action.microbatch)
+        if action.peer is not None:
+            step(action, key)
+            return
+        self._begun = self._time_marks.mark()
+        step(action, key)
+        self._measured.append((action, self._begun, self._time_marks.mark()))
+
+    def times(self) -> list[TimedAction]:
+        """Return what was done, with its times."""
+        marks = [mark for _, *between in self._measured for mark in between]
+        times = iter(self._time_marks.read(marks))
+        return [TimedAction(action, next(times), next(times)) for action, _, _ in self._measured]
 
     def finish(self) -> None:
         """Wait for what is still leaving; every stored tensor must have been used."""
@@ -135,7 +154,7 @@ class _Run:
         tensor = self._take(self._forward if action.kind == "SEND_F" else self._backward, key, action)
         assert action.peer is not None
         tensor = tensor.contiguous()
-        while self._leaving and self._leaving[0][0].is_completed():
+        while self._leaving and (len(self._leaving) >= SENDS_UNDER_WAY or self._leaving[0][0].is_completed()):
             self._leaving.popleft()[0].wait()
         self._leaving.append((self._communicator.send(tensor, self._first_rank + action.peer), tensor))
 
@@ -150,10 +169,10 @@ class _Run:
         if (kind, key) not in self._coming:
             return None
         action, handle, buffer = self._coming.pop((kind, key))
-        start = self._clock()
+        start = self._time_marks.mark()
         handle.wait()
-        self.begun_ns = self._clock()
-        self.measured.append(TimedAction(action, start, self.begun_ns))
+        self._begun = self._time_marks.mark()
+        self._measured.append((action, start, self._begun))
         return buffer
 
     # ------------------------------------------------------------ computation
@@ -169,9 +188,11 @@ class _Run:
             received = self._arrived("RECV_F", key)
             source = (pipeline, stage - 1, microbatch)
             hidden = received if received is not None else self._take(self._forward, source, action)
-        hidden.requires_grad_()
+        if self._keep:
+            hidden.requires_grad_()
         output = work.forward(stage, microbatch, hidden)
-        self._kept[key] = _Kept(hidden, output, embedded)
+        if self._keep:
+            self._kept[key] = _Kept(hidden, output, embedded)
         if stage < work.stages - 1:
             self._forward[key] = output.detach()
 
@@ -216,7 +237,7 @@ class _Run:
 
     @staticmethod
     def _finish_embedding(kept: _Kept) -> None:
-        if kept.embedded is not None:
+        if kept.embedded is not None and kept.embedded.requires_grad:
             torch.autograd.backward(kept.embedded, kept.input.grad)
 
     @staticmethod

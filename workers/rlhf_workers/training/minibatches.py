@@ -15,13 +15,16 @@ ORDER_STREAM: Final = 0x6F72646572
 """Keeps this use of the seed apart from every other one (the bytes of "order")."""
 
 
-def epoch_order(seed: int, iteration: int, epoch: int, samples: int) -> list[int]:
-    """Return a random order of samples 0 .. samples-1, the same for the same arguments on every machine, for good.
+def epoch_order(seed: int, iteration: int, epoch: int, samples: int, together: int = 1) -> list[int]:
+    """Return a random order of samples 0 .. samples-1, the same for the same arguments on every machine, for good; so
+    many samples as stay `together` follow one another as they did.
 
     Sorted by raw Philox numbers, whose stream numpy keeps stable between versions, as it does not `permutation`.
     """
-    keys = np.random.Philox(np.random.SeedSequence([seed, ORDER_STREAM, iteration, epoch])).random_raw(samples)
-    return sorted(range(samples), key=lambda sample: (int(keys[sample]), sample))
+    units = samples // together
+    keys = np.random.Philox(np.random.SeedSequence([seed, ORDER_STREAM, iteration, epoch])).random_raw(units)
+    order = sorted(range(units), key=lambda unit: (int(keys[unit]), unit))
+    return [unit * together + place for unit in order for place in range(together)]
 
 
 def mini_batches(order: Sequence[int], size: int) -> list[list[int]]:
@@ -31,8 +34,11 @@ def mini_batches(order: Sequence[int], size: int) -> list[list[int]]:
     return [list(order[start : start + size]) for start in range(0, len(order), size)]
 
 
-def split(samples: Sequence[int], lengths: Sequence[int], replicas: int, microbatches: int) -> list[list[list[int]]]:
-    """Return [replica][micro-batch] -> samples of one mini-batch.
+def split(
+    samples: Sequence[int], lengths: Sequence[int], replicas: int, microbatches: int, together: int = 1
+) -> list[list[list[int]]]:
+    """Return [replica][micro-batch] -> samples of one mini-batch; so many consecutive ones as stay `together` are next
+    to each other in one micro-batch.
 
     `lengths[sample]` counts prompt and response tokens. Longest micro-batches come first: they are dealt to the replica
     with the least padded tokens that still wants one.
@@ -44,7 +50,12 @@ def split(samples: Sequence[int], lengths: Sequence[int], replicas: int, microba
             f"micro-batches; miniBatchSize must be a multiple of {cells}"
         )
     size = len(samples) // cells
-    ranked = sorted(samples, key=lambda sample: (-lengths[sample], sample))
+    if size % together:
+        raise ValueError(f"micro-batches of {size} samples do not hold whole groups of {together} that stay together")
+    units = [samples[start : start + together] for start in range(0, len(samples), together)]
+    longest = {unit[0]: max(lengths[sample] for sample in unit) for unit in units}
+    by_length = sorted(units, key=lambda unit: (-longest[unit[0]], unit[0]))
+    ranked = [sample for unit in by_length for sample in unit]
     dealt: list[list[list[int]]] = [[] for _ in range(replicas)]
     load = [0] * replicas
     for start in range(0, len(ranked), size):
@@ -52,5 +63,5 @@ def split(samples: Sequence[int], lengths: Sequence[int], replicas: int, microba
         open_replicas = [replica for replica in range(replicas) if len(dealt[replica]) < microbatches]
         replica = min(open_replicas, key=lambda candidate: (load[candidate], candidate))
         dealt[replica].append(chosen)
-        load[replica] += size * lengths[chosen[0]]
+        load[replica] += size * longest[chosen[0]]
     return dealt

@@ -8,13 +8,18 @@ copy) come last, so the norm over the first `counted` elements counts every para
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
+from typing import Final
 
 import torch
 
 from rlhf_api.job.groups import Optimizer
-from rlhf_workers.training.model_stages import ModelStage
+from rlhf_workers.training.pipeline_stage import PipelineStage
 from rlhf_workers.training.tensor_file import TensorFolder
 
+NORM_CHUNK: Final = 16 * 1024 * 1024
+"""Gradients whose norm is taken at a time on a GPU: PyTorch first copies them as float64, twice the gradients' memory
+if it were done at once. On a CPU one sum, in the order that jobs of before had."""
 MOMENTS = ("exp_avg", "exp_avg_sq")
 
 
@@ -43,13 +48,20 @@ class Horizon:
         return Horizon(total, step, self.share(step, warmup) if step > warmup else 0.0)
 
 
-def learning_rate(fields: Optimizer, peak: float, step: int, horizon: Horizon) -> float:
+def learning_rate(fields: Optimizer, peak: float, step: int, horizon: Horizon, held: int = 0) -> float:
     """Return the learning rate of optimizer step `step` (from 0): linear warm-up, then the shape.
 
-    Linear and Cosine fall to minLearningRateRatio of the peak at the end of the job.
+    Linear and Cosine fall to minLearningRateRatio of the peak at the end of the job. A model that took no part in the
+    first `held` steps rises from its own first one, until it meets the shape.
     """
-    if step < fields.warmup_steps:
-        return peak * (step + 1) / fields.warmup_steps
+    own = step - held
+    if own < fields.warmup_steps:
+        rising = peak * (own + 1) / fields.warmup_steps
+        return rising if step < fields.warmup_steps else min(rising, _shaped(fields, peak, step, horizon))
+    return _shaped(fields, peak, step, horizon)
+
+
+def _shaped(fields: Optimizer, peak: float, step: int, horizon: Horizon) -> float:
     if fields.schedule == "Constant":
         return peak
     done = horizon.share(step, fields.warmup_steps)
@@ -57,14 +69,19 @@ def learning_rate(fields: Optimizer, peak: float, step: int, horizon: Horizon) -
     return peak * (fields.min_learning_rate_ratio + (1.0 - fields.min_learning_rate_ratio) * shape)
 
 
+def _norm_squared(values: torch.Tensor) -> torch.Tensor:
+    norm: torch.Tensor = torch.linalg.vector_norm(values, dtype=torch.float64)
+    return norm.square()
+
+
 class StageOptimizer:
     """Gradients and AdamW state of one stage."""
 
-    def __init__(self, stage: ModelStage, fields: Optimizer, peak: float) -> None:
-        named = dict(stage.named_parameters())
+    def __init__(self, stage: PipelineStage, fields: Optimizer, peak: float) -> None:
+        named = {name: value for name, value in stage.named_parameters() if value.requires_grad}
         owned = {name: value for name, value in named.items() if name not in stage.duplicates}
         copies = {name: value for name, value in named.items() if name in stage.duplicates}
-        self.fields, self.peak = fields, peak
+        self.fields, self.peak, self._stage = fields, peak, stage
         self.owned = tuple(owned)
         self.parameters: dict[str, torch.nn.Parameter] = {**owned, **copies}
         self.counted = sum(parameter.numel() for parameter in owned.values())
@@ -110,8 +127,10 @@ class StageOptimizer:
 
     def norm_squared(self) -> torch.Tensor:
         """Return the sum of squares over the parameters this stage owns, float64 scalar."""
-        norm: torch.Tensor = torch.linalg.vector_norm(self.gradients[: self.counted], dtype=torch.float64)
-        return norm.square()
+        counted = self.gradients[: self.counted]
+        if self._device.type == "cpu":
+            return _norm_squared(counted)
+        return torch.stack([_norm_squared(part) for part in counted.split(NORM_CHUNK)]).sum()
 
     def step(self, rate: float, scale: float) -> None:
         """Take one AdamW step with gradients x `scale`, then zero them."""
@@ -123,21 +142,32 @@ class StageOptimizer:
         self.gradients.zero_()
 
     def state(self) -> dict[str, torch.Tensor]:
-        """Return `<parameter>.exp_avg` and `.exp_avg_sq` of the parameters it owns; zeros before the first step."""
+        """Return `<Hugging Face name>.exp_avg` and `.exp_avg_sq` of what it owns; zeros before the first step."""
         result = {}
         for name in self.owned:
             parameter = self.parameters[name]
             state = self._adamw.state.get(parameter, {})
             for moment in MOMENTS:
-                result[f"{name}.{moment}"] = state[moment] if state else torch.zeros_like(parameter)
+                value = state[moment] if state else torch.zeros_like(parameter)
+                for saved, part in self._stage.in_folder(name, value):
+                    result[f"{saved}.{moment}"] = part
         return result
+
+    def weights(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """Yield (Hugging Face name, master weight) of what it owns, each read when it is asked for."""
+        for name in self.owned:
+            yield from self._stage.in_folder(name, self.parameters[name].detach())
 
     def load_state(self, tensors: TensorFolder, steps: int) -> None:
         """Take the moments of every parameter, copies included, as of `steps` steps; WorkError when one is missing."""
         for name, parameter in self.parameters.items():
             moments: Mapping[str, torch.Tensor] = {
-                moment: tensors.read(f"{name}.{moment}", parameter.shape).to(parameter.device, copy=True)
+                moment: self._stage.of_folder(name, partial(_moment, tensors, moment)).to(parameter.device, copy=True)
                 for moment in MOMENTS
             }
             step = torch.tensor(float(steps), device=parameter.device)
             self._adamw.state[parameter] = {"step": step, **moments}
+
+
+def _moment(tensors: TensorFolder, moment: str, name: str, shape: torch.Size) -> torch.Tensor:
+    return tensors.read(f"{name}.{moment}", shape)

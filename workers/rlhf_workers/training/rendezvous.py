@@ -1,4 +1,4 @@
-"""How ranks become a group: they meet at rank 0's TCPStore, each says it is there, then torch.distributed starts.
+"""How ranks become a group: they meet at rank 0's TCPStore, each says what its device is, torch.distributed starts.
 
 Rule: a wait ends with a message that names the missing ranks. A group lives as long as its processes; when one is
 lost all ranks restart and meet again under a higher group epoch and at a fresh address, so nothing of an old group
@@ -6,6 +6,7 @@ can be met here.
 """
 
 import ipaddress
+import logging
 import os
 import time
 from collections.abc import Callable
@@ -19,6 +20,9 @@ from torch._C._distributed_c10d import PrefixStore, TCPStore
 from rlhf_api import control_pb2 as pb
 from rlhf_api.names import ExitCode
 from rlhf_workers.failures import WorkError
+from rlhf_workers.training.transport import GroupTransport, choose_transport, describe, read_statement
+
+log = logging.getLogger(__name__)
 
 POLL_SECONDS: Final = 0.02
 """Between two looks at who has come; a look is one small message."""
@@ -28,8 +32,9 @@ SILENCE: Final = timedelta(minutes=30)
 
 def join_group(
     command: pb.BecomeTraining, device: torch.device, timeout: float, clock: Callable[[], float] = time.monotonic
-) -> None:
-    """Initialise the default process group: NCCL on CUDA, else gloo. WorkError RendezvousTimeout, AddressInUse.
+) -> GroupTransport:
+    """Initialise the default process group and return how it speaks: over NCCL when every rank has a GPU of its own,
+    else over gloo. WorkError RendezvousTimeout, AddressInUse.
 
     `timeout` in seconds covers meeting all ranks.
     """
@@ -38,20 +43,27 @@ def join_group(
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # gloo else binds what the host's name resolves to
     deadline = clock() + timeout
     store = _store(command, host, port, timeout)
-    _meet(store, command, deadline, clock)
-    backend = "nccl" if device.type == "cuda" else "gloo"
+    statements = _meet(store, command, describe(device).statement(), deadline, clock)
+    transport = choose_transport([read_statement(statement) for statement in statements], command.rank)
+    if transport.reason:
+        log.warning("training transfers go through host memory: %s", transport.reason)
+    nccl = transport.kind == "nccl"
+    if nccl:
+        # Transfers of one rank run one after the other, as intended here: no need to be told of it.
+        os.environ.setdefault("TORCH_NCCL_SHOW_EAGER_INIT_P2P_SERIALIZATION_WARNING", "false")
     prefix = PrefixStore(f"group-{command.group_epoch}", store)
     try:
         dist.init_process_group(
-            backend,
+            "nccl" if nccl else "gloo",
             store=prefix,
             rank=command.rank,
             world_size=command.world_size,
             timeout=SILENCE,
-            device_id=device if device.type == "cuda" else None,
+            device_id=device if nccl else None,  # connects at once, while all ranks are here
         )
     except RuntimeError as error:
         raise _timeout(command, [], str(error)) from error
+    return transport
 
 
 def leave_group() -> None:
@@ -89,17 +101,22 @@ def _store(command: pb.BecomeTraining, host: str, port: int, timeout: float) -> 
         raise _timeout(command, [0], _first_line(error)) from error
 
 
-def _meet(store: TCPStore, command: pb.BecomeTraining, deadline: float, clock: Callable[[], float]) -> None:
+def _meet(
+    store: TCPStore, command: pb.BecomeTraining, statement: bytes, deadline: float, clock: Callable[[], float]
+) -> list[bytes]:
+    """Say that this rank is there, and return what all ranks say of their devices once they are."""
+
     def key(rank: int) -> str:
         return f"joined-{command.group_epoch}-{rank}"
 
     missing = [rank for rank in range(command.world_size) if rank != command.rank]
     try:
-        store.set(key(command.rank), "1")
+        store.set(key(command.rank), statement.decode())
         while missing := [rank for rank in missing if not store.check([key(rank)])]:
             if clock() > deadline:
                 raise _timeout(command, missing, "")
             time.sleep(POLL_SECONDS)
+        return [bytes(store.get(key(rank))) for rank in range(command.world_size)]
     except RuntimeError as error:
         raise _timeout(command, [0], _first_line(error)) from error
 

@@ -1,25 +1,35 @@
 """All that a stage keeps between two trainings, between host memory and its device: weights, buffers, moments.
 
-Rule: that of `offloadable_weights`. Gradients are not among it, as they are zero between two trainings; nor is AdamW's
-count of steps, a scalar that stays where it is.
+Rule: that of `offloadable_weights`. Gradients are not among it, as they are zero between two trainings; nor are masks
+and rotations, which are made again, nor AdamW's count of steps, a scalar that stays where it is.
 """
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 
 import torch
 
 from rlhf_workers.offloadable_weights import OffloadableWeights
-from rlhf_workers.training.model_stages import ModelStage
 from rlhf_workers.training.optimizer import StageOptimizer
+from rlhf_workers.training.pipeline_stage import PipelineStage
 
 
 class StageCopy(OffloadableWeights):
     """Of one stage and its optimizer."""
 
-    def __init__(self, stage: ModelStage, optimizer: StageOptimizer, device: torch.device) -> None:
-        """`stage` is on `device`."""
-        self._optimizer = optimizer
-        super().__init__(stage, device, frozen=False)
+    def __init__(
+        self, stage: PipelineStage, optimizer: StageOptimizer, device: torch.device, apart: Collection[int] = ()
+    ) -> None:
+        """`stage` is on `device`; `apart` as in OffloadableWeights."""
+        self._stage, self._optimizer = stage, optimizer
+        self._untrained = frozenset(id(part) for part in stage.parameters() if not part.requires_grad)
+        super().__init__(stage, device, frozen=False, apart=apart)
+
+    def offload(self) -> None:
+        self._stage.forget_geometries()
+        super().offload()
+
+    def _stays(self, tensor: torch.Tensor) -> bool:
+        return id(tensor) in self._untrained
 
     def _tensors(self) -> Iterator[torch.Tensor]:
         yield from super()._tensors()

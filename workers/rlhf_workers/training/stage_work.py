@@ -1,13 +1,17 @@
 """What the stages of one pipeline compute on one mini-batch: the executor's `PipelineWork`, made of real stages."""
 
-from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 
-from rlhf_workers.algorithms.objectives import Objective
-from rlhf_workers.training.model_stages import ModelStage
+from rlhf_workers.precision import casting
+from rlhf_workers.training.pipeline_stage import PipelineStage
 from rlhf_workers.training.training_batch import MicroBatch
+
+Ending = Callable[[PipelineStage, torch.Tensor, MicroBatch], torch.Tensor]
+"""What the last stage makes of its normed states [b, L, hidden] of a micro-batch: its loss, where one is trained."""
+Note = Callable[[PipelineStage, torch.Tensor, MicroBatch], None]
+"""Told of the last stage, its normed states [b, L, hidden] and their micro-batch; must not change them."""
 
 
 class StageWork:
@@ -19,13 +23,15 @@ class StageWork:
     def __init__(
         self,
         stages: int,
-        held: Mapping[int, ModelStage],
+        held: Mapping[int, PipelineStage],
         microbatches: Sequence[MicroBatch],
-        objective: Objective,
+        ending: Ending,
         compute: torch.dtype,
+        note: Note | None = None,
     ) -> None:
-        self.stages = stages
-        self.held, self._microbatches, self._objective, self._compute = held, microbatches, objective, compute
+        """`note`: who else is to see what the last stage makes."""
+        self.stages, self._note = stages, note
+        self.held, self._microbatches, self._ending, self._compute = held, microbatches, ending, compute
         any_stage = next(iter(held.values()))
         self._hidden_size: int = any_stage.config.hidden_size
 
@@ -38,17 +44,13 @@ class StageWork:
 
     def forward(self, stage: int, microbatch: int, hidden: torch.Tensor) -> torch.Tensor:
         module = self.held[stage]
-        with self._precision(hidden.device):
+        with casting(hidden.device, self._compute):
             output: torch.Tensor = module(hidden)
             if stage == self.stages - 1:
-                return self._objective.loss(module, output, self._microbatches[microbatch])
+                if self._note is not None:
+                    self._note(module, output, self._microbatches[microbatch])
+                return self._ending(module, output, self._microbatches[microbatch])
         return output.float()
 
     def parameters(self, stage: int) -> list[torch.nn.Parameter]:
-        return list(self.held[stage].parameters())
-
-    def _precision(self, device: torch.device) -> AbstractContextManager[None]:
-        if self._compute == torch.float32:
-            return nullcontext()
-        autocast: AbstractContextManager[None] = torch.autocast(device.type, dtype=self._compute)
-        return autocast
+        return [parameter for parameter in self.held[stage].parameters() if parameter.requires_grad]

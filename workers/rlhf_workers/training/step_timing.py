@@ -19,12 +19,14 @@ import torch
 
 from rlhf_api import control_pb2 as pb
 from rlhf_api.algorithms import Shape
-from rlhf_api.algorithms.graph import SAMPLED_FIELD
 from rlhf_api.schedule import Action, Kind, ScheduleTable
+from rlhf_workers.device import device_sharers, free_memory
+from rlhf_workers.precision import shared_casts
 from rlhf_workers.training.executor import execute
 from rlhf_workers.training.stage_work import StageWork
 from rlhf_workers.training.trainer import Trainer
 from rlhf_workers.training.training_batch import TrainingBatch
+from rlhf_workers.training.transport import GroupTransport
 
 REPEATS: Final = 5
 """Timed runs of a stage, of which the shortest counts: whatever else the machine does can only add to it."""
@@ -60,8 +62,8 @@ def made_up_batch(trainer: Trainer) -> TrainingBatch:
     vocabulary = min(int(stage.config.vocab_size) for stage in trainer.stages.values())
     tokens = (torch.arange(size * (prompt + response)) % vocabulary).view(size, prompt + response)
     wave = _wave((size, response))
-    scored = (field for field in trainer.algorithm.context.graph.scored_fields if field.shape is Shape.PER_TOKEN)
-    fields = (SAMPLED_FIELD, *scored, *trainer.algorithm.prepared)
+    given = (field for field in trainer.algorithm.context.graph.batch_fields if field.shape is Shape.PER_TOKEN)
+    fields = (*given, *trainer.algorithm.prepared)
     return TrainingBatch(
         prompts=tuple(row[:prompt] for row in tokens),
         responses=tokens[:, prompt:].contiguous(),
@@ -70,6 +72,7 @@ def made_up_batch(trainer: Trainer) -> TrainingBatch:
         groups=torch.zeros(size, dtype=torch.int64),
         rewards=torch.zeros(size),
         valid=torch.ones(size, dtype=torch.bool),
+        finished=torch.ones(size, dtype=torch.bool),
         fields=dict.fromkeys(fields, wave),
     )
 
@@ -89,9 +92,9 @@ def _wave(shape: Sequence[int]) -> torch.Tensor:
 def _room(trainer: Trainer) -> int:
     if trainer.device.type != "cuda":
         return 0
-    free, _ = torch.cuda.mem_get_info(trainer.device)
-    cached = torch.cuda.memory_reserved(trainer.device) - torch.cuda.memory_allocated(trainer.device)
-    return int(ROOM_SHARE * (free + cached))
+    known = device_sharers(trainer.device)  # of all groups; in a cluster ranks alone say with whom they are on a GPU
+    beside = 1 if known > 1 else trainer.communicator.transport.sharers
+    return int(ROOM_SHARE * free_memory(trainer.device)) // beside
 
 
 # ---------------------------------------------------------------- single stages
@@ -108,10 +111,7 @@ def _measure_stages(trainer: Trainer, result: pb.MeasureResult) -> Steps:
             done.add((pipeline.model, stage))
             stages = len(pipeline.stage_ranks)
             measured = pb.StageTime(model=pipeline.model, stage=stage)
-            counter = _SavedBytes({p.untyped_storage().data_ptr() for p in work[index].parameters(stage)})
-            with torch.autograd.graph.saved_tensors_hooks(counter.pack, counter.unpack):
-                _run_stage(trainer, work, stage_row(index, stage, stages, "B"))
-            measured.activation_bytes = counter.total
+            measured.activation_bytes = activation_bytes(trainer, work, index, stage)
             _run_stage(trainer, work, stage_row(index, stage, stages, "I", "W"))
             times: dict[str, list[float]] = {"F": [], "B": [], "I": [], "W": []}
             begun = time.monotonic()
@@ -124,6 +124,21 @@ def _measure_stages(trainer: Trainer, result: pb.MeasureResult) -> Steps:
             measured.input_gradient = min(times["I"])
             measured.weight_gradient = min(times["W"])
             result.stages.append(measured)
+
+
+def activation_bytes(trainer: Trainer, work: Mapping[int, StageWork], index: int, stage: int) -> int:
+    """Return the bytes that a forward of one micro-batch keeps for its backward. Weights in half precision, which all
+    micro-batches share, are not among them: they are those that a second forward finds again."""
+    row = stage_row(index, stage, work[index].stages, "B")
+    counter = _SavedBytes({p.untyped_storage().data_ptr() for p in work[index].parameters(stage)})
+    with (
+        shared_casts(trainer.device, trainer.compute),
+        torch.autograd.graph.saved_tensors_hooks(counter.pack, counter.unpack),
+    ):
+        _run_stage(trainer, work, row)
+        counter.total = 0
+        _run_stage(trainer, work, row)
+    return counter.total
 
 
 def stage_row(pipeline: int, stage: int, stages: int, *backward: Kind) -> list[Action]:
@@ -140,12 +155,14 @@ def stage_row(pipeline: int, stage: int, stages: int, *backward: Kind) -> list[A
 
 def _run_stage(trainer: Trainer, work: Mapping[int, StageWork], row: Sequence[Action]) -> dict[str, float]:
     """Run a row; return kind of computation -> seconds; what other ranks would send is made up."""
-    measured = execute(row, work, NoCommunicator(), 0, trainer.synchronize)
+    measured = execute(row, work, NoCommunicator(), 0, trainer.time_marks)
     return {step.action.kind: (step.end_ns - step.start_ns) / 1e9 for step in measured if step.action.peer is None}
 
 
 class NoCommunicator:
     """Peers that are not there: what they would send is a wave, what they would take is dropped."""
+
+    transport = GroupTransport("gloo")
 
     def send(self, tensor: torch.Tensor, peer: int) -> "Arrived":
         return Arrived()
@@ -226,7 +243,8 @@ def _measure_tables(trainer: Trainer, command: pb.Measure, result: pb.MeasureRes
             layout = trainer.layout.with_table(table)
             trainer.barrier()
             begun = time.perf_counter()
-            execute(layout.row, work, trainer.communicator, layout.block * layout.block_size, trainer.synchronize)
+            with shared_casts(trainer.device, trainer.compute):
+                execute(layout.row, work, trainer.communicator, layout.block * layout.block_size, trainer.time_marks)
             seconds.append(time.perf_counter() - begun)
             yield
     result.tables.extend(pb.TableTime(seconds=seconds[1:]) for seconds in times)

@@ -9,45 +9,43 @@ batches.
 
 import logging
 import time
-from collections.abc import Generator, Iterator, Mapping
+from collections.abc import Collection, Generator, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from typing import Any, Final
 
 import torch
 
 from rlhf_api.algorithms import ModelRole
 from rlhf_api.job import RLHFJobSpec
+from rlhf_api.job.lora import Lora
 from rlhf_api.schedule import ScheduleTable
+from rlhf_planner.schedule.held_model import without_model
 from rlhf_workers.algorithms.objectives import MISMATCH_WARNING, Objective, Statistics
 from rlhf_workers.algorithms.registry import build_algorithm
 from rlhf_workers.failures import WorkError
+from rlhf_workers.precision import shared_casts
 from rlhf_workers.training.backends.registry import SpanSink
 from rlhf_workers.training.communicator import Communicator
+from rlhf_workers.training.draft_training import DraftTraining
 from rlhf_workers.training.executor import TimedAction, execute
 from rlhf_workers.training.minibatches import epoch_order, mini_batches, split
-from rlhf_workers.training.model_stages import EMBEDDING, ModelStage
-from rlhf_workers.training.nonfinite import NonFiniteSteps
+from rlhf_workers.training.old_log_probabilities import OldLogProbabilities
 from rlhf_workers.training.optimizer import Horizon, StageOptimizer, learning_rate
+from rlhf_workers.training.pipeline_stage import PipelineStage
 from rlhf_workers.training.rank_layout import RankLayout
 from rlhf_workers.training.stage_copy import StageCopy
-from rlhf_workers.training.stage_work import StageWork
+from rlhf_workers.training.stage_work import Note, StageWork
+from rlhf_workers.training.time_marks import time_marks_of
 from rlhf_workers.training.training_batch import MicroBatch, TrainingBatch, micro_batch
+from rlhf_workers.training.training_progress import TrainingProgress
 
 log = logging.getLogger(__name__)
 
 NAMES: Final = {"F": "F", "B": "B", "I": "I", "W": "W", "RECV_F": "wait-F", "RECV_B": "wait-B"}
 """Action kind -> last part of its span's name."""
 
-
-@dataclass
-class TrainingProgress:
-    """State beyond weights, moments and the algorithm's own; saved in trainer.json."""
-
-    steps: int
-    """Optimizer steps so far; the position in the learning-rate schedule."""
-    horizon: Horizon
-    non_finite: NonFiniteSteps = field(default_factory=NonFiniteSteps)
+LOSS_SUM: Final = "loss_sum"
+"""Ending of metrics of an objective that are sums over the steps, of which the mean is shown."""
 
 
 class Trainer:
@@ -57,28 +55,42 @@ class Trainer:
         self,
         spec: RLHFJobSpec,
         layout: RankLayout,
-        stages: Mapping[tuple[str, int], ModelStage],
+        stages: Mapping[tuple[str, int], PipelineStage],
         communicator: Communicator,
         device: torch.device,
         compute: torch.dtype,
         span: SpanSink,
+        draft: DraftTraining | None = None,
     ) -> None:
-        """`stages` are those of `layout.held`. WorkError when the mini-batch does not divide."""
+        """`stages` are those of `layout.held`; `draft`: None trains no draft model. WorkError when the mini-batch does
+        not divide."""
+        self.draft = draft
         self.spec, self.layout, self.stages, self.communicator = spec, layout, stages, communicator
         self.device, self.compute, self._span = device, compute, span
         self.algorithm = build_algorithm(spec, device)
+        self._together = spec.algorithm.fields.samples_together
         self.progress = TrainingProgress(0, Horizon(self._steps_of(spec.iterations)))
         fields = spec.training.optimizer
         self.peaks = {model: fields.peak_learning_rate(ModelRole(model)) for model in layout.models}
         self.optimizers = {key: StageOptimizer(stage, fields, self.peaks[key[0]]) for key, stage in stages.items()}
-        self._copies = [StageCopy(stage, self.optimizers[key], device) for key, stage in stages.items()]
+        self._copies = list(self._stage_copies())
         for stage in stages.values():
             stage.recompute = spec.training.activation_checkpointing
+        self.time_marks = time_marks_of(device)
+        self._policy = self.algorithm.context.graph.policy
+        self._policy_held = False
+        """Whether the present iteration trains critics alone."""
+        self._again = None
+        if spec.algorithm.fields.scores_again:
+            marks = self.time_marks
+            self._again = OldLogProbabilities(spec, self._policy, stages, communicator, device, compute, marks, span)
         self._everyone = tuple(range(layout.world))
         self.step_seconds: list[float] = []
         """Of every mini-batch of the last iteration: from its first action on this rank to its last."""
         self.bubble_seconds = 0.0
         """Of the last iteration: in mini-batches, but in no computation."""
+        self.sample_advantages: list[float] = []
+        """Of the last iteration: of each sample the mean over its tokens, NaN without any; empty: no such field."""
         self._rates: dict[str, float] = {}
         """Of the last optimizer step, by model."""
         self._slots = [(model, stage) for model in layout.models for stage in range(layout.stages(model))]
@@ -101,27 +113,40 @@ class Trainer:
 
     def _train(self, iteration: int, batch: TrainingBatch, iterations: int) -> Generator[None, None, dict[str, float]]:
         self.step_seconds, self.bubble_seconds = [], 0.0
+        if self.draft is not None:
+            self.draft.begin()
         self._look_ahead(self._steps_of(iterations or self.spec.iterations))
+        self._policy_held = not self.spec.algorithm.fields.trains_policy(iteration)
+        if self._again is not None:
+            batch = yield from self._again.added_to(iteration, batch, self.layout)
         with self._measured("train/advantages"):
+            self.algorithm.begin_iteration(iteration)
             batch = self.algorithm.prepare(batch)
             objectives = self.objectives()
-        norms: dict[str, list[float]] = {model: [] for model in self.layout.models}
+        if self._policy_held:
+            del objectives[self._policy]
+        self.sample_advantages = batch.sample_means("advantages")
+        norms: dict[str, list[float]] = {model: [] for model in objectives}
         skipped, steps, non_finite = 0, self.progress.steps, self.progress.non_finite.total
         for epoch in range(self.spec.algorithm.fields.epochs):
-            order = epoch_order(self.spec.seed, iteration, epoch, len(batch.prompts))
+            order = epoch_order(self.spec.seed, iteration, epoch, len(batch.prompts), self._together)
             for rows in mini_batches(order, self.spec.algorithm.fields.mini_batch_size):
                 if not batch.mask[rows].any():  # every sample abstained: no gradient, so no step either
                     skipped += 1
                     continue
                 for objective in objectives.values():
-                    objective.first_pass = self.progress.steps == steps
+                    objective.first_pass = self.progress.steps == steps and self._again is None
                 for model, norm in self._step(iteration, batch, rows, objectives).items():
                     norms[model].append(norm)
                 yield
         metrics = self._metrics(batch, objectives, norms)
+        if self.draft is not None:
+            metrics |= self.draft.metrics()
         metrics["train/skipped_steps"] = float(skipped)
         metrics["train/nonfinite_steps"] = float(self.progress.non_finite.total - non_finite)
         metrics["train/nonfinite_steps_total"] = float(self.progress.non_finite.total)
+        if not self.spec.algorithm.fields.trains_policy(0):
+            metrics["train/critic_only"] = float(self._policy_held)
         self.algorithm.finish_iteration(metrics)
         return metrics
 
@@ -131,6 +156,8 @@ class Trainer:
             optimizer.drop_gradients()
         for copy in self._copies:
             copy.offload()
+        if self.draft is not None:
+            self.draft.offload()
 
     def onload(self) -> None:
         """Move everything back to the device, as it was."""
@@ -139,6 +166,15 @@ class Trainer:
         for optimizer in self.optimizers.values():
             if not len(optimizer.gradients):
                 optimizer.make_gradients()
+        if self.draft is not None:
+            self.draft.onload()
+
+    def _stage_copies(self) -> Iterator[StageCopy]:
+        """A copy a stage; what several stages use moves with the first."""
+        moved: set[int] = set()
+        for key, stage in self.stages.items():
+            yield StageCopy(stage, self.optimizers[key], self.device, frozenset(moved))
+            moved |= {id(part) for part in stage.parameters()}
 
     # ------------------------------------------------------------ one mini-batch
 
@@ -149,14 +185,21 @@ class Trainer:
 
         Return nothing, and take no step, when a loss or a gradient is not finite.
         """
-        work = self.mini_batch(batch, rows, objectives)
+        draft = None if self._policy_held else self.draft
+        table = self.layout.table
+        layout = self.layout.with_table(without_model(table, self._policy)) if self._policy_held else self.layout
+        work = self.mini_batch(batch, rows, objectives, None if draft is None else draft.note)
         before = {model: objective.statistics.copy() for model, objective in objectives.items()}
         first_rank = self.layout.block * self.layout.block_size
         start = time.time_ns()
-        measured = execute(self.layout.row, work, self.communicator, first_rank, self.synchronize)
+        with shared_casts(self.device, self.compute):
+            measured = execute(layout.row, work, self.communicator, first_rank, self.time_marks)
         self._report(measured, start, time.time_ns())
+        if draft is not None:
+            with self._measured("train/draft"):
+                draft.backward(int(batch.mask[rows].sum()))
         with self._measured("train/gradients"):
-            self._reduce_gradients()
+            self._reduce_gradients(objectives)
             losses, squares = self._sizes(objectives, before)
         allowed = self.spec.training.optimizer.max_non_finite_steps
         if problem := self.progress.non_finite.problem(losses, squares, iteration, self.progress.steps, allowed):
@@ -166,21 +209,33 @@ class Trainer:
                 objective.statistics = before[model]
             for optimizer in self.optimizers.values():
                 optimizer.gradients.zero_()
+            if draft is not None:
+                draft.forget()
             return {}
-        norms = {model: sum(squares[key] for key in squares if key[0] == model) ** 0.5 for model in self.layout.models}
+        norms = {model: sum(squares[key] for key in squares if key[0] == model) ** 0.5 for model in objectives}
         with self._measured("train/optimizer"):
             limit = self.spec.training.optimizer.max_gradient_norm
             for (model, _), optimizer in self.optimizers.items():
+                if model not in objectives:
+                    continue
                 scale = 1.0 if limit is None or norms[model] <= limit else limit / norms[model]
                 optimizer.step(self.rate(model), scale)
-        self._rates = {model: self.rate(model) for model in self.layout.models}
+        if draft is not None:
+            with self._measured("train/draft-step"):
+                draft.step()
+        self._rates = {model: self.rate(model) for model in objectives}
         self.progress.steps += 1
+        self.progress.held_steps += self._policy_held
         return norms
 
     def rate(self, model: str) -> float:
         """Return the learning rate of a model's next optimizer step."""
-        fields = self.spec.training.optimizer
-        return learning_rate(fields, self.peaks[model], self.progress.steps, self.progress.horizon)
+        fields, progress = self.spec.training.optimizer, self.progress
+        return learning_rate(fields, self.peaks[model], progress.steps, progress.horizon, self.held_steps(model))
+
+    def held_steps(self, model: str) -> int:
+        """Return how many of the job's optimizer steps so far a model took no part in."""
+        return self.progress.held_steps if model == self._policy else 0
 
     def _steps_of(self, iterations: int) -> int:
         batches = self.spec.rollout.batch_size // self.spec.algorithm.fields.mini_batch_size
@@ -191,6 +246,10 @@ class Trainer:
         progress, warmup = self.progress, self.spec.training.optimizer.warmup_steps
         if total != progress.horizon.total:
             progress.horizon = progress.horizon.changed(total, progress.steps, warmup)
+
+    def adapters(self, model: str) -> Lora | None:
+        """Return the adapters by which a model is trained; None where all its weights are."""
+        return self.spec.training.adapters(ModelRole(model))
 
     def use_table(self, table: ScheduleTable) -> None:
         """Train by another table from the next mini-batch on; ValueError when it places stages on other ranks."""
@@ -207,43 +266,53 @@ class Trainer:
             torch.cuda.current_stream(self.device).synchronize()
 
     def mini_batch(
-        self, batch: TrainingBatch, rows: list[int], objectives: Mapping[str, Objective]
+        self, batch: TrainingBatch, rows: list[int], objectives: Mapping[str, Objective], note: Note | None = None
     ) -> dict[int, StageWork]:
-        """Return what this rank computes for the samples `rows`, by pipeline index."""
+        """Return what this rank computes for the samples `rows` of the models that have an objective, by pipeline
+        index. `note`: told of what the policy's last stage makes."""
         weights = self.algorithm.token_weights(batch, rows)
         made: dict[tuple[int, ...], MicroBatch] = {}
         lengths = batch.lengths
         work = {}
         for index, pipeline in enumerate(self.layout.table.pipelines):
             held = {stage: self.stages[model, stage] for model, stage in self.stages if model == pipeline.model}
-            if not held:
-                continue
             model = pipeline.model
-            assigned = split(rows, lengths, self.layout.replicas(model), self.layout.microbatches(model))
+            if not held or model not in objectives:
+                continue
+            cells = self.layout.replicas(model), self.layout.microbatches(model)
+            assigned = split(rows, lengths, *cells, self._together)
             microbatches = []
             for chosen in assigned[self.layout.replica(index)]:
                 if tuple(chosen) not in made:
                     made[tuple(chosen)] = micro_batch(batch, chosen, weights).to(self.device)
                 microbatches.append(made[tuple(chosen)])
-            work[index] = StageWork(len(pipeline.stage_ranks), held, microbatches, objectives[model], self.compute)
+            seen_by = note if model == self._policy else None
+            work[index] = StageWork(
+                len(pipeline.stage_ranks), held, microbatches, objectives[model].loss, self.compute, seen_by
+            )
         return work
 
-    def _reduce_gradients(self) -> None:
+    def _reduce_gradients(self, trained: Collection[str]) -> None:
         """Add up over replicas, then over the two copies of a tied embedding; every rank in the same order."""
         for model, stage in self.layout.held:
-            self.communicator.all_reduce_sum(self.optimizers[model, stage].gradients, self.layout.holders(model, stage))
-        for model in self.layout.models:
+            if model in trained:
+                holders = self.layout.holders(model, stage)
+                self.communicator.all_reduce_sum(self.optimizers[model, stage].gradients, holders)
+        for model in trained:
             last = self.layout.stages(model) - 1
-            if last == 0 or not any(stage.tied for (name, _), stage in self.stages.items() if name == model):
+            if last == 0 or not any(stage.sums_embedding for (name, _), stage in self.stages.items() if name == model):
                 continue
             for ends in self.layout.ends(model):
                 if ends[0] == ends[1] == self.layout.rank:
-                    views = [self.optimizers[model, stage].gradient(EMBEDDING) for stage in (0, last)]
+                    views = [self._embedding_gradient(model, stage) for stage in (0, last)]
                     views[0] += views[1]
                     views[1].copy_(views[0])
                 elif self.layout.rank in ends:
                     stage = 0 if self.layout.rank == ends[0] else last
-                    self.communicator.all_reduce_sum(self.optimizers[model, stage].gradient(EMBEDDING), ends)
+                    self.communicator.all_reduce_sum(self._embedding_gradient(model, stage), ends)
+
+    def _embedding_gradient(self, model: str, stage: int) -> torch.Tensor:
+        return self.optimizers[model, stage].gradient(self.stages[model, stage].embedding)
 
     def _sizes(
         self, objectives: Mapping[str, Objective], before: Mapping[str, Statistics]
@@ -279,10 +348,11 @@ class Trainer:
             self.communicator.all_reduce_max(objective.statistics.maxima, self._everyone)
             metrics |= objective.metrics()
             steps = max(1, len(norms[model]))
-            metrics[f"{model}/loss"] = metrics.pop(f"{model}/loss_sum") / steps
+            for name in [name for name in metrics if name.endswith(LOSS_SUM)]:
+                metrics[name.removesuffix("_sum")] = metrics.pop(name) / steps
             metrics[f"gradient_norm/{model}"] = sum(norms[model]) / steps
             metrics[f"learning_rate/{model}"] = self._rates[model] if norms[model] else self.rate(model)
-        mismatch = f"{self.algorithm.context.graph.policy}/mismatch"
+        mismatch = f"{self._policy}/mismatch"
         if metrics.get(mismatch, 0.0) > MISMATCH_WARNING and self.layout.rank == 0:
             log.warning(
                 "log-probabilities of generation and training differ by %.3g on average (largest %.3g): the ratio of "

@@ -5,17 +5,26 @@ never a zero. An abstained sample keeps its place (sizes are fixed) but its toke
 sum.
 """
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
+from typing import Final
 
 import numpy as np
 import torch
 
 from rlhf_api import control_pb2 as pb
 from rlhf_api.algorithms import SampleField, Shape
+from rlhf_api.algorithms.graph import SAMPLED_FIELD
 from rlhf_api.arrays import unpack
+from rlhf_api.samples import FINISH_REASONS
 from rlhf_workers.failures import WorkError
+
+OLD_FIELD: Final = "old_log_probabilities"
+"""Of the sampled tokens by the training ranks, before the first step of the iteration; where a job asks for them."""
+NO_PARTS: Final[Mapping[str, str]] = {}
+"""Of a job with one reward."""
 
 
 @dataclass(frozen=True)
@@ -36,8 +45,23 @@ class TrainingBatch:
     """float32 [B]; 0 and not `valid` where abstained."""
     valid: torch.Tensor
     """bool [B]: false for abstained samples."""
+    finished: torch.Tensor
+    """bool [B]: true where the response ended by a stop, false where it was cut at the longest allowed, or is none."""
     fields: dict[str, torch.Tensor]
     """Name -> float32 [B, T]."""
+    judged: dict[str, torch.Tensor] = field(default_factory=dict)
+    """Name -> float32 [B], as it was given, of every field that has one number per response."""
+    parts: dict[str, torch.Tensor] = field(default_factory=dict)
+    """Name of one of several rewards -> float32 [B], NaN where it abstained; empty where there is one."""
+    unshaped: torch.Tensor | None = None
+    """float32 [B]: the rewards as they were given, where `rewards` have been shaped."""
+    baselines: torch.Tensor | None = None
+    """float32 [B]: the reward of the greedy response to the prompt, 0 where not `valid`; where an algorithm has one."""
+
+    @property
+    def given_rewards(self) -> torch.Tensor:
+        """The rewards before any shaping, float32 [B]."""
+        return self.rewards if self.unshaped is None else self.unshaped
 
     @cached_property
     def lengths(self) -> list[int]:
@@ -46,9 +70,23 @@ class TrainingBatch:
         return [len(prompt) + length for prompt, length in zip(self.prompts, responses, strict=True)]
 
     @property
+    def old(self) -> torch.Tensor:
+        """What ratios are against, float32 [B, T]: by the training ranks if they were asked, else by the engine."""
+        return _old(self.fields)
+
+    @property
     def tokens(self) -> int:
         """Response tokens that are trained on."""
         return int(self.mask.sum())
+
+    def sample_means(self, field: str) -> list[float]:
+        """Return of each sample the mean of a field over its trained tokens, NaN where it has none; empty when the
+        batch has no such field."""
+        if field not in self.fields:
+            return []
+        sums = (self.fields[field] * self.mask).sum(dim=1, dtype=torch.float64)
+        means: list[float] = (sums / self.mask.sum(dim=1)).tolist()
+        return means
 
     def with_fields(self, **fields: torch.Tensor) -> "TrainingBatch":
         """Return the same batch with more per-token fields."""
@@ -65,44 +103,76 @@ class MicroBatch:
     """int64 [n]: place in [b * L] of the state *before* each trained token."""
     targets: torch.Tensor
     """int64 [n]: the token sampled there."""
+    samples: torch.Tensor
+    """int64 [n]: which of the b samples each trained token belongs to; whole responses are in one micro-batch."""
     weights: dict[str, torch.Tensor]
     """Model role -> float32 [n]: weight of each token's loss in the whole mini-batch."""
     fields: dict[str, torch.Tensor]
     """Name -> float32 [n]."""
 
     def to(self, device: torch.device) -> "MicroBatch":
-        """Return it on another device."""
+        """Return it on another device, by copies that the host does not wait for."""
         return MicroBatch(
-            self.tokens.to(device),
-            self.positions.to(device),
-            self.targets.to(device),
-            {name: value.to(device) for name, value in self.weights.items()},
-            {name: value.to(device) for name, value in self.fields.items()},
+            _moved(self.tokens, device),
+            _moved(self.positions, device),
+            _moved(self.targets, device),
+            _moved(self.samples, device),
+            {name: _moved(value, device) for name, value in self.weights.items()},
+            {name: _moved(value, device) for name, value in self.fields.items()},
         )
 
+    @property
+    def old(self) -> torch.Tensor:
+        """As of a batch, float32 [n]."""
+        return _old(self.fields)
 
-def batch_from(samples: Iterable[pb.TrainSample], size: int, needed: Sequence[SampleField]) -> TrainingBatch:
-    """Return a batch of `size` samples in sample order; every one that did not abstain has the `needed` fields.
+    def sum_by_sample(self, values: torch.Tensor) -> torch.Tensor:
+        """Return the sum of `values` [n] over the trained tokens of each sample, [b], differentiable; 0 without any."""
+        return values.new_zeros(len(self.tokens)).index_add(0, self.samples, values)
+
+
+def _old(fields: Mapping[str, torch.Tensor]) -> torch.Tensor:
+    return fields.get(OLD_FIELD, fields[SAMPLED_FIELD])
+
+
+def _moved(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
+    """A copy from pageable memory would hold the host until the device has done all that it was given before."""
+    if device.type == "cuda" and torch.cuda.is_initialized():
+        return tensor.pin_memory().to(device, non_blocking=True)
+    return tensor.to(device)
+
+
+def batch_from(
+    samples: Iterable[pb.TrainSample],
+    size: int,
+    needed: Sequence[SampleField],
+    max_response_tokens: int | None = None,
+    parts: Mapping[str, str] = NO_PARTS,
+) -> TrainingBatch:
+    """Return a batch of `size` samples in sample order; every one that did not abstain has the `needed` fields, and a
+    response. `max_response_tokens`: of the job; by it a response is judged whose end the coordinator does not say, as
+    it is older than the field: what is shorter has stopped. None: of such nothing is taken to be cut. `parts`: name of
+    one of several rewards -> its field, which a sample has unless it abstained.
 
     WorkError BatchIncomplete names the sample and the field.
     """
     ordered = sorted(samples, key=lambda sample: sample.sample)
     if [sample.sample for sample in ordered] != list(range(size)):
         raise _incomplete(f"expected samples 0 to {size - 1} once each, got {len(ordered)} samples")
-    responses = [_ints(sample, sample.response, "response") for sample in ordered]
+    responses = [_ints(sample, sample.response, "response", least=0 if sample.abstained else 1) for sample in ordered]
     longest = max(len(response) for response in responses)
     fields: dict[str, torch.Tensor] = {
         name: torch.zeros(size, longest) for name in needed if name.shape is Shape.PER_TOKEN
     }
-    judged = [name for name in needed if name.shape is Shape.PER_SAMPLE][:1]
-    rewards, tokens = torch.zeros(size), torch.zeros(size, longest, dtype=torch.int64)
+    judged: dict[str, torch.Tensor] = {name: torch.zeros(size) for name in needed if name.shape is Shape.PER_SAMPLE}
+    tokens = torch.zeros(size, longest, dtype=torch.int64)
     for row, (sample, response) in enumerate(zip(ordered, responses, strict=True)):
         tokens[row, : len(response)] = response
         for name in fields:
             if not sample.abstained or name in sample.fields:
                 fields[name][row, : len(response)] = _floats(sample, name, len(response))
         for name in judged if not sample.abstained else ():
-            rewards[row] = _floats(sample, name, 1)[0]
+            judged[name][row] = _floats(sample, name, 1)[0]
     lengths = torch.tensor([len(response) for response in responses])
     valid = torch.tensor([not sample.abstained for sample in ordered])
     return TrainingBatch(
@@ -111,10 +181,17 @@ def batch_from(samples: Iterable[pb.TrainSample], size: int, needed: Sequence[Sa
         response_lengths=lengths,
         mask=(torch.arange(longest)[None, :] < lengths[:, None]) & valid[:, None],
         groups=torch.tensor([sample.group for sample in ordered]),
-        rewards=rewards,
+        rewards=next(iter(judged.values()), torch.zeros(size)),
         valid=valid,
+        finished=torch.tensor([_finished(sample, max_response_tokens) for sample in ordered]),
         fields=fields,
+        parts={part: torch.tensor([_part(sample, name) for sample in ordered]) for part, name in parts.items()},
+        judged=judged,
     )
+
+
+def _part(sample: pb.TrainSample, name: str) -> float:
+    return float(_floats(sample, name, 1)[0]) if name in sample.fields else math.nan
 
 
 def micro_batch(batch: TrainingBatch, rows: Sequence[int], weights: dict[str, torch.Tensor]) -> MicroBatch:
@@ -126,27 +203,42 @@ def micro_batch(batch: TrainingBatch, rows: Sequence[int], weights: dict[str, to
         prompt, length = batch.prompts[row], int(batch.response_lengths[row])
         tokens[place, : len(prompt)] = prompt
         tokens[place, len(prompt) : len(prompt) + length] = batch.responses[row, :length]
-        if batch.valid[row]:
-            positions.append(torch.arange(length) + (place * width + len(prompt) - 1))
+        trained = batch.mask[row, :length].nonzero().flatten()
+        positions.append(trained + (place * width + len(prompt) - 1))
     index = torch.tensor(list(rows))
     chosen = batch.mask[index]
+    samples = torch.arange(len(rows))[:, None].expand_as(chosen)
 
     def flat(values: torch.Tensor) -> torch.Tensor:
         return values[index][chosen]
 
     return MicroBatch(
         tokens=tokens,
-        positions=torch.cat(positions) if positions else torch.zeros(0, dtype=torch.int64),
+        positions=torch.cat(positions),
         targets=flat(batch.responses),
+        samples=samples[chosen],
         weights={model: flat(values) for model, values in weights.items()},
         fields={name: flat(values) for name, values in batch.fields.items()},
     )
 
 
-def _ints(sample: pb.TrainSample, array: pb.Array, name: str) -> torch.Tensor:
+def _finished(sample: pb.TrainSample, limit: int | None) -> bool:
+    if sample.finish_reason not in FINISH_REASONS:
+        wanted = ", ".join(FINISH_REASONS[1:])
+        raise _incomplete(
+            f"sample {sample.sample}: finish_reason is {sample.finish_reason[:20]!r}, not one of {wanted}"
+        )
+    if sample.finish_reason:
+        return sample.finish_reason == "stop"
+    length = sample.response.shape[0]
+    return length > 0 and (limit is None or length < limit)
+
+
+def _ints(sample: pb.TrainSample, array: pb.Array, name: str, least: int = 1) -> torch.Tensor:
     values = unpack(array)
-    if values.ndim != 1 or not len(values) or values.dtype != np.int32:
-        raise _incomplete(f"sample {sample.sample}: {name} is {array.dtype} {list(array.shape)}, needs int32 [n >= 1]")
+    if values.ndim != 1 or len(values) < least or values.dtype != np.int32:
+        needs = f"int32 [n >= {least}]"
+        raise _incomplete(f"sample {sample.sample}: {name} is {array.dtype} {list(array.shape)}, needs {needs}")
     return torch.from_numpy(values).long()
 
 

@@ -13,11 +13,12 @@ from collections.abc import Callable, Generator, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
+import numpy as np
 import torch
 
 from rlhf_api import control_pb2 as pb
-from rlhf_api.algorithms import graph_of
-from rlhf_api.algorithms.graph import SAMPLED_FIELD
+from rlhf_api.algorithms import graph_of, has_greedy_baseline, samples_of_batch, samples_per_prompt
+from rlhf_api.arrays import pack
 from rlhf_api.job import RLHFJob
 from rlhf_api.names import ExitCode
 from rlhf_api.schedule import ScheduleTable
@@ -26,7 +27,10 @@ from rlhf_workers.settings import read_settings
 from rlhf_workers.training.backends.registry import TrainingBackend, build_backend
 from rlhf_workers.training.communicator import PeerLostError
 from rlhf_workers.training.coordinator_batches import CoordinatorBatches
+from rlhf_workers.training.greedy_baselines import without_greedy
+from rlhf_workers.training.reward_shaping import shaped
 from rlhf_workers.training.training_batch import batch_from
+from rlhf_workers.training.transport import TRANSPORTS
 from rlhf_workers.worker_role import Outbox
 
 log = logging.getLogger(__name__)
@@ -53,7 +57,10 @@ class TrainingRole:
         version: int,
         spans: "SpanBuffer",
         leave: Callable[[int], None] = os._exit,
+        *,
+        rank: int = 0,
     ) -> None:
+        self._rank = rank
         self._job, self._backend, self._batches, self._version, self._leave = job, backend, batches, version, leave
         self._spans = spans
         self._steps_before = 0
@@ -162,18 +169,40 @@ class TrainingRole:
         start, start_ns = time.monotonic(), time.time_ns()
         samples = self._batches.fetch(iteration)
         outbox.span("train/fetch", start_ns, time.time_ns(), iteration)
-        needed = (SAMPLED_FIELD, *graph_of(spec).scored_fields)
-        batch = batch_from(samples, spec.rollout.batch_size, needed)
+        graph, longest = graph_of(spec), spec.rollout.max_response_tokens
+        given = batch_from(samples, samples_of_batch(spec), graph.batch_fields, longest, graph.reward_parts)
+        batch, shaping = shaped(given, spec.reward_shaping, graph.combination, longest)
+        if has_greedy_baseline(spec):
+            batch = without_greedy(batch, samples_per_prompt(spec))
         metrics = yield from self._backend.train(iteration, batch, order.iterations)
         outbox.count(batch.tokens * spec.algorithm.fields.epochs)
+        metrics |= shaping
         metrics["train/seconds"] = time.monotonic() - start
+        metrics["transport"] = float(TRANSPORTS.index(self._backend.transport))
+        self._observe_steps(iteration, outbox)
         metrics["bubble_seconds"] = self._backend.bubble_seconds
+        if (whole := sum(self._backend.step_seconds)) > 0:
+            metrics["bubble_share"] = self._backend.bubble_seconds / whole
         metrics["step_seconds"] = statistics.median(self._backend.step_seconds or [0.0])
         return metrics
 
+    def _observe_steps(self, iteration: int, outbox: Outbox) -> None:
+        """Say what every optimizer step took: all ranks take them together, so the first one speaks for all."""
+        if self._rank:
+            return
+        end_ns = time.time_ns()
+        for number, seconds in enumerate(self._backend.step_seconds):
+            step = pb.TrainStepObservation(number=number)
+            start_ns = end_ns - int(seconds * 1e9)
+            outbox.observe(pb.Observation(start_ns=start_ns, end_ns=end_ns, iteration=iteration, train_step=step))
+
     def _finish_training(self, command: pb.Command, metrics: dict[str, float], outbox: Outbox) -> None:
         self._version = command.train.iteration + 1
-        self._last = pb.TrainResult(iteration=command.train.iteration, version=self._version, metrics=metrics)
+        iteration, spec = command.train.iteration, self._job.spec
+        self._last = pb.TrainResult(iteration=iteration, version=self._version, metrics=metrics)
+        shown = spec.samples.due(iteration, command.train.iterations or spec.iterations)
+        if not self._rank and shown and (advantages := self._backend.sample_advantages):
+            self._last.advantages.CopyFrom(pack(np.array(advantages, dtype=np.float32)))
         outbox.done(pb.CommandDone(command_id=command.id, train=self._last))
 
     def _refuse_broken(self) -> None:
@@ -222,4 +251,6 @@ def build(job: RLHFJob, command: pb.Command, device: torch.device, certificates:
     wait = float(job.spec.run_policy.start_timeout_seconds)
     batches = CoordinatorBatches(settings.coordinator, settings.worker, certificates, wait)
     become, spans = command.become_training, SpanBuffer()
-    return TrainingRole(job, build_backend(job, become, device, spans), batches, become.version, spans)
+    return TrainingRole(
+        job, build_backend(job, become, device, spans), batches, become.version, spans, rank=become.rank
+    )

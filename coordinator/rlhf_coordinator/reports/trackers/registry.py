@@ -10,7 +10,9 @@ from types import MappingProxyType
 from typing import Final
 
 from rlhf_coordinator.reports.trackers.events_log import EventsLog
+from rlhf_coordinator.reports.trackers.facts_jsonl import FactsJsonl
 from rlhf_coordinator.reports.trackers.metrics_jsonl import MetricsJsonl
+from rlhf_coordinator.reports.trackers.sample_tables import SampleTables
 from rlhf_coordinator.reports.trackers.summary_json import SummaryJson
 from rlhf_coordinator.reports.trackers.tensorboard_events import TensorBoardEvents
 from rlhf_coordinator.reports.trackers.timeline_json import TimelineJson
@@ -22,7 +24,8 @@ class TrackerKind:
     """How a tracker is opened, and what its failure means."""
 
     open: Callable[[Path, int], Tracker]
-    """Of (run folder, first iteration that this process will record). Raises OSError."""
+    """Of (run folder, first iteration that this process will record). Raises OSError, and ModuleNotFoundError where the
+    library is missing that it writes with."""
     required: bool = False
     """The record of the run: a job that cannot open it, or cannot record an iteration, fails. Other trackers are views:
     they are given up with one log line."""
@@ -32,6 +35,8 @@ TRACKERS: Final[Mapping[str, TrackerKind]] = MappingProxyType(
     {
         "metrics.jsonl": TrackerKind(MetricsJsonl, required=True),
         "events.jsonl": TrackerKind(EventsLog, required=True),
+        "facts.jsonl": TrackerKind(FactsJsonl),
+        "samples": TrackerKind(SampleTables),
         "tensorboard": TrackerKind(TensorBoardEvents),
         "timeline.json": TrackerKind(TimelineJson),
         "summary.json": TrackerKind(SummaryJson, required=True),

@@ -7,14 +7,19 @@ the process dies, what the next one does again is recorded again, and no iterati
 
 import logging
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
 from rlhf_api import control_pb2 as pb
-from rlhf_coordinator.failures import storage_error
+from rlhf_api.names import ExitCode
+from rlhf_coordinator.failures import JobError, storage_error
+from rlhf_coordinator.reports.sample_table import SampleRow
 from rlhf_coordinator.reports.trackers.registry import TRACKERS
+from rlhf_coordinator.reports.trackers.service_tracker import ServiceTracker
+from rlhf_coordinator.reports.trackers.services import Settings
 from rlhf_coordinator.reports.trackers.tracker import Tracker
+from rlhf_planner.explain.facts import IterationFacts
 
 log = logging.getLogger(__name__)
 
@@ -37,6 +42,12 @@ class RunTrackers:
         self._required = frozenset(required)
         self._clock = clock
         self._finished = False
+        self.lost: tuple[str, ...] = ()
+        """Trackers that were given up so far, in words; replaced as a whole, as scrapes and status read it."""
+
+    def behind(self) -> dict[str, int]:
+        """Return kind of every service that is there -> iterations that it has not taken yet."""
+        return {name: each.behind for name, each in list(self._trackers.items()) if isinstance(each, ServiceTracker)}
 
     def iteration(self, iteration: int, metrics: Mapping[str, float]) -> None:
         """Record a finished iteration. Raises JobError (exit code 23) when a required tracker cannot."""
@@ -65,6 +76,22 @@ class RunTrackers:
             except OSError as error:
                 self._give_up(name, error)
 
+    def samples(self, iteration: int, rows: Sequence[SampleRow]) -> None:
+        """Record the sample table of an iteration."""
+        for name, tracker in list(self._trackers.items()):
+            try:
+                tracker.samples(iteration, rows)
+            except OSError as error:
+                self._give_up(name, error)
+
+    def facts(self, facts: IterationFacts) -> None:
+        """Record what is known of where the time of an iteration went."""
+        for name, tracker in list(self._trackers.items()):
+            try:
+                tracker.facts(facts)
+            except OSError as error:
+                self._give_up(name, error)
+
     def finish(self, summary: Mapping[str, Any]) -> None:
         """Complete every tracker: the run is over."""
         self._finished = True
@@ -75,12 +102,25 @@ class RunTrackers:
                 log.error("%s cannot be completed: %s", name, error)
 
     def _give_up(self, name: str, error: OSError) -> None:
-        log.error("%s is not written from now on: %s", name, error)
         del self._trackers[name]
+        self.lose(name, error)
+
+    def lose(self, name: str, error: OSError) -> None:
+        """Say that a tracker is not there, or no longer."""
+        message = f"{name} is not written from now on: {error}"
+        log.error(message)
+        self.lost = (*self.lost, message)
+        self.event(self._clock(), "tracker-lost", message, tracker=name)
 
 
-def open_trackers(run_dir: Path, next_iteration: int, clock: Callable[[], int] = time.time_ns) -> RunTrackers:
-    """Open every registered tracker of a run folder. Raises JobError (exit code 23) when a required one cannot be.
+def open_trackers(
+    run_dir: Path,
+    next_iteration: int,
+    clock: Callable[[], int] = time.time_ns,
+    services: Mapping[str, Settings] | None = None,
+) -> RunTrackers:
+    """Open every registered tracker of a run folder, and the services, by kind. Raises JobError when a required one
+    cannot be (exit code 23), or when the library of a service is missing.
 
     `next_iteration`: the first that will be recorded; what the folder holds of later ones is forgotten.
     """
@@ -93,4 +133,21 @@ def open_trackers(run_dir: Path, next_iteration: int, clock: Callable[[], int] =
             if kind.required:
                 raise storage_error(name, run_dir, error, FIELD) from error
             log.warning("%s is not written: %s", name, error)
-    return RunTrackers(run_dir, trackers, [name for name, kind in TRACKERS.items() if kind.required], clock)
+        except ModuleNotFoundError as error:
+            if kind.required:
+                raise
+            log.warning("%s is not written: %s", name, error)
+    failed: dict[str, OSError] = {}
+    for service, settings in (services or {}).items():
+        try:
+            trackers[service] = ServiceTracker(service, run_dir, next_iteration, settings)
+        except ModuleNotFoundError as error:
+            field = f"spec.trackers.{service}"
+            message = f"{field}: {error}, in the coordinator's image, or remove {field}"
+            raise JobError("TrackerMissing", message, field=field, exit_code=ExitCode.USAGE) from error
+        except OSError as error:
+            failed[service] = error
+    opened = RunTrackers(run_dir, trackers, [name for name, kind in TRACKERS.items() if kind.required], clock)
+    for service, why in failed.items():
+        opened.lose(service, why)
+    return opened

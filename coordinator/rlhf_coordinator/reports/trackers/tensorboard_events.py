@@ -6,14 +6,17 @@ meanwhile, so that neither the start nor the first iteration waits for it.
 """
 
 import importlib
+import importlib.util
 import math
 import os
 import socket
 import threading
-from collections.abc import Mapping
+import time
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from rlhf_coordinator.reports.sample_table import SampleRow, best_first, visible
 from rlhf_coordinator.reports.trackers.tracker import Tracker
 
 if TYPE_CHECKING:
@@ -21,12 +24,19 @@ if TYPE_CHECKING:
     from tensorboard.summary.writer.record_writer import RecordWriter
 
 FOLDER: Final = "tensorboard"
+_STRING: Final = 7
+"""DT_STRING of TensorBoard's tensors."""
 
 
 class TensorBoardEvents(Tracker):
-    """One event file of this process, made with the first iteration."""
+    """One event file of this process, made with the first iteration.
+
+    Raises ModuleNotFoundError where TensorBoard is not installed.
+    """
 
     def __init__(self, run_dir: Path, next_iteration: int) -> None:
+        if importlib.util.find_spec("tensorboard") is None:
+            raise ModuleNotFoundError("there is no module tensorboard: pip install tensorboard")
         self._folder = run_dir / FOLDER
         self._next_step = self._first_step = next_iteration
         self._writer: RecordWriter | None = None
@@ -46,6 +56,28 @@ class TensorBoardEvents(Tracker):
             if math.isfinite(value)
         ]
         self._write(Event(wall_time=time_ns / 1e9, step=iteration, summary=Summary(value=values)))
+
+    def samples(self, iteration: int, rows: Sequence[SampleRow]) -> None:
+        """Write the best and the worst sample as text, whose line breaks stay and which is no Markdown. Raises
+        OSError."""
+        from tensorboard.compat.proto.event_pb2 import Event
+        from tensorboard.compat.proto.summary_pb2 import Summary, SummaryMetadata
+        from tensorboard.compat.proto.tensor_pb2 import TensorProto
+        from tensorboard.compat.proto.tensor_shape_pb2 import TensorShapeProto
+
+        judged = best_first(rows)
+        if iteration < self._next_step or not judged:
+            return
+        metadata = SummaryMetadata(plugin_data=SummaryMetadata.PluginData(plugin_name="text"))
+        values = [
+            Summary.Value(
+                tag=f"samples/{name}",
+                metadata=metadata,
+                tensor=TensorProto(dtype=_STRING, string_val=[_as_text(row).encode()], tensor_shape=TensorShapeProto()),
+            )
+            for name, row in (("best", judged[0]), ("worst", judged[-1]))
+        ]
+        self._write(Event(wall_time=time.time(), step=iteration, summary=Summary(value=values)))
 
     def finish(self, summary: Mapping[str, Any]) -> None:
         """Close the file. Raises OSError."""
@@ -69,3 +101,10 @@ class TensorBoardEvents(Tracker):
         start = SessionLog(status=SessionLog.START)
         writer.write(Event(wall_time=wall_time, step=self._first_step, session_log=start).SerializeToString())
         return writer
+
+
+def _as_text(row: SampleRow) -> str:
+    """Return a sample as a block that Markdown shows as it is: every line is indented by four blanks."""
+    reward = f"reward {row.reward:.4g}, sample {row.sample}, {row.response_tokens} tokens, {row.finish_reason}"
+    lines = [reward, "", *visible(row.prompt).split("\n"), "", "->", "", *visible(row.response).split("\n")]
+    return "\n".join("    " + line for line in lines)

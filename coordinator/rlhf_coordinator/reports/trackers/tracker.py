@@ -5,10 +5,12 @@ belongs to one process: a restart opens it anew with the first iteration that th
 OSError when it cannot write; `RunTrackers` says what follows.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rlhf_api import control_pb2 as pb
+from rlhf_coordinator.reports.sample_table import SampleRow
+from rlhf_planner.explain.facts import IterationFacts
 
 
 class Tracker:
@@ -22,6 +24,13 @@ class Tracker:
 
     def event(self, time_ns: int, kind: str, message: str, attributes: Mapping[str, str]) -> None:
         """Record something that happened: a worker lost, a checkpoint made, a score retried."""
+
+    def samples(self, iteration: int, rows: Sequence[SampleRow]) -> None:
+        """Record the sample table of an iteration; given again after a restart, it replaces the one before."""
+
+    def facts(self, facts: IterationFacts) -> None:
+        """Record what is known of where the time of an iteration went; given again after a restart, they replace
+        those before."""
 
     def finish(self, summary: Mapping[str, Any]) -> None:
         """Complete what was written: the run is over, and nothing comes afterwards. `summary`: facts about the whole

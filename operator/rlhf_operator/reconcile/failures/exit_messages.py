@@ -10,6 +10,8 @@ from rlhf_operator.reconcile.observed.observed_pod import ObservedPod, PodEnd
 
 LINES_SHOWN: Final = 8
 """Lines of a log that are shown."""
+OUT_OF_MEMORY: Final = "OOMKilled"
+"""Reason of a container that the kernel ended for using more memory than its limit."""
 _KILLED: Final = 137
 """128 + SIGKILL."""
 _NOT_STARTED: Final = frozenset({"StartError", "ContainerCannotRun"})
@@ -20,6 +22,7 @@ _MEANINGS: Final = {
     ExitCode.BAD_MODEL: "a model folder is missing or corrupt",
     ExitCode.BAD_DATA: "the prompts cannot be read",
     ExitCode.STORAGE: "a checkpoint or the journal could not be written",
+    ExitCode.SAMPLE_FAILED: "no worker could decode a sample",
     ExitCode.ADDRESS_IN_USE: "its port is in use",
     ExitCode.RESTART: "it asked to be restarted",
 }
@@ -43,7 +46,7 @@ def log_lines(pod: ObservedPod) -> str:
 
 def how_it_ended(end: PodEnd) -> str:
     """Return `exit code 21 (a model folder is missing or corrupt): ...`."""
-    if end.reason == "OOMKilled":
+    if end.reason == OUT_OF_MEMORY:
         return "it was killed for using more memory than its limit: raise resources.limits.memory in its pod template"
     if end.reason in _NOT_STARTED:
         return f"its container cannot be started ({end.message}): use an image that has what the container runs"

@@ -20,7 +20,7 @@ from rlhf_api.job.failure import FailureRule
 from rlhf_api.job.policy import RunPolicy
 from rlhf_api.names import ExitCode, Group
 from rlhf_operator.reconcile.failures import failure_policy
-from rlhf_operator.reconcile.failures.exit_messages import how_it_ended, log_lines
+from rlhf_operator.reconcile.failures.exit_messages import OUT_OF_MEMORY, how_it_ended, log_lines
 from rlhf_operator.reconcile.failures.failure_policy import PolicyMatch
 from rlhf_operator.reconcile.observed.observed_pod import ObservedPod
 from rlhf_operator.reconcile.reconcile_plan import JobEvent
@@ -75,6 +75,11 @@ class UncountedEnd:
         return {self.id, self.pod.uid} if self.whole else {self.id}
 
     @property
+    def out_of_memory(self) -> bool:
+        """Return whether its container was killed for using more memory than its limit."""
+        return self.pod.end is not None and self.id == self.pod.end.id and self.pod.end.reason == OUT_OF_MEMORY
+
+    @property
     def well(self) -> bool:
         """Return whether the process had nothing left to do."""
         return self.pod.end is not None and self.id == self.pod.end.id and self.pod.end.code == ExitCode.OK
@@ -92,6 +97,8 @@ class FailureCounts:
     last_time: str | None = None
     ends: Mapping[str, int] = field(default_factory=dict)
     """Group -> ends that are new, requested ones included."""
+    out_of_memory: Mapping[str, int] = field(default_factory=dict)
+    """Group -> those among them of containers that were killed for their memory."""
     failed: JobFailure | None = None
     """None: the job has not failed."""
     complete: bool = False
@@ -160,6 +167,7 @@ def count_failures(
         last_time=rfc3339(now) if reasons else before.get("lastTime"),
         # Workers end well when the last iteration is trained, and are often seen to before the coordinator is.
         ends=Counter() if complete else Counter(end.pod.group for end in ends if not end.well),
+        out_of_memory=Counter(end.pod.group for end in ends if end.out_of_memory),
         failed=None if complete else counter.failed,
         complete=complete,
         restarts={} if stopping else counter.restarts,

@@ -23,6 +23,7 @@ VERDICTS: Final[Mapping[int, FinishedReason]] = {
     ExitCode.BAD_DATA: FinishedReason.BAD_DATA,
     ExitCode.STORAGE: FinishedReason.STORAGE,
     ExitCode.ADDRESS_IN_USE: FinishedReason.ERROR,
+    ExitCode.SAMPLE_FAILED: FinishedReason.SAMPLE,
 }
 """Exit codes with which the coordinator ends the job: no restart changes them."""
 INCURABLE: Final = frozenset({ExitCode.USER_CODE, ExitCode.BAD_MODEL, ExitCode.BAD_DATA, ExitCode.STORAGE})
@@ -32,6 +33,7 @@ REMEDIES: Final[Mapping[int, str]] = {
     ExitCode.USER_CODE: "correct spec.models.reward, and what it calls",
     ExitCode.BAD_MODEL: "correct spec.models, or the folder it names",
     ExitCode.BAD_DATA: "correct the file that spec.prompts.path names",
+    ExitCode.SAMPLE_FAILED: "correct or remove its line of the prompts, or allow some by spec.rollout.maxFailedSamples",
     ExitCode.STORAGE: "make the volume under spec.checkpoints.path writable, free or enlarge it",
 }
 """What to do about an exit code that no restart cures."""

@@ -31,6 +31,10 @@ class CoordinatorReading:
     seconds_left: float = 0.0
     last_checkpoint: str = ""
     waiting_for: tuple[str, ...] = ()
+    sample_failures: tuple[str, ...] = ()
+    """Of the iteration: samples that workers failed on, and what follows, newest first."""
+    lost_trackers: tuple[str, ...] = ()
+    """Trackers of metrics that this coordinator gave up, and why, newest first."""
     pool: tuple[str, ...] = ()
     """Workers of the migration pool."""
     threshold: int = 0
@@ -45,8 +49,14 @@ class CoordinatorReading:
     """Why that is not known."""
     silent: Mapping[str, datetime] = field(default_factory=dict)
     """Workers that the coordinator has lost -> when it last heard of them."""
+    engines: Mapping[str, int] = field(default_factory=dict)
+    """Engine and why it is this one, in words -> workers that decode by it."""
     fusion: str = ""
     """The inter-stage fusion in force, in words."""
+    speculation: str = ""
+    """What drafts do, in words with numbers."""
+    speculation_switched: str = ""
+    """When and why drafting was last switched off or on; empty: this coordinator has not seen it."""
     predicted_seconds: float = 0.0
     """Of generation and inference under it; 0: not predicted."""
 

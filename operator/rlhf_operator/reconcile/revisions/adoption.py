@@ -15,12 +15,13 @@ from typing import Any, Final
 from pydantic import ValidationError
 
 from rlhf_api import mode_words, protocol
+from rlhf_api.algorithms import ModelKind, ModelRole
 from rlhf_api.job import RLHFJob
 from rlhf_api.names import ANNOTATION_TEMPLATE, Group
 from rlhf_operator.gang import members
 from rlhf_operator.manifests import Images
 from rlhf_operator.manifests.configuration import document, text_of
-from rlhf_operator.manifests.identity import INDEX
+from rlhf_operator.manifests.identity import EPOCH, INDEX
 from rlhf_operator.manifests.pods import CONTAINER
 from rlhf_operator.manifests.rendering import group_sizes, template_hash
 from rlhf_operator.reconcile.observed.observed_job import ObservedJob
@@ -84,12 +85,15 @@ def _images(job: RLHFJob, status: Mapping[str, Any], observed: ObservedJob) -> I
     # The version before had one image for operators and coordinators.
     coordinators = said.get("coordinatorImage") or said.get("operatorImage")
     if coordinators and said.get("workerImage"):
-        return Images(str(coordinators), str(said["workerImage"]), user)
-    default = {group: _image(made) for group, made in shapes(job, Images(INDEX, INDEX)).items()}
-    ours = {group: pod.image for group, pod in observed.stored_revision.running.items() if default.get(group) == INDEX}
+        return Images(str(coordinators), str(said["workerImage"]), user, str(said.get("vllmWorkerImage") or ""))
+    default = {group: _image(made) for group, made in shapes(job, Images(INDEX, INDEX, vllm_worker=EPOCH)).items()}
+    running = {group: pod.image for group, pod in observed.stored_revision.running.items()}
+    ours = {group: image for group, image in running.items() if default.get(group) == INDEX}
     workers = [image for group, image in ours.items() if group is not Group.COORDINATOR]
     coordinator = ours.get(Group.COORDINATOR, observed.images.coordinator)
-    return Images(coordinator, workers[0] if workers else observed.images.worker, user)
+    by_vllm = [image for group, image in running.items() if default.get(group) == EPOCH]
+    vllm_worker = by_vllm[0] if by_vllm else observed.images.vllm_worker
+    return Images(coordinator, workers[0] if workers else observed.images.worker, user, vllm_worker)
 
 
 def _image(made: Json) -> str:
@@ -145,7 +149,9 @@ def _of_document(base: Json, now: Json) -> RLHFJob | None:
     A reward function is named there by the file it is mounted as, which no template depends on.
     """
     try:
-        spec = {**base["spec"], "models": {**base["spec"]["models"], "reward": now["spec"]["models"]["reward"]}}
+        judges = [role.manifest_name for role in ModelRole if role.kind is ModelKind.REWARD]
+        models = {name: now["spec"]["models"].get(name) for name in (*judges, "rewards")}
+        spec = {**base["spec"], "models": {**base["spec"]["models"], **models}}
         return protocol.read_job({**base, "spec": spec})
     except (KeyError, TypeError, ValidationError, RecursionError):
         return None

@@ -219,6 +219,8 @@ def _of(job: RLHFJob, revision: Revision, home: str) -> PinnedJob:
     made = plain(job, data, home)
     prints = {(kind_of(body), str(body["metadata"]["name"])): fingerprint(body) for body in made}
     images = {"coordinatorImage": revision.images.coordinator, "workerImage": revision.images.worker}
+    if revision.images.vllm_worker:
+        images["vllmWorkerImage"] = revision.images.vllm_worker
     return PinnedJob(
         job,
         stored_revision=StoredRevision.of(data),

@@ -44,6 +44,8 @@ class RevisionFile(BaseModel):
     coordinator_image: Annotated[str, Field(validation_alias=AliasChoices("coordinator_image", "operator_image"))]
     """The version before had one image for operators and coordinators."""
     worker_image: str
+    vllm_worker_image: str = ""
+    """Revisions of before there was one have that of all workers."""
     run_as_user: int | None = USER_ID
     """Revisions of before the installation could name one have that of the images."""
     job: Json
@@ -81,6 +83,7 @@ class Revision:
         content = RevisionFile(
             coordinator_image=self.images.coordinator,
             worker_image=self.images.worker,
+            vllm_worker_image=self.images.vllm_worker,
             run_as_user=self.images.user,
             job=self.job,
             pods={group.value: pod for group, pod in self.pods.items()},
@@ -133,7 +136,7 @@ def trusted(kept: StoredRevision, vouched: tuple[str, ...]) -> Revision | None:
         hashes = {Group(name): value for name, value in content.template_hashes.items()}
     except (ValueError, zlib.error):
         return None
-    images = Images(content.coordinator_image, content.worker_image, content.run_as_user)
+    images = Images(content.coordinator_image, content.worker_image, content.run_as_user, content.vllm_worker_image)
     return Revision(images, content.job, data[JOB_KEY], pods, spares, content.ranks, hashes, content.claims)
 
 

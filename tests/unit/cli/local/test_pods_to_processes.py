@@ -44,11 +44,25 @@ def manifest(**changes: object) -> RLHFJob:
     return RLHFJob.model_validate(document)
 
 
-def translated(base: Path, caller: dict[str, str], **changes: object) -> dict[str, LocalProcess]:
+def translated(
+    base: Path, caller: dict[str, str], cores: frozenset[int] | None = frozenset({1}), /, **changes: object
+) -> dict[str, LocalProcess]:
     objects = render(resolve_here(manifest(**changes), RunPaths(base / "run", base)), {})
-    shares = {d.name: DeviceShare(frozenset({1}), ("7",) if d.gpus else ()) for d in device_demands(objects)}
+    shares = {d.name: DeviceShare(cores, ("7",), 3) if d.gpus else DeviceShare(cores) for d in device_demands(objects)}
     result = local_processes(objects, RunPaths(base / "run", base), shares, JobPorts(iter(range(5000, 6000))), caller)
     return {process.name: process for process in result}
+
+
+def test_every_process_of_a_split_worker_has_its_threads(base: Path) -> None:
+    changes = {"generation": {"engine": "vllm", "parallelism": {"tensor": 2}, "cpuThreads": 3}}
+    objects = render(resolve_here(manifest(**changes), RunPaths(base / "run", base)), {})
+    assert {demand.name: demand.threads for demand in device_demands(objects)} == {
+        "coordinator": 1, "generation-0": 6, "inference-0": 1, "training-0": 1
+    }  # fmt: skip
+    worker = translated(base, {}, **changes)["generation-0"]
+    assert worker.env[Env.THREADS] == "3"
+    assert not {"VLLM_CACHE_ROOT", "HF_HUB_OFFLINE"} & worker.env.keys(), "the caller's caches and hub"
+    assert worker.env["VLLM_NO_USAGE_STATS"] == "1"
 
 
 def test_addresses_paths_and_devices_are_local(base: Path) -> None:
@@ -71,8 +85,19 @@ def test_addresses_paths_and_devices_are_local(base: Path) -> None:
     assert rank.env[Env.RENDEZVOUS] == "127.0.0.1"
     assert int(rank.env[Env.RENDEZVOUS_PORT]) in range(5000, 6000)
     assert (rank.env[Env.DEVICE], rank.env["CUDA_VISIBLE_DEVICES"], rank.device) == ("cuda:0", "7", "cuda:7")
+    assert rank.env[Env.DEVICE_SHARERS] == "3"
+    assert rank.env["CUDA_DEVICE_ORDER"] == "PCI_BUS_ID"
+    assert Env.DEVICE_SHARERS not in worker.env
     assert "HOME" not in worker.env
     assert not any(".svc" in value or "/etc/rlhf" in value for p in result.values() for value in p.env.values())
+
+
+def test_threads_on_shared_cores_do_not_spin_for_each_other(base: Path) -> None:
+    shared = translated(base, {}, None)
+    assert shared["generation-0"].env["OMP_WAIT_POLICY"] == "PASSIVE"
+    assert "OMP_WAIT_POLICY" not in shared["training-0"].env, "it has one thread"
+    assert "OMP_WAIT_POLICY" not in translated(base, {})["generation-0"].env, "it has cores of its own"
+    assert "OMP_WAIT_POLICY" not in translated(base, {"OMP_WAIT_POLICY": "ACTIVE"}, None)["generation-0"].env
 
 
 def test_the_coordinator_reads_the_job_the_pods_would_get(base: Path) -> None:
@@ -120,8 +145,9 @@ def test_resolving_fills_in_checkpoints_and_is_idempotent(base: Path) -> None:
     assert once.spec.checkpoints is not None
     assert once.spec.checkpoints.path == str(base / "run" / "checkpoints")
     assert once.spec.prompts.path == str(base / "prompts.jsonl")
-    assert once.spec.models.reward.function is not None
-    assert once.spec.models.reward.function.file == str(base / "reward.py")
+    (given,) = once.spec.models.all_rewards
+    assert given.reward.function is not None
+    assert given.reward.function.file == str(base / "reward.py")
     assert resolve_here(once, RunPaths(base / "other", Path("/elsewhere"))) == once
 
 

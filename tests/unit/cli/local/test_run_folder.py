@@ -43,7 +43,7 @@ def test_resume_finds_the_latest_run_of_this_job(tmp_path: Path, monkeypatch: py
 
 
 def test_a_folder_with_a_run_needs_resume_and_the_other_way_round(tmp_path: Path) -> None:
-    with pytest.raises(RunError, match="there is no run in"):
+    with pytest.raises(RunError, match="there is no such folder"):
         RunFolder(RunPaths(tmp_path / "new", tmp_path), resume=True)
     (tmp_path / "old" / "journal").mkdir(parents=True)
     with pytest.raises(RunError, match="holds a run already; give --resume"):

@@ -214,7 +214,7 @@ class Iteration:
         scored = [(record.scored.key.sample, record.scored.task) for record in records if record.HasField("scored")]
         assert len(scored) == len(set(scored)) == size * len(self.plan.tasks)
         parts = list(batch_parts(self.run.state.ledger, self.prompts))
-        assert parts == list(batch_parts(replayed(0, size, self.plan.tasks, records), self.prompts))
+        assert parts == list(batch_parts(replayed(0, size, self.plan.tasks, records, self.prompts), self.prompts))
         for sample in (sample for part in parts for sample in part.samples):
             key = random_key(self.plan.spec.seed, 0, sample.sample)
             tokens, _ = response(key, 0, response_length(key, MAX_TOKENS))

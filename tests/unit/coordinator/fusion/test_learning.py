@@ -12,15 +12,20 @@ from tests.support.in_process_coordinator import SpansInMemory, begin_in_process
 
 import rlhf_coordinator
 from rlhf_api import control_pb2 as pb
-from rlhf_coordinator.fusion import learning
+from rlhf_coordinator.fusion import learning, reallocation
 from rlhf_coordinator.fusion.learning import with_contention
 from rlhf_coordinator.job.job_run import JobRun
 from rlhf_coordinator.loop.event_handlers import EventHandlers
 from rlhf_coordinator.scheduling.training_schedule import schedule_json
-from rlhf_coordinator.state.fusion_state import WorkInterval
+from rlhf_coordinator.state.fusion_state import MadeReallocation, WorkInterval
 from rlhf_coordinator.state.job_state import job_context
 from rlhf_coordinator.training.checkpoint_saver import CheckpointSaver
+from rlhf_planner.inter_stage.balance import Reallocation
+from rlhf_planner.inter_stage.costs import StageCosts
+from rlhf_planner.inter_stage.fitted_costs import StepTime
 from rlhf_planner.inter_stage.learned_costs import ObservedWork
+from rlhf_planner.inter_stage.tail_placement import Move
+from rlhf_planner.inter_stage.throughput import ThroughputCurve
 
 DECODE = pb.DecodeObservation(steps=100, rows_per_step=12.5, keys_per_row=300, prefill_seconds=0.1)
 REBUILD = pb.RebuildObservation(passes=2, rows_per_pass=1.5, tokens_per_row=200, seconds=0.09)
@@ -63,6 +68,30 @@ def test_costs_are_learned_from_the_rows_and_tokens_of_the_work_itself(tmp_path:
     context = job_context(job, schedule_json(job.spec))  # tasks: values, reference, and a reward that is a function
     scored = learning.scoring_work(context, observation(0.4, scoring=SCORING))
     assert scored == ObservedWork("score", 1 / 2, 4, 50, ABOUT(0.4))
+
+
+def test_what_steps_cost_is_learned_from_plain_ones_and_what_drafts_give_from_all() -> None:
+    verified = pb.VerifiedSteps(steps=60, rows_per_step=10, keys_per_row=310, seconds=0.3)
+    decode = pb.DecodeObservation(
+        steps=100, rows_per_step=10, keys_per_row=302, prefill_seconds=0.1, tokens_per_row=2.2, draft_seconds=0.05,
+        verified=verified,
+    )  # fmt: skip
+    plain = learning.decode_work(observation(0.85, decode=decode))
+    assert plain == ObservedWork("decode", 40, ABOUT(10), ABOUT(290), ABOUT(0.4))
+    assert learning.drafted_steps(observation(0.85, decode=decode)) == (100, 10, 302, 2.2, ABOUT(0.75), 60)
+
+
+def test_what_a_move_gave_is_told_by_the_lengths_and_times_that_came_out(run: JobRun) -> None:
+    costs = StageCosts.measured(decode=[StepTime(1, 1, 0.1), StepTime(4, 1, 0.4)], max_batch_size=4)
+    curve = ThroughputCurve(costs, 0.0, 4)
+    together = Reallocation((Move(1, "generation-0", "generation-1", True),), 100.0, 140.0, 0.5)
+    held = (((0, 5), (1, 0)), ())
+    fusion = run.state.fusion
+    fusion.reallocated = [MadeReallocation(10.0, 0, together, held, (curve, curve))]
+    # As they were: 10 steps of two samples, which take 0.2 s each, and 10 of one.
+    (one,) = reallocation.measured(fusion, [15, 20], {0: 11.0, 1: 12.5})
+    assert (one.predicted_gain, one.measured_gain) == (0.5, ABOUT(3.0 - 2.5))
+    assert reallocation.measured(fusion, [15, 20], {0: 11.0}) == [], "one of them was not finished"
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ from tests.support.training_ranks import PPO_FIELDS, make_samples
 from rlhf_api.algorithms import full_graph
 from rlhf_api.arrays import unpack
 from rlhf_coordinator.job.iteration_metrics import batch_metrics
-from rlhf_workers.algorithms.base import batch_metrics as trained_metrics
+from rlhf_workers.algorithms.batch_metrics import batch_metrics as trained_metrics
 from rlhf_workers.training.training_batch import batch_from
 
 GRAPH = full_graph("ppo")
@@ -24,10 +24,14 @@ def ledger_of(samples: Any) -> Any:
             fields=fields,
             response=Response(response, fields["log_probabilities"]),
             abstained=sample.abstained,
+            reward_metrics={},
+            failed=False,
             finish_reason="stop",
         )
 
-    return SimpleNamespace(samples=[stored(sample) for sample in samples])
+    kept = [stored(sample) for sample in samples]
+    tokens = sum(len(sample.response) for sample in kept)
+    return SimpleNamespace(samples=kept, kept=kept, trainable=kept, tokens=tokens)
 
 
 class Response:

@@ -49,6 +49,15 @@ NONSENSE: list[tuple[str, pb.WorkerMessage]] = [
         "done.load.seconds is inf",
         pb.WorkerMessage(done=pb.CommandDone(command_id=1, load=pb.LoadResult(seconds=float("inf")))),
     ),
+    (
+        "done.train.advantages is float32 [3]",
+        pb.WorkerMessage(
+            done=pb.CommandDone(
+                command_id=1,
+                train=pb.TrainResult(advantages=pb.Array(dtype="float32", shape=[3], data=bytes(8))),
+            )
+        ),
+    ),
 ]
 
 

@@ -5,6 +5,8 @@ import shutil
 from pathlib import Path
 
 import pytest
+from tests.support.explained_runs import recorded_facts
+from tests.support.sample_rows import sample_row
 
 from rlhf_api import control_pb2 as pb
 from rlhf_coordinator.reports.trackers.registry import TRACKERS
@@ -20,6 +22,8 @@ def use(tracker: Tracker, iterations: range, *, finish: bool = True) -> None:
         span = pb.Span(worker="generation-0", name="decode", start_ns=iteration, end_ns=iteration + 5)
         tracker.span(span)
         tracker.event(iteration, "worker-lost", 'generation-0 is "lost"\n', {"worker": "generation-0"})
+        tracker.samples(iteration, [sample_row()])
+        tracker.facts(recorded_facts(iteration=iteration))
         tracker.iteration(iteration, 10**9 * iteration, METRICS)
     if finish:
         tracker.finish({"phase": "Complete", "reward_first": None})

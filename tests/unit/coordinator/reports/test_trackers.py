@@ -3,6 +3,7 @@
 import errno
 import json
 import math
+import sys
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
@@ -185,7 +186,7 @@ def test_a_view_that_cannot_be_written_is_given_up_once_and_the_others_go_on(
     for iteration in range(3):
         trackers.iteration(iteration, {})
         trackers.event(iteration, "worker-lost", "generation-0 is lost")
-    assert (counting.iterations, counting.events) == (3, 3)
+    assert (counting.iterations, counting.events) == (3, 4), "that it was given up is an event, too"
     assert caplog.text.count("full is not written from now on") == 1
 
 
@@ -196,6 +197,18 @@ def test_a_required_tracker_that_cannot_be_opened_fails_the_job_and_a_view_does_
     (tmp_path / "events.jsonl").mkdir()
     with pytest.raises(JobError, match=r"events\.jsonl cannot be written"):
         open_trackers(tmp_path, 0)
+
+
+def test_a_view_whose_library_is_not_installed_is_left_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setitem(sys.modules, "tensorboard", None)
+    trackers = open_trackers(tmp_path, 0)
+    trackers.iteration(0, {"reward": 0.5})
+    trackers.finish({})
+    assert "tensorboard is not written: there is no module tensorboard: pip install tensorboard" in caplog.text
+    assert [line["reward"] for line in read_metrics(tmp_path / "metrics.jsonl")] == [0.5]
+    assert not (tmp_path / "tensorboard").exists()
 
 
 def test_an_iteration_given_again_is_recorded_once(tmp_path: Path) -> None:

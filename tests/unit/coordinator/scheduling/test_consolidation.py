@@ -19,6 +19,7 @@ from rlhf_coordinator.state.worker import CommandKind, PendingCommand
 from rlhf_planner.inter_stage.choose import FusionChoice
 from rlhf_planner.inter_stage.costs import StageCosts
 from rlhf_planner.inter_stage.fitted_costs import StepTime
+from rlhf_planner.inter_stage.throughput import EVEN_PACE
 
 BOTH = frozenset({"generation", "inference"})
 
@@ -219,6 +220,28 @@ def test_a_worker_that_would_run_dry_takes_from_the_fullest_and_then_rests(tmp_p
     state.fusion.measured = False
     state.fusion.given_up = "no room"
     assert "Migrate" not in kinds(decided(context, state, NOW + 3))
+
+
+def test_a_slow_worker_gives_to_one_that_holds_as_many_and_does_not_get_it_back(tmp_path: Path) -> None:
+    context = fusion_context(tmp_path, mode="Auto", workers=2, inference=1, transfer="Tokens")
+    state = scoring_fleet(context, threshold=0)
+    steps = [StepTime(1, 16, 0.01), StepTime(6, 16, 0.05)]
+    state.fusion.costs, state.fusion.measured = StageCosts.measured(decode=steps, max_batch_size=6), True
+    for index in range(8):
+        hold(state, index, f"generation-{index % 2}")
+    assert decided(context, state, NOW) == [], "as many samples, and as far as is known as fast"
+    for _ in range(60):
+        state.fusion.paces["generation-1"] = state.fusion.paces.get("generation-1", EVEN_PACE).observed(4, 4.0)
+    noted, withdrawn = decided(context, state, NOW)
+    assert isinstance(noted, d.NoteReallocation)
+    assert isinstance(withdrawn, d.Withdraw)
+    assert withdrawn.worker == "generation-1"
+    for index in withdrawn.samples:
+        attempt, worker = state.ledger.withdraw(index)[1], "generation-1"
+        state.ledger.withdrawn(index, attempt, worker, part(2))
+        state.fusion.destinations[index] = "generation-0"
+    (leased,) = [item for item in decided(context, state, NOW) if isinstance(item, d.Generate)]
+    assert leased == d.Generate("generation-0", withdrawn.samples), "not to the least loaded one, where it came from"
 
 
 def test_publishing_waits_for_the_policy_alone(tmp_path: Path) -> None:

@@ -8,6 +8,8 @@ from tests.support.coordinated import make_job
 from tests.support.job_states import NOW, decided, finish_all, kinds, pend, ready_state
 
 from rlhf_api import control_pb2 as pb
+from rlhf_api.algorithms.graph import GENERATE, SCORE_REWARD, SCORE_VALUES, TRAIN_ACTOR, Graph, Scope
+from rlhf_api.algorithms.refill import RefillRule, UsedUp
 from rlhf_api.names import ExitCode, Group
 from rlhf_api.samples import VersionSpan
 from rlhf_coordinator.scheduling import decisions as d
@@ -206,6 +208,48 @@ def test_failed_tasks_go_elsewhere_and_not_at_once(context: JobContext) -> None:
 
 def _reward_of(score: d.Score, index: int) -> bool:
     return any(sample == index and "reward" in tasks for sample, tasks in score.samples)
+
+
+def test_a_group_task_goes_to_one_worker_and_to_another_when_that_fails_or_dies(tmp_path: Path) -> None:
+    job = make_job(tmp_path, batch=4, inference={"replicas": 2})
+    rank = replace(SCORE_REWARD, name="rank", scope=Scope.GROUP)
+    context = replace(
+        job_context(job, schedule_json(job.spec)), graph=Graph("ppo", (GENERATE, SCORE_VALUES, rank, TRAIN_ACTOR))
+    )
+    state = ready_state(context)
+    state.ledger = ledger = Ledger(0, 4, context.tasks, 1, group_size=2)
+    finish_all(state)
+    groups = [item for item in decided(context, state, NOW) if isinstance(item, d.ScoreGroup)]
+    assert [(item.group, item.task) for item in groups] == [(0, "rank"), (1, "rank")]
+    assert {item.worker for item in groups} == {"inference-0", "inference-1"}, "the idle one gets the next group"
+    attempts = [ledger.assign_group(item.group, item.task, item.worker) for item in groups]
+    assert not [item for item in decided(context, state, NOW) if isinstance(item, d.ScoreGroup)]
+    lost, other = (item.worker for item in groups)
+    ledger.reclaim(lost)
+    ledger.fail_score(2, attempts[1][2], other, "rank", NOW + 5)
+    assert [item.group for item in decided(context, state, NOW) if isinstance(item, d.ScoreGroup)] == [0]
+    again = {item.group: item.worker for item in decided(context, state, NOW + 6) if isinstance(item, d.ScoreGroup)}
+    assert again.keys() == {0, 1}
+    assert again[1] == lost, "elsewhere than where it failed"
+
+
+@pytest.mark.parametrize("used_up", UsedUp)
+def test_a_batch_that_no_round_could_fill_fails_the_job_only_where_that_is_wanted(
+    context: JobContext, used_up: UsedUp
+) -> None:
+    state = ready_state(context)
+    size = len(state.ledger.samples)
+    state.ledger = Ledger(0, size, context.tasks, 1, group_size=size // 2, refill=RefillRule(1, used_up))
+    finish_all(state)
+    assert not state.ledger.all_scored, "other prompts took their place"
+    finish_all(state)
+    assert (state.ledger.all_scored, state.ledger.refill.missing) == (True, 2)
+    finished = [item for item in decided(context, state, NOW) if isinstance(item, d.Finish)]
+    assert bool(finished) == (used_up is UsedUp.FAIL)
+    for item in finished:
+        assert item.failure is not None
+        assert (item.failure.reason, item.failure.field) == ("BatchNotFull", "spec.algorithm.ppo.refillRounds")
+        assert "after 1 round 4 of 4 prompt groups of iteration 1" in item.failure.message
 
 
 def test_serial_scoring_waits_for_the_whole_batch(tmp_path: Path) -> None:

@@ -1,22 +1,39 @@
 """The ledger under random deaths, duplicates, stale messages and coordinator restarts."""
 
 import struct
+from dataclasses import replace
+from typing import ClassVar
 
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from rlhf_api.algorithms.graph import SCORE_REFERENCE, SCORE_REWARD
+from rlhf_api.algorithms.graph import SCORE_REFERENCE, SCORE_REWARD, SampleField, Scope, Task
+from rlhf_api.algorithms.roles import ModelRole
+from rlhf_api.job import RLHFJobSpec
+from rlhf_api.names import Group
 from rlhf_api.samples import Lease, VersionSpan
-from rlhf_coordinator.state.ledger import Ledger
-from rlhf_coordinator.state.sample import PackedResponse, SampleState, first_tokens, join_spans
+from rlhf_coordinator.scheduling import oversampling
+from rlhf_coordinator.state.ledger import Ledger, siblings_apart
+from rlhf_coordinator.state.sample import PackedResponse, Sample, SampleState, first_tokens, join_spans
 
 TASKS = (
     SCORE_REFERENCE,
     SCORE_REWARD,
 )
 SIZE = 5
+GROUP_SIZE = 2
+COMPARE, RANK = (
+    Task(name, Group.INFERENCE, ModelRole.REWARD, needs, (made,), Scope.GROUP)
+    for name, needs, made in (
+        ("compare", (SampleField.REWARD,), SampleField.VALUES),
+        ("rank", (SampleField.TOKENS, SampleField.VALUES), SampleField.REFERENCE_LOG_PROBABILITIES),
+    )
+)
+"""Of whole groups; the names of their fields stand for any."""
+WHOLE = replace(SCORE_REWARD, scope=Scope.GROUP)
+RETRIES = 1
 WORKERS = ("a", "b", "c")
 indices = st.integers(0, SIZE - 1)
 workers = st.sampled_from(WORKERS)
@@ -36,10 +53,14 @@ def length(index: int) -> int:
 class LedgerMachine(RuleBasedStateMachine):
     """Workers decode what they were given and say so, once, twice, late, or never."""
 
+    tasks: ClassVar[tuple[Task, ...]] = TASKS
+    spare: ClassVar[int] = 0
+    """Samples that are to be cut off."""
+
     def __init__(self) -> None:
         super().__init__()
         self.attempt = 1
-        self.ledger = Ledger(3, SIZE, TASKS, 1)
+        self.ledger = Ledger(3, SIZE, self.tasks, 1, group_size=GROUP_SIZE, spare=self.spare)
         self.said: list[tuple[object, ...]] = []
         """Everything any worker ever said; delivered at any time, any number of times."""
         self.holding: dict[tuple[str, int], int] = {}
@@ -57,7 +78,7 @@ class LedgerMachine(RuleBasedStateMachine):
 
     @rule(worker=workers, count=st.integers(1, 3))
     def assign(self, worker: str, count: int) -> None:
-        for index in self.ledger.queued(count):
+        for index in self.ledger.queued(count) or self.ledger.isolated()[:1]:
             attempt = self.ledger.assign(index, worker)
             self.lease(index, attempt)
             self.holding[worker, index] = attempt
@@ -97,6 +118,8 @@ class LedgerMachine(RuleBasedStateMachine):
             if self.ledger.score(index, attempt, worker, task, values):  # type: ignore[arg-type]
                 assert not any(record[:3] == ("scored", index, task) for record in self.journal), "scored twice"
                 self.journal.append(("scored", index, task, values))
+        elif kind == "group":
+            self.hear_of_group(index, attempt, worker, rest[3], rest[4])  # type: ignore[arg-type]
         else:
             before = self.ledger.retried
             tries = self.ledger.fail_score(index, attempt, worker, rest[3], 0.0)  # type: ignore[arg-type]
@@ -113,6 +136,13 @@ class LedgerMachine(RuleBasedStateMachine):
         for task in tasks:
             value = None if abstains and task == "reward" else struct.pack("<f", index)
             self.said.append(("fail" if fails else "score", index, attempt, worker, task, value))
+
+    def hear_of_group(self, index: int, attempt: int, worker: str, task: str, values: bytes | None) -> None:
+        taken, results = self.ledger.score_in_group(index, attempt, worker, task, values)
+        assert taken or not results
+        if results:
+            assert not any(record[0] == "group" and record[1] == task and index in record[2] for record in self.journal)  # type: ignore[operator]
+            self.journal.append(("group", task, results))
 
     @rule(index=indices)
     def migrate(self, index: int) -> None:
@@ -150,6 +180,40 @@ class LedgerMachine(RuleBasedStateMachine):
         else:
             self.said.append(("stayed", index, source.attempt, source.worker, source))
 
+    @rule(worker=workers)
+    def fail(self, worker: str) -> None:
+        """A worker ends for a failure: that is held against all that it has, and gone is none of it."""
+        held, faults = self.ledger.held_by(worker), {s.index: s.faults for s in self.ledger.samples}
+        self.ledger.blame(worker, "it broke", RETRIES)
+        for sample in self.ledger.samples:
+            before = faults[sample.index]
+            assert sample.faults.count == before.count + (sample.index in held)
+            assert sample.faults == before or sample.faults.proven == (len(held) == 1)
+
+    @rule(index=indices, tokens=st.integers(0, 3))
+    def fail_one(self, index: int, tokens: int) -> None:
+        """A worker lets go of one sample, and says so twice."""
+        sample = self.ledger.samples[index]
+        if sample.decoding is None:
+            return
+        worker, attempt = sample.decoding.worker, sample.decoding.attempt
+        before = sample.faults.count
+        assert self.ledger.failed_on(index, attempt, worker, truth(index, 0, tokens), "it broke", RETRIES)
+        assert not self.ledger.failed_on(index, attempt, worker, truth(index, 0, tokens), "it broke", RETRIES)
+        assert (sample.faults.count, sample.faults.proven) == (before + 1, True)
+        self.holding.pop((worker, index), None)
+
+    @rule()
+    def give_up(self) -> None:
+        """What has failed is left out, and nothing else can be."""
+        for index in list(self.ledger.faulted):
+            sample = self.ledger.samples[index]
+            if sample.state is SampleState.QUEUED and sample.faults.is_final(RETRIES):
+                assert sample.faults.count > RETRIES
+                self.ledger.give_up(index)
+                self.known[index] = 0
+                self.journal.append(("failed", index))
+
     @rule(worker=workers, gives_back=st.booleans())
     def lose(self, worker: str, gives_back: bool) -> None:
         held = {index: attempt for (owner, index), attempt in self.holding.items() if owner == worker}
@@ -165,11 +229,19 @@ class LedgerMachine(RuleBasedStateMachine):
     @rule()
     def restart(self) -> None:
         self.attempt += 1
-        self.ledger = Ledger(3, SIZE, TASKS, self.attempt)
+        self.ledger = Ledger(3, SIZE, self.tasks, self.attempt, group_size=GROUP_SIZE, spare=self.spare)
         self.known = [0] * SIZE
         for kind, index, *rest in self.journal:
+            if kind == "group":
+                self.ledger.restore_group(index, rest[0])  # type: ignore[arg-type]
+                continue
+            if kind == "cut":
+                self.ledger.cut(index)  # type: ignore[arg-type]
+                continue
             assert isinstance(index, int)
-            if kind == "finished":
+            if kind == "failed":
+                self.ledger.give_up(index)
+            elif kind == "finished":
                 self.ledger.restore_response(index, truth(index, 0, length(index)), "stop", "text")
             else:
                 self.ledger.restore_score(index, *rest)  # type: ignore[arg-type]
@@ -178,7 +250,7 @@ class LedgerMachine(RuleBasedStateMachine):
     def every_sample_is_in_exactly_one_state(self) -> None:
         ledger = self.ledger
         assert sum(ledger.counts().values()) == SIZE
-        queued = ledger.queued(SIZE + 1)
+        queued = [*ledger.queued(SIZE + 1), *ledger.isolated()]
         assert len(queued) == len(set(queued))
         for sample in ledger.samples:
             decoding = sample.state in (SampleState.DECODING, SampleState.MIGRATING)
@@ -187,8 +259,13 @@ class LedgerMachine(RuleBasedStateMachine):
             assert sample.arriving is None or sample.state is SampleState.MIGRATING
             assert sample.arriving is None or sample.arriving != sample.decoding
             assert (sample.index in list(ledger.unscored())) == bool(sample.open_tasks)
+            assert sample.index in ledger.faulted or not (sample.failed or sample.isolated or sample.faults.count)
+            assert not sample.failed or not len(sample.response), "a failed sample has no response"
+            if sample.state is SampleState.CUT:
+                assert {*sample.open_tasks, *sample.scoring, *sample.group_tasks} == set()
+                continue
             done = sample.state in (SampleState.SCORED, SampleState.TRAINED)
-            open_tasks = set(sample.open_tasks) | set(sample.scoring)
+            open_tasks = set(sample.open_tasks) | set(sample.scoring) | sample.group_tasks
             assert done == (sample.finish_reason != "" and not open_tasks)
         assert sum(map(ledger.arriving_on, WORKERS)) == sum(s.arriving is not None for s in ledger.samples)
         assert sum(map(ledger.decoding_on, WORKERS)) == ledger.count(SampleState.DECODING, SampleState.MIGRATING)
@@ -203,9 +280,10 @@ class LedgerMachine(RuleBasedStateMachine):
 
     @invariant()
     def the_journal_says_what_the_ledger_says(self) -> None:
-        for sample in self.ledger.samples:
+        for sample in self.ledger.kept:
             generated = sample.state not in (SampleState.QUEUED, SampleState.DECODING, SampleState.MIGRATING)
-            assert (("finished", sample.index) in self.journal) == generated
+            assert (("failed", sample.index) in self.journal) == sample.failed
+            assert (("finished", sample.index) in self.journal) == (generated and not sample.failed)
             if sample.state is SampleState.SCORED:
                 given = {record[3] for record in self.journal if record[:3] == ("scored", sample.index, "reward")}
                 assert given == ({None} if sample.abstained else {sample.fields["reward"]})
@@ -221,6 +299,123 @@ class LedgerMachine(RuleBasedStateMachine):
 
 TestLedgerMachine = LedgerMachine.TestCase
 TestLedgerMachine.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+
+
+class OversampledLedgerMachine(LedgerMachine):
+    """One prompt is begun beyond those of the batch, and cut off when another is finished."""
+
+    spare: ClassVar = GROUP_SIZE
+
+    @precondition(lambda self: bool(oversampling.decide(self.ledger)))
+    @rule()
+    def cut(self) -> None:
+        (decision,) = oversampling.decide(self.ledger)
+        before = {sample.index: (sample.decoding, sample.arriving) for sample in self.ledger.samples}
+        released = self.ledger.cut(decision.groups)
+        cut = {sample.index for sample in self.ledger.samples} - {sample.index for sample in self.ledger.kept}
+        assert len(cut) == self.spare
+        assert released == [(index, lease) for index in sorted(cut) for lease in before[index] if lease is not None]
+        assert not oversampling.decide(self.ledger)
+        with pytest.raises(ValueError, match="the batch needs it"):
+            self.ledger.cut([0])
+        self.journal.append(("cut", decision.groups))
+
+    @invariant()
+    def a_batch_is_complete_without_what_was_cut_off_and_not_before(self) -> None:
+        if self.ledger.all_scored:
+            assert len(self.ledger.kept) == SIZE - self.spare
+            assert all(sample.state in (SampleState.SCORED, SampleState.FAILED) for sample in self.ledger.kept)
+
+
+TestOversampledLedgerMachine = OversampledLedgerMachine.TestCase
+TestOversampledLedgerMachine.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+
+
+class GroupLedgerMachine(LedgerMachine):
+    """Some tasks judge all responses to a prompt together; one of them needs what another gave."""
+
+    tasks: ClassVar = (SCORE_REWARD, COMPARE, RANK)
+
+    @precondition(lambda self: self.ledger.open_groups())
+    @rule(data=st.data(), worker=workers, fails=st.booleans())
+    def score_group(self, data: st.DataObject, worker: str, fails: bool) -> None:
+        group, task = data.draw(st.sampled_from(sorted(self.ledger.open_groups())))
+        attempts = self.ledger.assign_group(group, task, worker)
+        assert list(attempts) == [sample.index for sample in self.ledger.members(group)], "a lease is a whole group"
+        for index, attempt in attempts.items():
+            self.lease(index, attempt)
+            kind = "fail" if fails and index == min(attempts) else "group"
+            self.said.append((kind, index, attempt, worker, task, struct.pack("<f", index)))
+
+    @invariant()
+    def a_group_is_open_leased_or_done_as_a_whole(self) -> None:
+        ledger = self.ledger
+        assert sorted(ledger.open_groups()) == sorted(set(ledger.open_groups()))
+        for group in range(-(-SIZE // GROUP_SIZE)):
+            members = ledger.members(group)
+            for task in (COMPARE, RANK):
+                done = [task.produces[0] in sample.fields for sample in members]
+                assert len(set(done)) <= 1, "results of a group are taken together"
+                holders = {sample.scoring[task.name].worker for sample in members if task.name in sample.scoring}
+                leased = [task.name in sample.scoring for sample in members]
+                assert len(set(leased)) <= 1
+                assert len(holders) <= 1, "one worker has all of it"
+                ready = bool(members) and all(self.has_needs(sample, task) for sample in members)
+                waits = ready and not any(done) and not any(leased)
+                assert ((group, task.name) in ledger.open_groups()) == waits
+
+    @staticmethod
+    def has_needs(sample: Sample, task: Task) -> bool:
+        """An abstained reward is an answer too."""
+        others = {"reward"} if task is COMPARE else {COMPARE.name}
+        return sample.finish_reason != "" and not others & {*sample.open_tasks, *sample.scoring, *sample.group_tasks}
+
+
+TestGroupLedgerMachine = GroupLedgerMachine.TestCase
+TestGroupLedgerMachine.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+
+
+def finished_group(ledger: Ledger, size: int) -> None:
+    for index in range(size):
+        ledger.finish(index, ledger.assign(index, "a"), "a", truth(index, 0, 2), "stop", "")
+
+
+def test_a_group_task_opens_with_the_last_response_and_is_counted_with_the_last_result() -> None:
+    ledger = Ledger(0, 2, (WHOLE,), 1, group_size=2)
+    ledger.finish(0, ledger.assign(0, "a"), "a", truth(0, 0, 2), "stop", "")
+    assert not ledger.open_groups()
+    ledger.finish(1, ledger.assign(1, "a"), "a", truth(1, 0, 2), "stop", "")
+    assert list(ledger.open_groups()) == [(0, WHOLE.name)]
+    attempts = ledger.assign_group(0, WHOLE.name, "b")
+    assert ledger.scoring_on("b") == 2
+    assert ledger.score_in_group(0, attempts[0], "b", WHOLE.name, b"0000") == (True, {})
+    assert ledger.counts()["scored"] == 0
+    assert ledger.score_in_group(1, attempts[1], "b", WHOLE.name, None) == (True, {0: b"0000", 1: None})
+    assert ledger.all_scored
+    assert [sample.abstained for sample in ledger.samples] == [False, True]
+
+
+def test_what_a_lost_worker_said_of_a_part_of_a_group_is_forgotten() -> None:
+    ledger = Ledger(0, 2, (WHOLE,), 1, group_size=2)
+    finished_group(ledger, 2)
+    attempts = ledger.assign_group(0, WHOLE.name, "b")
+    ledger.score_in_group(0, attempts[0], "b", WHOLE.name, b"0000")
+    assert ledger.reclaim("b").tasks == ((0, WHOLE.name), (1, WHOLE.name))
+    assert ledger.score_in_group(1, attempts[1], "b", WHOLE.name, b"1111") == (False, {}), "late, of a lost worker"
+    again = ledger.assign_group(0, WHOLE.name, "c")
+    assert all(again[index] > attempts[index] for index in (0, 1))
+    ledger.score_in_group(1, again[1], "c", WHOLE.name, b"3333")
+    assert ledger.score_in_group(0, again[0], "c", WHOLE.name, b"2222")[1] == {0: b"2222", 1: b"3333"}
+
+
+def test_a_group_goes_on_without_a_sample_that_failed() -> None:
+    ledger = Ledger(0, 2, (WHOLE,), 1, group_size=2)
+    ledger.finish(0, ledger.assign(0, "a"), "a", truth(0, 0, 2), "stop", "")
+    ledger.give_up(1)
+    attempts = ledger.assign_group(0, WHOLE.name, "b")
+    assert list(attempts) == [0]
+    assert ledger.score_in_group(0, attempts[0], "b", WHOLE.name, b"0000")[1] == {0: b"0000"}
+    assert ledger.all_scored
 
 
 def test_a_batch_is_trained_once() -> None:
@@ -301,3 +496,29 @@ def test_spans_of_versions_are_cut_and_joined() -> None:
     assert first == (VersionSpan(1, 3), VersionSpan(2, 2))
     more = VersionSpan(2, 1), VersionSpan(3, 1)
     assert join_spans(first, more) == (VersionSpan(1, 3), VersionSpan(2, 3), VersionSpan(3, 1))
+
+
+def test_siblings_take_turns_with_other_prompts_and_known_tokens_come_first() -> None:
+    ledger = Ledger(0, 6, TASKS, 1, siblings=3)
+    assert ledger.queued(6) == [0, 3, 1, 4, 2, 5]
+    assert Ledger(0, 6, TASKS, 1).queued(6) == [0, 1, 2, 3, 4, 5]
+    attempt = ledger.assign(4, "a")
+    assert ledger.queued(6) == [0, 3, 1, 2, 5]
+    ledger.progress(4, attempt, "a", 0, truth(4, 0, 2))
+    ledger.reclaim("a")
+    assert ledger.queued(6) == [4, 0, 3, 1, 2, 5]
+
+
+@pytest.mark.parametrize(
+    ("speculation", "apart"), [({}, 8), ({"mode": "Disabled"}, 1), ({"drafters": ["Ngram"]}, 1), ({"mode": "Fixed"}, 8)]
+)
+def test_siblings_are_apart_where_they_draft_for_each_other(speculation: dict[str, object], apart: int) -> None:
+    spec = RLHFJobSpec.model_validate(
+        {
+            "algorithm": {"grpo": {"groupSize": 8}},
+            "models": {"actor": {"path": "policy"}, "reward": {"function": {"file": "reward.py"}}},
+            "prompts": {"path": "prompts.jsonl"},
+            "generation": {"speculation": speculation},
+        }
+    )
+    assert siblings_apart(spec) == apart

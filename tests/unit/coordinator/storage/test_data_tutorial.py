@@ -8,7 +8,7 @@ from tests.support.models import build_tokenizer
 
 from rlhf_api.job.rollout import Prompts
 from rlhf_coordinator.failures import JobError
-from rlhf_coordinator.storage.prompts import read_prompts
+from rlhf_coordinator.storage.tokenized_prompts import read_prompts
 
 DATA = Path(__file__).parents[4] / "examples/your_data"
 TEMPLATE = "{% for message in messages %}{{ message['role'] }}: {{ message['content'] }}\n{% endfor %}assistant: "

@@ -11,7 +11,8 @@ from rlhf_api.names import ExitCode
 from rlhf_coordinator.failures import JobError
 from rlhf_coordinator.storage.journal import Journal
 from rlhf_coordinator.storage.prompt_cache import keep_tokenized, tokenized_before
-from rlhf_coordinator.storage.prompts import Prompt, PromptSet, load_tokenizer, random_key, read_prompts
+from rlhf_coordinator.storage.prompts import Prompt, PromptSet, load_tokenizer, random_key
+from rlhf_coordinator.storage.tokenized_prompts import read_prompts
 
 
 class Characters:
@@ -62,7 +63,7 @@ GOOD = '{"prompt": "a"}\n'
         (GOOD * 2 + '{"prompt": "123456789"}\n', {}, "line 3 has 10 tokens, rollout.maxPromptTokens is 8"),
         ('{"prompt": ""}\n', {}, "line 1 is an empty prompt"),
         (GOOD.encode() + b'{"prompt": "\xff"}\n', {}, "line 2 is not UTF-8"),
-        ('{"prompt": "a"}\n', {"chat_template": True, "template": "x"}, "line 1 needs a list of {role, content}"),
+        ('{"prompt": ["a"]}\n', {"chat_template": True, "template": "x"}, "line 1 needs a string or a list of {role"),
     ],
 )
 def test_a_bad_line_is_named(tmp_path: Path, text: str | bytes, settings: dict[str, Any], message: str) -> None:
@@ -98,6 +99,28 @@ def test_samples_of_a_group_share_their_prompt() -> None:
     prompts = prompt_set(1, each=3)
     assert [prompts.group(sample) for sample in range(6)] == [0, 0, 0, 1, 1, 1]
     assert len({prompts.of(2, sample).text for sample in range(3)}) == 1
+
+
+def test_what_takes_the_place_of_a_dropped_prompt_is_new_and_moves_no_other_prompt() -> None:
+    prompts, untouched = prompt_set(7, count=11), prompt_set(7, count=11)
+    for iteration in (0, 3, 1):
+        own = [prompts.of(iteration, group).line for group in range(4)]
+        added = [prompts.of(iteration, group).line for group in range(4, 11)]
+        assert len({*own, *added}) == 11, "all others, each once"
+        more = [prompts.of(iteration, group).line for group in range(11, 22)]
+        assert len(set(more)) == 11, "and then all of the file"
+        again = prompt_set(7, count=11)
+        assert added[::-1] == [again.of(iteration, group).line for group in range(10, 3, -1)], "asked in any order"
+    assert [prompts.of(0, group).line for group in range(4, 11)] != [
+        prompts.of(1, group).line for group in range(4, 11)
+    ]
+    for iteration in range(6):
+        assert [prompts.of(iteration, s) for s in range(4)] == [untouched.of(iteration, s) for s in range(4)]
+
+
+def test_a_file_of_one_batch_is_drawn_from_again() -> None:
+    prompts = prompt_set(7, count=3)
+    assert {prompts.of(0, group).line for group in range(4, 7)} == {prompts.of(0, group).line for group in range(3)}
 
 
 def test_random_keys_are_a_documented_hash() -> None:

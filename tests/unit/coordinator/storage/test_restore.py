@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 from tests.support.checkpoint_folders import make_checkpoint
-from tests.support.coordinated import make_job
+from tests.support.coordinated import make_job, make_prompts
 
 from rlhf_api import control_pb2 as pb
 from rlhf_api.names import ExitCode
@@ -25,7 +25,8 @@ def context(tmp_path: Path, **spec: Any) -> JobContext:
 
 
 def begin(tmp_path: Path, digest: str = "d", *, resume: bool = False, **spec: Any) -> Restored:
-    return restore(context(tmp_path, **spec), Journal(tmp_path / "journal"), digest, 7, resume=resume)
+    of_job = context(tmp_path, **spec)
+    return restore(of_job, Journal(tmp_path / "journal"), make_prompts(of_job.job), digest, 7, resume=resume)
 
 
 def segment(tmp_path: Path, iteration: int, *, upto: str) -> None:

@@ -20,8 +20,10 @@ from rlhf_operator.api_client.errors import (
     UnavailableError,
     error_of,
 )
-from rlhf_operator.api_client.transport import MAX_RETRIES, MAX_RETRY_SECONDS, retry_seconds
+from rlhf_operator.api_client.resources import CORE_RESOURCES
+from rlhf_operator.api_client.transport import MAX_RETRIES, MAX_RETRY_SECONDS, ApiRequest, retry_seconds
 
+PODS = CORE_RESOURCES["Pod"]
 POD = {"apiVersion": "v1", "kind": "Pod", "metadata": {"namespace": "team", "name": "p"}, "spec": {}}
 LEASE = {"apiVersion": "coordination.k8s.io/v1", "kind": "Lease", "metadata": {"namespace": "team", "name": "l"}}
 
@@ -125,6 +127,33 @@ async def test_nobody_who_does_not_answer_is_waited_for_and_the_error_names_the_
         await client.get("Pod", "team", "p")
     hold.set()
     assert answers == [0]
+
+
+async def test_a_stream_that_breaks_off_is_told_and_one_that_ends_or_was_never_answered_is_not(
+    server: FakeApiServer, client: KubernetesClient
+) -> None:
+    """Whoever compares the whole then looks soon: the API server may come back with another history."""
+    broken: list[str] = []
+    client.transport.on_break = lambda: broken.append("broken")
+    version = server.put("Pod", POD)["metadata"]["resourceVersion"]
+    query = {"watch": "true", "resourceVersion": version}
+
+    async def follow(silence_seconds: float) -> None:
+        stream = client.transport.lines(ApiRequest("watch", PODS, None), query, silence_seconds=silence_seconds)
+        async for _ in stream:
+            pass
+
+    ending = asyncio.create_task(follow(60.0))
+    await until(lambda: server.streams > 0)
+    server.end_watches()
+    await ending
+    server.fail("GET", "/pods", 503)
+    with pytest.raises(UnavailableError, match="watch pods: 503"):
+        await follow(60.0)
+    assert not broken
+    with pytest.raises(UnavailableError, match="watch pods"):
+        await follow(1.0)  # it is answered before, on a busy machine too
+    assert broken == ["broken"]
 
 
 async def test_no_more_requests_are_under_way_than_there_are_slots_and_a_lease_waits_for_none(

@@ -9,6 +9,7 @@ from tests.support.pod_templates import MANIFEST, generation, job_with, pods, sp
 from rlhf_api.job import RLHFJob
 from rlhf_api.names import ANNOTATION_TEMPLATE, LABEL_GROUP, Env
 from rlhf_operator.manifests import Images, TemplateError, render
+from rlhf_operator.manifests.pods import NOT_SCRAPED, SCRAPED
 
 
 def test_an_empty_template_changes_nothing() -> None:
@@ -106,7 +107,7 @@ def test_everything_else_is_the_users() -> None:
     assert pod["metadata"]["labels"][LABEL_GROUP] == "generation"
     annotations = dict(pod["metadata"]["annotations"])
     assert annotations.pop(ANNOTATION_TEMPLATE)
-    assert annotations == {"note": "b"}
+    assert annotations == {"note": "b", **SCRAPED}
     body = pod["spec"]
     assert (body["nodeSelector"], body["schedulerName"], body["terminationGracePeriodSeconds"]) == (
         {"zone": "x"},
@@ -209,7 +210,8 @@ def test_a_reward_function_in_a_configmap_is_mounted_where_it_may_be_scored() ->
     ]
     assert mounted == ["generation", "inference"]
     (configuration,) = [o for o in objects.supporting if o["kind"] == "ConfigMap"]
-    function = RLHFJob.model_validate_json(configuration["data"]["job.json"]).spec.models.reward.function
+    (given,) = RLHFJob.model_validate_json(configuration["data"]["job.json"]).spec.models.all_rewards
+    function = given.reward.function
     assert function is not None
     assert (function.file, function.config_map) == ("/etc/rlhf/reward/reward.py", None)
 
@@ -253,3 +255,11 @@ def test_every_container_has_a_tmp_it_can_write_to() -> None:
     assert bare["volumeMounts"] == [{"name": "tmp", "mountPath": "/tmp"}]
     assert own["volumeMounts"] == [mine]
     assert "volumeMounts" not in root
+
+
+def test_pods_of_a_job_without_metrics_ask_not_to_be_scraped() -> None:
+    document = job_with({}).model_dump(mode="json", by_alias=True, exclude_defaults=True)
+    document["spec"]["metrics"] = "Disabled"
+    for pod in pods(RLHFJob.model_validate(document)).values():
+        annotations = pod["metadata"]["annotations"]
+        assert {name: value for name, value in annotations.items() if "prometheus" in name} == NOT_SCRAPED

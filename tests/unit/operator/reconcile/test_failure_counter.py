@@ -80,6 +80,8 @@ def test_more_failures_than_the_limit_fail_the_job_with_the_last_reason() -> Non
         cluster.end("generation-0", 137, reason="OOMKilled")
         cluster.settle()
         assert counts(cluster) == (number + 1, 0)
+    killed = {group["name"]: group["outOfMemory"] for group in cluster.job["status"]["groups"]}
+    assert killed == {"coordinator": 0, "generation": 3, "inference": 0, "training": 0}
     failed = cluster.condition("Failed")
     assert (failed["status"], failed["reason"]) == ("True", "BackoffLimitExceeded")
     assert "raise resources.limits.memory" in failed["message"]

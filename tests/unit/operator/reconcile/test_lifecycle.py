@@ -3,6 +3,9 @@
 import pytest
 from tests.support.simulated_cluster import EVERYBODY, SimulatedCluster
 
+from rlhf_api import manifest
+from rlhf_api.rules.unavailable import Unavailable
+from rlhf_operator.reconcile import parsed_job
 from rlhf_operator.reconcile.phases import MAX_PODS_PER_RECONCILE
 
 
@@ -82,6 +85,49 @@ def test_skipped_steps_are_counted_and_told_once() -> None:
     assert cluster.events.count("StepsSkipped") == 2
 
 
+def test_a_sample_that_workers_fail_on_is_told_once_and_shown() -> None:
+    cluster = SimulatedCluster().begin()
+    text = "sample 5 of iteration 0 could not be decoded, once, the last time on generation-1: x"
+    for _ in range(3):
+        cluster.later(11)
+        cluster.read(iteration=0, sample_failures=(text,))
+        cluster.settle()
+    assert cluster.job["status"]["progress"]["sampleFailure"] == text
+    assert text in cluster.condition("Running")["message"]
+    assert cluster.events.count("SampleFailed") == 1
+
+
+def test_a_tracker_that_was_given_up_is_told_once_and_shown() -> None:
+    cluster = SimulatedCluster().begin()
+    text = "wandb is not written from now on: it has not answered for 120 s"
+    for _ in range(3):
+        cluster.later(11)
+        cluster.read(iteration=0, lost_trackers=(text, "mlflow is not written from now on: x"))
+        cluster.settle()
+    assert cluster.job["status"]["progress"]["trackerLost"] == text
+    assert text in cluster.condition("Running")["message"]
+    assert cluster.events.count("TrackerLost") == 1
+    cluster.later(11)
+    cluster.read(iteration=1)  # a coordinator that began anew has its trackers again
+    cluster.settle()
+    assert "trackerLost" not in cluster.job["status"]["progress"]
+
+
+def test_drafting_is_shown_with_numbers_and_told_once_when_it_is_switched() -> None:
+    cluster = SimulatedCluster().begin()
+    summary, switched = "Auto: 2.10 tokens a step", "iteration 3: speculation is on: 2.10 tokens a step"
+    for _ in range(3):
+        cluster.later(11)
+        cluster.read(iteration=3, speculation=summary, speculation_switched=switched)
+        cluster.settle()
+    cluster.later(11)
+    cluster.read(iteration=4, speculation=summary)  # the coordinator is another one
+    cluster.settle()
+    plan = cluster.job["status"]["plan"]
+    assert (plan["speculation"], plan["speculationSwitched"]) == (summary, switched)
+    assert cluster.events.count("SpeculationSwitched") == 1
+
+
 def test_a_manifest_the_api_server_could_not_check_is_refused_in_words_and_nothing_is_made() -> None:
     cluster = SimulatedCluster(generation={"replicas": 2, "template": {"spec": {"hostNetwork": True}}})
     cluster.settle()
@@ -97,8 +143,11 @@ def test_a_manifest_the_api_server_could_not_check_is_refused_in_words_and_nothi
     assert cluster.condition("Planned")["observedGeneration"] == 2
 
 
-def test_what_this_version_cannot_do_is_said_so() -> None:
-    cluster = SimulatedCluster(generation={"replicas": 2, "engine": "vllm", "gpusPerReplica": 1})
+def test_what_this_version_cannot_do_is_said_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    lacking = (Unavailable("spec.training.backend", "megatron", "torch"),)
+    for module in (manifest, parsed_job):
+        monkeypatch.setattr(module, "UNAVAILABLE", lacking)
+    cluster = SimulatedCluster(training={"backend": "megatron"})
     cluster.settle()
     assert cluster.condition("Planned")["reason"] == "NotAvailableInThisVersion"
     assert "use torch" in cluster.condition("Planned")["message"]

@@ -2,12 +2,14 @@
 
 from typing import Any
 
+import pytest
 from tests.support.simulated_cluster import SimulatedCluster
 
 from rlhf_api import control_pb2 as pb
 from rlhf_operator.coordinator_client import reading_of
 from rlhf_operator.operator_metrics import OperatorMetrics
 from rlhf_operator.reconcile import ObservedJob, ObservedPod, pod_of
+from rlhf_operator.reconcile.job_status import TEXT_MAX
 
 WORKING = {"generation": 4, "inference": 1, "training": 2}
 
@@ -133,6 +135,35 @@ def test_a_reading_takes_the_pool_the_choice_and_the_sessions_from_the_coordinat
     assert reading.working == {"generation": 2}
 
 
+@pytest.mark.parametrize(
+    ("said", "shown"),
+    [
+        (["vllm: it is served"] * 2 + [""], "vllm: it is served"),
+        (
+            ["torch: not served", "vllm: it is served", "vllm: it is served"],
+            "2 by vllm: it is served; 1 by torch: not served",
+        ),
+        ([f"engine-{number}: {'x' * 400}" for number in range(20)], None),
+        ([""] * 3, ""),
+    ],
+)
+def test_the_status_says_which_engine_workers_decode_by_and_why(said: list[str], shown: str | None) -> None:
+    workers = [pb.WorkerStatus(worker=f"generation-{index}", engine=text) for index, text in enumerate(said)]
+    job = cluster()
+    job.later(11)
+    read(job, engines=reading_of(pb.JobStatus(workers=workers), job.now).engines)
+    job.settle()
+    text = job.job["status"].get("plan", {}).get("engine", "")
+    if shown is None:
+        assert len(text) <= TEXT_MAX
+        return
+    assert text == shown
+    job.later(11)
+    read(job, fusion="no fusion")
+    job.settle()
+    assert job.job["status"]["plan"].get("engine", "") == text, "workers that start anew have not said yet"
+
+
 def test_metrics_of_the_pool_come_and_go_with_the_job() -> None:
     job, metrics = cluster(), OperatorMetrics()
 
@@ -145,7 +176,7 @@ def test_metrics_of_the_pool_come_and_go_with_the_job() -> None:
         job.carry_out(plan)
 
     def value(name: str, **labels: str) -> float | None:
-        return metrics.registry.get_sample_value(name, {"namespace": "team", "name": "job"} | labels)
+        return metrics.registry.get_sample_value(name, {"namespace": "team", "name": "job", "rlhf_job": "job"} | labels)
 
     job.later(11)
     read(job, "generation-0", threshold=12, streams=7)

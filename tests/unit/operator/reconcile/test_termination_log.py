@@ -33,6 +33,19 @@ def test_the_last_checkpoint_of_a_complete_job_is_that_of_its_last_iteration() -
     assert (status["progress"]["kl"], status["progress"]["klPerToken"]) == (0.1, 0.02)
 
 
+def test_the_loss_of_a_job_without_rewards_is_in_its_status_until_the_end() -> None:
+    cluster = SimulatedCluster().begin()
+    cluster.read(iteration=97, metrics={"loss": 0.7})
+    cluster.later(30)
+    cluster.settle()
+    assert cluster.job["status"]["progress"]["loss"] == 0.7
+    report = {"iteration": 100, "checkpoint": CHECKPOINT, "metrics": {"loss": 0.41}}
+    cluster.end("coordinator", 0, message=line("the job is Complete", report=report))
+    cluster.settle()
+    assert cluster.job["status"]["progress"]["loss"] == 0.41
+    assert "reward" not in cluster.job["status"]["progress"]
+
+
 def test_a_job_that_ended_before_it_was_ever_read_names_its_checkpoint() -> None:
     cluster = SimulatedCluster()
     cluster.settle()

@@ -1,13 +1,14 @@
 """Who keeps the tail and what moves where: nothing is lost, nothing is twice, and no worker gets more than it takes."""
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.support import random_iterations as make
 
-from rlhf_planner.inter_stage.balance import balance
+from rlhf_planner.inter_stage.balance import balance as reallocations
 from rlhf_planner.inter_stage.costs import StageCosts, Transfer
 from rlhf_planner.inter_stage.fitted_costs import StepTime
 from rlhf_planner.inter_stage.lengths import LengthModel
@@ -15,6 +16,10 @@ from rlhf_planner.inter_stage.tail_placement import Move, TailSample, place_tail
 
 TRANSFERS = st.sampled_from(("Auto", "KV", "Tokens"))
 LENGTHS = LengthModel.prior(200)
+
+
+def balance(*question: Any, **more: Any) -> tuple[Move, ...]:
+    return tuple(move for together in reallocations(*question, **more) for move in together.moves)
 
 
 def after(held: dict[str, list[TailSample]], moves: tuple[Move, ...]) -> dict[str, list[TailSample]]:

@@ -1,6 +1,8 @@
 """Whatever the instance: the answer passes the independent checker, lies between bound and baselines, keeps the cap."""
 
 import dataclasses
+import subprocess
+import sys
 
 import pytest
 from hypothesis import HealthCheck, Phase, assume, given, settings
@@ -17,6 +19,17 @@ from rlhf_planner.schedule.tables import schedule_table, steps_by_device
 QUICK = settings(
     max_examples=14, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True, phases=[Phase.generate]
 )
+
+SMALL_SEARCH = """
+from rlhf_planner.schedule.instance import Instance, InstancePipeline
+from rlhf_planner.schedule.solve import SearchOptions, solve
+pipelines = tuple(
+    InstancePipeline(name, on, 3, (2.0, 1.0), (3.0, 2.0), (1.0, 1.0), (1.0, 1.0), (0.25,))
+    for name, on in (("actor", (0, 1)), ("critic", (1, 0)))
+)
+solution = solve(Instance(2, pipelines, 4.0), SearchOptions(0.02, True, seed=3), lambda: 0.0)
+print(solution.timeline.orders.tolist(), solution.timeline.makespan, solution.method)
+"""
 
 
 def still() -> float:
@@ -70,6 +83,21 @@ def test_same_seed_same_schedule(instance: Instance) -> None:
     assert (first is None) == (second is None)
     if first is not None and second is not None:
         assert (first.timeline.orders == second.timeline.orders).all()
+
+
+def test_where_ortools_is_not_installed_schedules_are_found_without_proofs() -> None:
+    script = f"import sys\nsys.modules['ortools'] = None\n{SMALL_SEARCH}"
+    answer = subprocess.run([sys.executable, "-c", script], check=True, capture_output=True, text=True).stdout
+    assert answer.split()[-2:] == ["24.0", "annealing"]
+
+
+def test_where_numba_is_not_installed_the_answer_is_the_same() -> None:
+    answers = [
+        subprocess.run([sys.executable, "-c", script], check=True, capture_output=True, text=True).stdout
+        for script in (SMALL_SEARCH, f"import sys\nsys.modules['numba'] = None\n{SMALL_SEARCH}")
+    ]
+    assert answers[0] == answers[1]
+    assert "[[" in answers[0]
 
 
 @settings(QUICK, max_examples=10)

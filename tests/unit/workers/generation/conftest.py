@@ -11,8 +11,10 @@ from tests.support.engine_driving import MakeEngine
 from tests.support.models import write_policy
 
 from rlhf_workers.generation.engine import EngineLimits, SamplingParameters
+from rlhf_workers.generation.torch_engine.drafting import ProposesDrafts
 from rlhf_workers.generation.torch_engine.engine import TorchEngine
-from rlhf_workers.models import load_causal_lm, load_tokenizer
+from rlhf_workers.generation.torch_engine.forward_choice import KernelMode
+from rlhf_workers.models import Attention, load_causal_lm, load_tokenizer
 
 
 @pytest.fixture(autouse=True)
@@ -31,40 +33,48 @@ def policy(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
 
 
 @pytest.fixture(scope="session")
-def load(policy: Callable[[str], Path]) -> Callable[[str], tuple[Any, Any]]:
-    """(model, tokenizer) of an architecture, attention written out."""
+def load(policy: Callable[[str], Path]) -> Callable[..., tuple[Any, Any]]:
+    """(model, tokenizer) of an architecture, attention written out unless it is asked for."""
 
     @cache
-    def _load(architecture: str) -> tuple[Any, Any]:
+    def _load(architecture: str, attention: Attention, dtype: torch.dtype) -> tuple[Any, Any]:
         folder, device = str(policy(architecture)), torch.device("cpu")
-        model = load_causal_lm(folder, field="model", dtype=torch.float32, device=device, attention="eager")
+        model = load_causal_lm(folder, field="model", dtype=dtype, device=device, attention=attention)
         return model, load_tokenizer(folder, "model")
 
-    return _load
+    return lambda architecture, attention="eager", dtype=torch.float32: _load(architecture, attention, dtype)
 
 
 @pytest.fixture
-def make_engine(load: Callable[[str], tuple[Any, Any]]) -> MakeEngine:
+def make_engine(load: Callable[..., tuple[Any, Any]]) -> MakeEngine:
     """Builds an engine: make_engine("llama", deterministic=True, slots=4, temperature=0)."""
 
     def make(
         architecture: str = "llama",
         *,
+        attention: Attention = "eager",
+        dtype: torch.dtype = torch.float32,
         deterministic: bool = False,
+        static_shapes: bool = False,
+        fused_kernels: KernelMode = "Disabled",
         slots: int = 8,
         prompt_tokens: int = 48,
         response_tokens: int = 96,
         version: int = 0,
+        speculator: ProposesDrafts | None = None,
         **sampling: Any,
     ) -> TorchEngine:
-        model, tokenizer = load(architecture)
+        model, tokenizer = load(architecture, attention, dtype)
         return TorchEngine(
             model,
             tokenizer,
             SamplingParameters(**sampling),
             EngineLimits(slots, prompt_tokens, response_tokens),
             deterministic=deterministic,
+            static_shapes=static_shapes,
+            fused_kernels=fused_kernels,
             version=version,
+            speculator=speculator,
         )
 
     return make

@@ -1,5 +1,6 @@
 """Deterministic mode knows where this machine's kernels are not reproducible, and refuses or avoids those shapes."""
 
+import copy
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +12,10 @@ from tests.support.models import build_config, write_policy
 
 from rlhf_workers.failures import WorkError
 from rlhf_workers.generation.engine import EngineLimits, SamplingParameters
+from rlhf_workers.generation.torch_engine.buckets import TILE_ROWS
 from rlhf_workers.generation.torch_engine.engine import TorchEngine
 from rlhf_workers.generation.torch_engine.forward import CausalForward
-from rlhf_workers.generation.torch_engine.kv_cache import TILE_ROWS, KvPool
+from rlhf_workers.generation.torch_engine.kv_cache import KvPool
 from rlhf_workers.generation.torch_engine.tiles import Tiles
 from rlhf_workers.models import load_causal_lm
 
@@ -54,6 +56,12 @@ def test_a_machine_whose_rows_depend_on_their_place_is_refused(model: Any) -> No
     with pytest.raises(WorkError, match="a sample's results depend on the rest of its batch") as raised:
         Tiles(Neighbourly(model, "model")).require()
     assert raised.value.failure.field == "spec.deterministic"
+
+
+def test_numbers_in_which_a_trial_shows_nothing_are_refused(model: Any) -> None:
+    with pytest.raises(WorkError, match=r"set spec\.training\.precision to Float32") as raised:
+        Tiles(CausalForward(copy.deepcopy(model).to(torch.bfloat16), "model")).require()
+    assert raised.value.failure.reason == "NotReproducible"
 
 
 def test_only_proven_widths_are_used(model: Any) -> None:

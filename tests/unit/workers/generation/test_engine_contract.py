@@ -3,8 +3,11 @@
 No sample lost, none taken half, progress once, tokens that depend on the sample alone, weights whole or not at all.
 """
 
-from collections.abc import Callable
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import cache
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -14,15 +17,20 @@ import torch
 from safetensors.torch import load_file
 from tests.support.engine_driving import finish, requests, resumed
 from tests.support.generation_roles import generate, generation_job, run
+from tests.support.models import write_policy
 from tests.support.outbox import RecordedOutbox
 
 from rlhf_api import control_pb2 as pb
 from rlhf_api.arrays import unpack
+from rlhf_api.job import RLHFJob
 from rlhf_api.samples import ResponsePart, SampleKey, VersionSpan
 from rlhf_workers.failures import WorkError
-from rlhf_workers.generation.engine import Engine, EngineError, MovesKvCaches, Sleeps
+from rlhf_workers.generation.engine import Engine, EngineError, SamplingParameters, Sleeps, kv_moves_of
 from rlhf_workers.generation.engine_registry import ENGINES, build_engine
 from rlhf_workers.generation.generation_role import build
+from rlhf_workers.generation.vllm_engine import environment
+from rlhf_workers.generation.vllm_engine.engine import VllmEngine
+from rlhf_workers.generation.vllm_engine.keyed_sampler import KeyedSampler
 from rlhf_workers.models import load_tokenizer
 
 OUTSIDE = "your_engine.plain_engine"
@@ -30,6 +38,7 @@ NAMES = (*ENGINES, OUTSIDE)
 CPU = torch.device("cpu")
 
 Make = Callable[..., Engine]
+Build = Callable[[str, int, int], Engine]
 
 
 @pytest.fixture(params=NAMES)
@@ -38,13 +47,44 @@ def name(request: pytest.FixtureRequest) -> str:
     return chosen
 
 
+@pytest.fixture(scope="module")
+def policy(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """Folder of a tiny model with heads of a width that vLLM's kernels for CPU take."""
+    return cache(
+        lambda architecture: write_policy(tmp_path_factory.mktemp(architecture) / "policy", architecture, head_dim=32)
+    )
+
+
+@pytest.fixture(scope="module")
+def built(policy: Callable[[str], Path]) -> Iterator[Build]:
+    """Builds an engine as a worker does; one of vLLM, which takes a second, is kept for the tests that come after."""
+    kept: defaultdict[int, list[Engine]] = defaultdict(list)
+
+    def build(name: str, slots: int, number: int) -> Engine:
+        if name != "vllm":
+            return build_engine(job_of(policy, name, slots).spec, load_tokenizer(str(policy("llama")), "model"), CPU)
+        if number == len(kept[slots]):
+            job = job_of(policy, name, slots)
+            kept[slots].append(build_engine(job.spec, load_tokenizer(str(policy("llama")), "model"), CPU))
+        engine = kept[slots][number]
+        engine.withdraw()
+        engine.load_weights(load_file(policy("llama") / "model.safetensors"), 0)
+        return engine
+
+    yield build
+    for engine in chain.from_iterable(kept.values()):
+        assert isinstance(engine, VllmEngine)
+        engine.close()
+
+
 @pytest.fixture
-def make(name: str, policy: Callable[[str], Path]) -> Make:
-    """Builds an engine as a worker does: make(slots=2)."""
+def make(name: str, built: Build) -> Make:
+    """Yields an engine that holds nothing, another one at each call: make(slots=2)."""
+    taken: Counter[int] = Counter()
 
     def make_engine(slots: int = 8) -> Engine:
-        job = generation_job(policy("llama"), engine=name, maxBatchSize=slots)
-        return build_engine(job.spec, load_tokenizer(str(policy("llama")), "model"), CPU)
+        taken[slots] += 1
+        return built(name, slots, taken[slots] - 1)
 
     return make_engine
 
@@ -94,12 +134,16 @@ def test_progress_reports_every_token_exactly_once(make: Make) -> None:
 def test_a_step_reports_what_it_decoded(make: Make) -> None:
     engine = make()
     engine.submit(requests(3, response=10))
-    decoded, tokens = 0, 0
+    decoded, tokens, began = 0, 0, list[SampleKey]()
     while engine.held:
         report = engine.step()
         decoded += report.decoded
+        began += report.began
         tokens += sum(len(response.tokens) for response in report.finished)
+        assert {response.key for response in report.finished} <= set(began) or not began
     assert decoded == tokens > 0
+    assert len(began) in (0, 3), "an engine that can tell says of each sample once when it began"
+    assert len(set(began)) == len(began)
 
 
 def test_withdraw_returns_queued_and_decoding_samples_and_ignores_unknown_ones(make: Make) -> None:
@@ -138,18 +182,24 @@ def test_tokens_depend_on_the_sample_alone(make: Make) -> None:
     assert tokens_of(finished | finish(second)) == tokens_of(undisturbed)
 
 
-def test_engines_draw_the_same_tokens(policy: Callable[[str], Path]) -> None:
-    tokenizer = load_tokenizer(str(policy("llama")), "model")
+def test_engines_draw_the_same_tokens(built: Build) -> None:
     samples = requests(3, seed=5, response=20)
-    responses = []
-    for name in NAMES:
-        engine = build_engine(generation_job(policy("llama"), engine=name).spec, tokenizer, CPU)
-        responses.append(finish(engine, samples))
+    responses = [finish(built(name, 8, 0), samples) for name in NAMES]
     first = responses[0]
     for other in responses[1:]:
         assert tokens_of(other) == tokens_of(first)
         for number, response in other.items():
             np.testing.assert_allclose(response.log_probabilities, first[number].log_probabilities, atol=1e-4)
+
+
+def test_vllm_draws_by_key_whatever_the_environment_says_or_does_not_start() -> None:
+    """Its second model runner draws in kernels of its own."""
+    said = {"VLLM_USE_V2_MODEL_RUNNER": "1", "VLLM_CONFIGURE_LOGGING": "1"}
+    environment.prepare(said)
+    assert said["VLLM_USE_V2_MODEL_RUNNER"] == "0"
+    assert said["VLLM_CONFIGURE_LOGGING"] == "1", "which promises nothing"
+    with pytest.raises(TypeError, match="model runner dict is not the one whose sampler is replaced"):
+        KeyedSampler({}, SamplingParameters())
 
 
 def test_a_response_that_was_complete_before_is_finished_without_another_token(make: Make) -> None:
@@ -211,18 +261,19 @@ def test_an_engine_that_sleeps_gives_its_samples_up_first_and_goes_on_after(make
 
 def test_an_engine_that_moves_caches_keeps_the_tokens(make: Make) -> None:
     home, away = make(), make()
-    if not isinstance(home, MovesKvCaches) or not isinstance(away, MovesKvCaches):
+    home_moves, away_moves = kv_moves_of(home), kv_moves_of(away)
+    if home_moves is None or away_moves is None:
         return
     sample = requests(1, seed=8, response=20)[0]
     undisturbed = finish(make(), [sample])
     home.submit([sample])
     for _ in range(5):
         home.step()
-    assert home.moves.layout == away.moves.layout
-    cached = home.moves.cached(sample.key)
+    assert home_moves.layout == away_moves.layout
+    cached = home_moves.cached(sample.key)
     assert cached
-    assert away.moves.reserve()
-    away.moves.admit(home.moves.carried(sample.key), home.moves.export(sample.key, 0, cached))
+    assert away_moves.reserve()
+    away_moves.admit(home_moves.carried(sample.key), home_moves.export(sample.key, 0, cached))
     home.withdraw([sample.key])
     assert tokens_of(finish(away)) == tokens_of(undisturbed)
 
@@ -230,7 +281,7 @@ def test_an_engine_that_moves_caches_keeps_the_tokens(make: Make) -> None:
 def test_it_decodes_in_a_role(name: str, policy: Callable[[str], Path]) -> None:
     """Whatever the engine can do besides, every command of the coordinator is answered."""
     command = pb.Command(id=1, become_generation=pb.BecomeGeneration(weights=pb.LoadWeights(model="actor")))
-    role = build(generation_job(policy("llama"), engine=name), command, CPU, None)
+    role = build(job_of(policy, name, 8), command, CPU, None)
     outbox = RecordedOutbox()
     role.handle(generate(2), outbox)
     moved = pb.MigrateSample(key=pb.SampleKey(sample=1, attempt=2), new_attempt=3)
@@ -265,6 +316,11 @@ def test_a_module_that_is_no_engine_is_named(engine: str, words: str, policy: Ca
     with pytest.raises(WorkError, match=words) as raised:
         build_engine(job.spec, None, CPU)
     assert raised.value.failure.field == "spec.generation.engine"
+
+
+def job_of(policy: Callable[[str], Path], name: str, slots: int) -> RLHFJob:
+    """A deterministic job where the engine keeps bits."""
+    return generation_job(policy("llama"), deterministic=name != "vllm", engine=name, maxBatchSize=slots)
 
 
 def tokens_of(responses: dict[int, ResponsePart]) -> dict[int, list[int]]:

@@ -114,12 +114,14 @@ def test_a_sample_that_still_replays_its_tokens_goes_on_replaying_elsewhere(make
     sample = requests(1, seed=5, response=60)[0]
     whole = finish(make_engine(deterministic=True), [sample])[0]
     known = replace(
-        sample, tokens=whole.tokens[:30], log_probabilities=whole.log_probabilities[:30], versions=(VersionSpan(0, 30),)
+        sample, tokens=whole.tokens[:50], log_probabilities=whole.log_probabilities[:50], versions=(VersionSpan(0, 50),)
     )
     home, away = make_engine(deterministic=True), make_engine(deterministic=True)
     home.submit([known])
-    steps(home, 7)
-    assert home.moves.cached(sample.key) == len(sample.prompt) - 1 + 7
+    steps(home, 1)
+    cached = home.moves.cached(sample.key)
+    assert cached is not None
+    assert len(sample.prompt) <= cached < len(sample.prompt) - 1 + 50
     move(home, sample.key, away)
     assert same_bits(whole, finish(away)[0])
 

@@ -1,6 +1,7 @@
 """The generation role on the wire: commands answered once, progress four times a second, few spans, named errors."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +14,11 @@ from tests.support.outbox import RecordedOutbox
 
 from rlhf_api import control_pb2 as pb
 from rlhf_api.arrays import pack, unpack
+from rlhf_api.samples import SampleKey
 from rlhf_workers.failures import WorkError
+from rlhf_workers.generation.engine import EngineError
 from rlhf_workers.generation.generation_role import GenerationRole, build
+from rlhf_workers.weights import OpenedWeights
 
 
 @pytest.fixture
@@ -142,18 +146,20 @@ def test_weights_are_fetched_and_loaded_whole(
     state = {name: tensor.clone() for name, tensor in load("llama")[0].state_dict().items()}
     asked: list[tuple[str, int, list[str], Path | None]] = []
 
-    def fetch(
+    @contextmanager
+    def opened(
         model: str, version: int, sources: Sequence[pb.WeightLocation], certificates: Path | None
-    ) -> dict[str, torch.Tensor]:
+    ) -> Iterator[OpenedWeights]:
         asked.append((model, version, [source.address for source in sources], certificates))
-        return state
+        yield OpenedWeights(state, {"stream": 7})
 
-    role = GenerationRole(make_engine(), load("llama")[1], tmp_path, fetch=fetch)
+    role = GenerationRole(make_engine(), load("llama")[1], tmp_path, open_weights=opened)
     outbox = RecordedOutbox()
     command = pb.LoadWeights(model="actor", version=4, sources=[pb.WeightLocation(address="10.0.0.7:7710")])
     role.handle(pb.Command(id=9, load_weights=command), outbox)
     assert asked == [("actor", 4, ["10.0.0.7:7710"], tmp_path)]
     assert role.versions() == {"actor": 4}
+    assert outbox.moves == [("weights_stream", 7)]
     done = outbox.of("done")[0]
     assert (done.command_id, done.load.version) == (9, 4)
     assert done.load.bytes == sum(tensor.nbytes for tensor in state.values())
@@ -176,8 +182,16 @@ def test_build_makes_a_role_that_decodes(policy: Callable[[str], Path]) -> None:
     [
         ({"engineArgs": {"dtype": "int8"}}, "'int8' must be one of float32", "spec.generation.engineArgs.dtype"),
         ({"engineArgs": {"attention": "sdpa"}}, "in a deterministic job", "spec.generation.engineArgs.attention"),
-        ({"engineArgs": {"swap": 1}}, "it takes dtype, attention", "spec.generation.engineArgs.swap"),
-        ({"engine": "vllm"}, "vllm is not available", "spec.generation.engine"),
+        (
+            {"engineArgs": {"staticShapes": "Enabled"}},
+            "'Enabled' must be one of Disabled in a deterministic job",
+            "spec.generation.engineArgs.staticShapes",
+        ),
+        (
+            {"engine": "torch", "engineArgs": {"swap": 1}},
+            "it takes dtype, attention",
+            "spec.generation.engineArgs.swap",
+        ),
     ],
 )
 def test_build_refuses_what_the_engine_does_not_have(
@@ -215,3 +229,53 @@ def test_a_parked_role_decodes_as_before_and_one_with_samples_is_not_parked(role
     assert [done.command_id for done in outbox.of("done")] == [8, 9, 8]
     texts = [{message.key.sample: message.text for message in box.of("finished")} for box in (whole, outbox)]
     assert texts[0] == texts[1]
+
+
+class Refusing:
+    """An engine that cannot go on with one sample, as long as it holds it."""
+
+    def __init__(self, engine: Any, after: int) -> None:
+        self._engine, self._after = engine, after
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._engine, name)
+
+    def step(self) -> Any:
+        self._after -= 1
+        key = SampleKey(0, 2, 2)
+        if self._after < 0 and any(request is not None and request.key == key for request in self.requests()):
+            raise EngineError("KernelAssert", "sample 2 of iteration 0: index out of bounds", key=key)
+        return self._engine.step()
+
+    def requests(self) -> Sequence[Any]:
+        state = self._engine._state
+        return [*state.table.requests, *state.queue]
+
+
+def test_a_sample_that_the_engine_cannot_decode_is_let_go_of_with_its_tokens_and_all_others_finish(
+    make_engine: MakeEngine, load: Callable[[str], tuple[Any, Any]], role: GenerationRole
+) -> None:
+    engine = Refusing(make_engine(slots=4), after=7)
+    refusing, outbox, usual = GenerationRole(engine, load("llama")[1]), RecordedOutbox(), RecordedOutbox()
+    for driven, said in ((refusing, outbox), (role, usual)):
+        driven.handle(generate(4), said)
+        run(driven, said)
+    (failed,) = outbox.of("failed")
+    assert (failed.key.sample, failed.failure.reason) == (2, "KernelAssert")
+    whole = {message.key.sample: message for message in usual.of("finished")}
+    known = unpack(failed.progress.tokens).tolist()
+    assert known == unpack(whole[2].tokens).tolist()[:7]
+    del whole[2]
+    assert {n: unpack(message.tokens).tolist() for n, message in whole.items()} == {
+        message.key.sample: unpack(message.tokens).tolist() for message in outbox.of("finished")
+    }
+
+
+def test_where_the_coordinator_knows_of_no_failed_samples_the_worker_ends_as_it_did(
+    make_engine: MakeEngine, load: Callable[[str], tuple[Any, Any]]
+) -> None:
+    role, outbox = GenerationRole(Refusing(make_engine(slots=4), after=0), load("llama")[1]), RecordedOutbox()
+    outbox.takes_failed_samples = False
+    role.handle(generate(4), outbox)
+    with pytest.raises(WorkError, match="index out of bounds"):
+        role.step(outbox)

@@ -174,3 +174,23 @@ def test_few_transfers_run_at_once_and_a_sample_moves_once(make_engine: MakeEngi
     migrations.stop(None, "over")
     assert [done.command_id for done in outbox.of("done")] == [8, 7]
     assert len(finish(engine)) == 7
+
+
+def test_a_sample_whose_cache_was_given_up_while_it_moved_stays(make_engine: MakeEngine) -> None:
+    """As an engine does that pushes a sample out for others and computes it again."""
+    engine = endless(make_engine())
+    migrations, outbox = begin(engine, 1)
+    migrations.step()
+    (transfer,) = ALL
+    transfer.taken = True
+    migrations.step()
+    assert transfer.pieces
+    key = requests(1, seed=4)[0].key
+    again = engine.moves.carried(key)
+    engine.withdraw([key])
+    engine.submit([again])
+    migrations.step()
+    (done,) = outbox.of("done")
+    (result,) = done.migrate.samples
+    assert (result.moved, result.why) == (False, "its cache was given up for other samples meanwhile")
+    assert list(finish(engine)) == [0]

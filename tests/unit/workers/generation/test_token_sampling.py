@@ -3,9 +3,11 @@
 import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 from rlhf_workers.generation.engine import SamplingParameters
-from rlhf_workers.generation.sampling import sample, uniforms
+from rlhf_workers.generation.sampling import _draw, _draw_by_parts, _kept, sample, uniforms
 
 
 def test_uniforms_are_the_words_of_one_philox_stream_wherever_a_block_starts() -> None:
@@ -68,3 +70,29 @@ def test_greedy_takes_the_best_and_reports_it_at_temperature_one() -> None:
     tokens, log_probabilities = sample(logits, torch.zeros(1), SamplingParameters(temperature=0))
     assert tokens.tolist() == [1]
     assert torch.equal(log_probabilities, torch.log_softmax(logits, -1)[:, 1])
+
+
+@given(
+    seed=st.integers(0, 2**32 - 1),
+    size=st.integers(1, 3000),
+    spread=st.floats(0, 30),
+    top_k=st.sampled_from([0, 1, 7, 2000]),
+    ends=st.booleans(),
+)
+def test_a_token_drawn_part_by_part_is_the_one_drawn_at_once(
+    seed: int, size: int, spread: float, top_k: int, ends: bool
+) -> None:
+    random = np.random.default_rng(seed)
+    logits = torch.from_numpy(random.normal(0, spread, (4, size)))
+    weights = _kept(torch.softmax(logits, -1), SamplingParameters(top_k=top_k))
+    uniform = torch.tensor([0.0, 0.5, 1 - 2.0**-53, 2.0**-60]) if ends else torch.from_numpy(random.random(4))
+    tokens, at_once = _draw_by_parts(weights, uniform.double()), _draw(weights, uniform.double())
+    cumulative = weights.cumsum(-1)
+    aim, first, last = uniform * cumulative[:, -1], torch.minimum(tokens, at_once), torch.maximum(tokens, at_once)
+    # Sums of another order end a token a few roundings earlier or later. What falls just there may fall on any of the
+    # neighbours that lie within these roundings, which are many where the weights are tiny.
+    end_of_first = cumulative.gather(1, first[:, None])[:, 0]
+    start_of_last = (cumulative - weights).gather(1, last[:, None])[:, 0]
+    within_roundings = ((end_of_first - aim).abs() <= 1e-14 * size) & ((start_of_last - aim).abs() <= 1e-14 * size)
+    assert ((tokens == at_once) | within_roundings).all()
+    assert (weights.gather(1, tokens[:, None]) > 0).all()

@@ -76,6 +76,12 @@ def test_blocks_give_the_scores_of_a_whole_pass(tmp_path: Path, architecture: st
         np.testing.assert_allclose(in_blocks.score([one])[0], at_once.score([one])[0], atol=TOLERANCE)
 
 
+def test_a_model_that_caps_its_scores_gets_no_fused_attention(tmp_path: Path) -> None:
+    path = str(write_policy(tmp_path, "gemma2"))
+    model = models.load_causal_lm(path, dtype=torch.float32, device=CPU, attention="sdpa", field="spec.models")
+    assert model.config._attn_implementation == "eager"
+
+
 @pytest.mark.parametrize("kind", ["reference", "values"])
 @pytest.mark.parametrize("architecture", ["llama", "mistral", "gemma2"])
 def test_samples_that_share_passes_of_any_length_agree_within_rounding(

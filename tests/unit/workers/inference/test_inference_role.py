@@ -12,9 +12,10 @@ from rlhf_api.arrays import pack, unpack
 from rlhf_api.samples import FloatArray, SampleKey, ScoringSample
 from rlhf_workers.failures import WorkError
 from rlhf_workers.inference.batches import next_batch
+from rlhf_workers.inference.group_comparisons import Comparing
 from rlhf_workers.inference.inference_role import InferenceRole
 from rlhf_workers.inference.rewards.reward_calls import RewardCalls
-from rlhf_workers.inference.rewards.reward_source import RewardError
+from rlhf_workers.inference.rewards.reward_source import Judgment, RewardError
 from rlhf_workers.offloadable_weights import OffloadableWeights
 from rlhf_workers.outbox import SessionOutbox
 
@@ -42,10 +43,10 @@ class Texts:
 
     async def close(self) -> None: ...
 
-    async def score(self, sample: ScoringSample) -> float | None:
+    async def score(self, sample: ScoringSample) -> Judgment:
         if sample.response_text == "bad":
             raise RewardError("RewardRaised", "it is bad", "spec.models.reward.function")
-        return float(sample.response_text) if sample.response_text else None
+        return Judgment(float(sample.response_text) if sample.response_text else None, {"long": 1.0})
 
 
 def score_sample(
@@ -98,6 +99,39 @@ def test_every_task_of_every_sample_is_answered_once() -> None:
     assert answers[2, "reward"].failure.message == "it is bad"
     assert not answers[2, "reward"].HasField("result")
     assert unpack(answers[3, "reward"].result).tolist() == [-2.0]
+
+
+class Ranks(Texts):
+    """A source that ranks the responses to a prompt; "tie" abstains, and "alone" cannot be compared."""
+
+    async def score_group(self, samples: Sequence[ScoringSample]) -> list[Judgment]:
+        texts = [sample.response_text for sample in samples]
+        if "alone" in texts:
+            raise RewardError("RewardRaised", "nothing to compare it with", "spec.models.reward.function")
+        return [Judgment(None if text == "tie" else float(sorted(texts).index(text))) for text in texts]
+
+
+def test_the_responses_to_a_prompt_are_judged_together_and_fail_together() -> None:
+    role = InferenceRole(batch_tokens=64, certificates=None)
+    calls = RewardCalls(Ranks())
+    calls.start()
+    role.add("rank", "reward", calls, of_group=True)
+    ranked = run(role, *(score_sample(n, [7], text, ["rank"]) for n, text in enumerate(("c", "a", "tie", "b"))))
+    failed = run(role, *(score_sample(n, [7], text, ["rank"]) for n, text in enumerate(("alone", "a"))))
+    role.close()
+    assert {m.key.sample: None if m.abstained else unpack(m.result).tolist() for m in ranked} == {
+        0: [2.0],
+        1: [0.0],
+        2: None,
+        3: [1.0],
+    }
+    assert [message.failure.message for message in failed] == ["nothing to compare it with"] * 2
+
+
+def test_a_source_that_judges_single_responses_gets_no_task_of_groups() -> None:
+    role = InferenceRole(batch_tokens=64, certificates=None)
+    with pytest.raises(WorkError, match="task rank judges the responses to a prompt together"):
+        role.add("rank", "reward", RewardCalls(Texts()), of_group=True)
 
 
 def test_one_bad_sample_fails_no_other() -> None:
@@ -186,3 +220,59 @@ def test_batches_hold_the_oldest_and_those_nearest_in_length() -> None:
     waiting = deque(map(sample, [500, 20, 20, 480, 20, 500]))
     assert [one.length for one in next_batch(waiting, batch_tokens=9000)] == [500, 500, 480]  # no padding of 480 a row
     assert [one.length for one in next_batch(waiting, batch_tokens=9000)] == [20, 20, 20]
+
+
+class Comparer:
+    """A GroupScorer that rewards a response by its place, and yields once for each."""
+
+    model = None
+    frozen = True
+
+    def compare(self, samples: Sequence[ScoringSample]) -> Comparing:
+        for sample in samples:
+            yield
+            if 13 in sample.response:
+                raise WorkError("RewardInvalid", "unlucky")
+        if len(samples) == 1:
+            return [None]
+        return [np.array([place], np.float32) for place in range(len(samples))]
+
+
+def test_groups_are_compared_a_step_at_a_time_and_answered_whole() -> None:
+    outbox = SessionOutbox("inference-0", lambda: None)
+    role = InferenceRole(batch_tokens=0, certificates=None)
+    role.add("rank", "reward", Comparer(), of_group=True)
+    role.add("reference", "reference", Lengths())
+    groups = ([(0, [7]), (1, [8])], [(2, [7]), (3, [9, 13])], [(4, [9])])
+    for number, group in enumerate(groups, 1):
+        samples = [score_sample(index, response, tasks=["rank"]) for index, response in group]
+        outbox.begin(number)
+        role.handle(pb.Command(id=number, score=pb.Score(samples=samples)), outbox)
+    assert role.active() == 5
+    steps = 0
+    while role.step(outbox):
+        steps += 1
+    assert role.active() == 0
+    assert steps == 5 + 3, "one comparison a step, and a step in which the group ends"
+    answers = {message.scored.key.sample: message.scored for message in sent(outbox) if message.HasField("scored")}
+    assert sorted(answers) == [0, 1, 2, 3, 4]
+    assert [unpack(answers[number].result).tolist() for number in (0, 1)] == [[0.0], [1.0]]
+    assert [answers[number].failure.message for number in (2, 3)] == ["unlucky"] * 2
+    assert answers[4].abstained
+    assert not answers[4].HasField("result")
+
+
+def test_groups_that_are_given_back_are_not_answered() -> None:
+    outbox = SessionOutbox("inference-0", lambda: None)
+    role = InferenceRole(batch_tokens=0, certificates=None)
+    role.add("rank", "reward", Comparer(), of_group=True)
+    outbox.begin(1)
+    role.handle(
+        pb.Command(id=1, score=pb.Score(samples=[score_sample(n, [7], tasks=["rank"]) for n in (0, 1)])), outbox
+    )
+    assert role.step(outbox)
+    assert role.active() == 2
+    role.give_back()
+    assert role.active() == 0
+    assert not role.step(outbox)
+    assert not any(message.HasField("scored") for message in sent(outbox))

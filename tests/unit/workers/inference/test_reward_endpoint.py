@@ -1,17 +1,16 @@
 """Rewards over HTTP against a real server on loopback: numbers, abstentions, and every way an answer can be wrong."""
 
-import contextlib
 import json
-import threading
 import time
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from email.message import Message
 from typing import Any
 
 import numpy as np
 import pytest
+from tests.support.answering_server import answering
 
-from rlhf_api.job.models import RewardEndpoint
+from rlhf_api.job.rewards import RewardEndpoint
 from rlhf_api.samples import SampleKey, ScoringSample
 from rlhf_workers.inference.rewards.endpoint import EndpointReward
 from rlhf_workers.inference.rewards.reward_source import RewardError
@@ -22,43 +21,30 @@ def sample(response: str) -> ScoringSample:
     return ScoringSample(SampleKey(0, 0, 0), one, one, "2+2=", response, '{"answer": 4}')
 
 
-class JudgeHandler(BaseHTTPRequestHandler):
+def as_the_response_says(request: dict[str, Any], _: Message) -> tuple[int, Any]:
     """Answers what the response text asks for."""
-
-    def do_POST(self) -> None:
-        request = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-        (entry,) = request["samples"]
-        assert entry["prompt"] == "2+2="
-        assert entry["record"] == {"answer": 4}
-        status, body = json.loads(entry["response"])
-        if status == 0:
-            time.sleep(1.5)
-            status = 200
-        self.send_response(status)
-        data = body.encode() if isinstance(body, str) else json.dumps(body).encode()
-        self.send_header("Content-Length", str(len(data)))
-        self.end_headers()
-        with contextlib.suppress(ConnectionError):  # the client may have had enough
-            self.wfile.write(data)
-
-    def log_message(self, *_: Any) -> None:
-        pass
+    (entry,) = request["samples"]
+    assert entry["prompt"] == "2+2="
+    assert entry["record"] == {"answer": 4}
+    status, body = json.loads(entry["response"])
+    if status == 0:
+        time.sleep(1.5)
+    return status or 200, body
 
 
 @pytest.fixture(scope="module")
 def url() -> Iterator[str]:
-    server = ThreadingHTTPServer(("127.0.0.1", 0), JudgeHandler)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    yield f"http://127.0.0.1:{server.server_address[1]}/score"
-    server.shutdown()
-    server.server_close()
+    with answering(as_the_response_says) as address:
+        yield f"{address}/score"
 
 
 async def reward(url: str, status: int, body: Any) -> float | None:
-    source = EndpointReward(RewardEndpoint(url=url), timeout_seconds=60.0 if status else 0.5)
+    source = EndpointReward(
+        RewardEndpoint(url=url), timeout_seconds=60.0 if status else 0.5, field="spec.models.reward"
+    )
     await source.start()
     try:
-        return await source.score(sample(json.dumps([status, body])))
+        return (await source.score(sample(json.dumps([status, body])))).reward
     finally:
         await source.close()
 

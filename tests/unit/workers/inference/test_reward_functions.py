@@ -7,19 +7,30 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rlhf_workers.inference.rewards.function_host import LoadError, describe, load_function, reply_of
+from rlhf_workers.inference.rewards.function_host import LoadError, called, describe, load_function
 from rlhf_workers.inference.rewards.function_process import child_environment
+from rlhf_workers.inference.rewards.function_replies import reply_of
+
+SAMPLES = [
+    {"prompt": "p", "response": "ab", "record": {}, "finish_reason": "stop", "response_tokens": 2},
+    {"prompt": "q", "response": "abc", "record": {}, "finish_reason": "length", "response_tokens": 3},
+]
+
+
+def reply(value: Any, *, many: bool = False) -> dict[str, Any]:
+    """What is answered where the function returned this for one sample, or for two."""
+    return reply_of({"id": 7, "many": many, "samples": SAMPLES if many else SAMPLES[:1]}, value, [])
 
 
 @pytest.mark.parametrize(
     ("value", "reward"), [(0.5, 0.5), (1, 1.0), (True, 1.0), (np.float32(0.25), 0.25), (np.int64(3), 3.0), (-0.0, 0.0)]
 )
 def test_numbers_are_rewards(value: Any, reward: float) -> None:
-    assert reply_of(7, value) == {"id": 7, "reward": reward}
+    assert reply(value) == {"id": 7, "rewards": [{"reward": reward, "metrics": {}}]}
 
 
 def test_none_abstains() -> None:
-    assert reply_of(7, None) == {"id": 7, "reward": None}
+    assert reply(None) == {"id": 7, "rewards": [{"reward": None, "metrics": {}}]}
 
 
 @pytest.mark.parametrize(
@@ -36,10 +47,32 @@ def test_none_abstains() -> None:
     ],
 )
 def test_anything_else_is_a_failure_that_says_what_was_returned(value: Any, words: str) -> None:
-    reply = reply_of(7, value)
-    assert reply["reason"] == "RewardInvalid"
-    assert words in reply["message"]
-    assert "reward" not in reply
+    said = reply(value)
+    assert said["reason"] == "RewardInvalid"
+    assert words in said["message"]
+    assert "rewards" not in said
+
+
+def test_metrics_may_stand_beside_a_reward_and_several_rewards_come_as_a_list() -> None:
+    both = reply([{"reward": None, "metrics": {"words": np.int64(4)}}, 0.5], many=True)
+    assert both["rewards"] == [{"reward": None, "metrics": {"words": 4.0}}, {"reward": 0.5, "metrics": {}}]
+    for wrong, words in (
+        ([1.0], "1 rewards for 2 responses"),
+        (1.0, "given 2 responses it must return a list"),
+        ([1.0, "x"], "must return a number"),
+        ([1.0, {"reward": 1, "metrics": {"a": math.nan}}], "metric a must be a finite number"),
+        ([1.0, {"reward": 1, "metrics": [1]}], "metrics must be a mapping"),
+    ):
+        assert words in reply(wrong, many=True)["message"]
+
+
+def test_a_function_that_asks_is_given_how_a_response_ended(tmp_path: Path) -> None:
+    file = tmp_path / "reward_end.py"
+    file.write_text("def score(prompt, response, record, finish_reason, response_tokens=0):\n"
+                    "    return finish_reason, response_tokens, response\n")  # fmt: skip
+    function = load_function(str(file), "", "score")
+    assert called(function, {"many": False, "samples": SAMPLES[:1]}) == ("stop", 2, "ab")
+    assert called(function, {"many": True, "samples": SAMPLES}) == (["stop", "length"], [2, 3], ["ab", "abc"])
 
 
 @pytest.mark.parametrize(

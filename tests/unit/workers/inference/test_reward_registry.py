@@ -9,10 +9,12 @@ import torch
 from tests.support.reward_samples import sample
 from tests.support.training_ranks import make_job
 
+from rlhf_api.algorithms.graph import SCORE_REWARD
 from rlhf_api.job import RLHFJob
-from rlhf_api.job.models import Reward
+from rlhf_api.job.rewards import Reward
 from rlhf_workers.inference.rewards.registry import REWARDS, load_reward
 from rlhf_workers.inference.rewards.reward_calls import RewardCalls, RewardOutcome
+from rlhf_workers.inference.rewards.reward_source import Judgment
 
 CPU = torch.device("cpu")
 FUNCTION = """
@@ -46,8 +48,7 @@ def test_every_kind_of_the_manifest_has_a_module() -> None:
 def test_a_source_answers_each_sample_once_with_a_number_nothing_or_a_failure(tmp_path: Path) -> None:
     (tmp_path / "reward.py").write_text(FUNCTION)
     job = job_with({"function": {"file": str(tmp_path / "reward.py")}}, tmp_path)
-    assert job.spec.models.reward.kind == "function"
-    calls = load_reward(job.spec, CPU, CPU)
+    calls = load_reward(SCORE_REWARD, job.spec, CPU, CPU)
     assert isinstance(calls, RewardCalls)
     try:
         for text in ("three", "nothing", "fault"):
@@ -55,24 +56,24 @@ def test_a_source_answers_each_sample_once_with_a_number_nothing_or_a_failure(tm
         result = outcomes(calls, 3)
     finally:
         calls.close()
-    assert result["three"].reward == 5.0
-    assert (result["nothing"].reward, result["nothing"].failure) == (None, None)
+    assert result["three"].judgment == Judgment(5.0)
+    assert (result["nothing"].judgment, result["nothing"].failure) == (Judgment(None), None)
     failure = result["fault"].failure
-    assert result["fault"].reward is None
+    assert result["fault"].judgment is None
     assert failure is not None
     assert "ZeroDivisionError" in failure.message
 
 
 def test_an_endpoint_that_nobody_serves_is_a_failure_and_no_zero(tmp_path: Path) -> None:
     job = job_with({"endpoint": {"url": "http://127.0.0.1:9/score"}}, tmp_path)
-    calls = load_reward(job.spec, CPU, CPU)
+    calls = load_reward(SCORE_REWARD, job.spec, CPU, CPU)
     assert isinstance(calls, RewardCalls)
     try:
         calls.submit(sample("text"))
         outcome = outcomes(calls, 1)["text"]
     finally:
         calls.close()
-    assert outcome.reward is None
+    assert outcome.judgment is None
     assert outcome.failure is not None
     assert outcome.failure.reason == "RewardUnreachable"
 
@@ -80,4 +81,4 @@ def test_an_endpoint_that_nobody_serves_is_a_failure_and_no_zero(tmp_path: Path)
 def test_what_cannot_be_loaded_names_its_field(tmp_path: Path) -> None:
     job = job_with({"model": {"path": str(tmp_path / "absent")}}, tmp_path)
     with pytest.raises(Exception, match=r"spec.models.reward.model.path: .*absent"):
-        load_reward(job.spec, CPU, CPU)
+        load_reward(SCORE_REWARD, job.spec, CPU, CPU)

@@ -1,15 +1,15 @@
 """What reward code is given: named variables and headers, secrets among them, which no message and no log quotes."""
 
-import threading
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from email.message import Message
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from tests.support.answering_server import answering
 
-from rlhf_api.job.models import Reward
+from rlhf_api.job.rewards import Reward, secret_variables
 from rlhf_api.samples import SampleKey, ScoringSample
 from rlhf_workers.failures import WorkError
 from rlhf_workers.inference.rewards.endpoint import EndpointReward
@@ -47,13 +47,14 @@ def function_of(file: str) -> Reward:
 
 def given_of(reward: Reward, environ: dict[str, str]) -> RewardSettings:
     assert reward.function is not None
-    return resolve_settings(reward.function.env, "spec.models.reward.function.env", reward, environ)
+    return resolve_settings(reward.function.env, "spec.models.reward.function.env", secret_variables([reward]), environ)
 
 
 def test_every_secret_has_a_variable_of_its_own() -> None:
     keys = [("judge", "token"), ("judge", "Token"), ("judge-token", "x.pem"), ("judge", "token")]
     env = [{"name": f"V{i}", "secretKeyRef": {"name": n, "key": k}} for i, (n, k) in enumerate(keys)]
-    settings = Reward.model_validate({"function": {"file": "r.py", "env": env}}).secret_variables()
+    reward = Reward.model_validate({"function": {"file": "r.py", "env": env}})
+    settings = secret_variables([reward])
     assert {(each.name, each.key): variable for each, variable in settings.items()} == {
         ("judge", "token"): "RLHF_SECRET_JUDGE_TOKEN",
         ("judge", "Token"): "RLHF_SECRET_JUDGE_TOKEN_2",
@@ -83,11 +84,16 @@ async def test_a_function_gets_its_secret_and_no_message_or_log_quotes_it(
     assert reward.function is not None
     settings = given_of(reward, {"RLHF_SECRET_JUDGE_TOKEN": SECRET + "\n"})
     source = FunctionReward(
-        reward.function, 60, 1, 1, RewardSettings({**settings.values, "JUDGE_TOKEN": SECRET}, settings.secret)
+        reward.function,
+        60,
+        1,
+        1,
+        RewardSettings({**settings.values, "JUDGE_TOKEN": SECRET}, settings.secret),
+        field="spec.models.reward",
     )
     await source.start()
     try:
-        assert await source.score(sample("ok")) == 1.0
+        assert (await source.score(sample("ok"))).reward == 1.0
         for response, words in (("raise", r"ValueError: refused: \*\*\*"), ("return", r"returned 'x+")):
             with pytest.raises(RewardError, match=words) as caught:
                 await source.score(sample(response))
@@ -105,39 +111,29 @@ async def test_a_module_that_fails_with_its_secret_does_not_tell_it(tmp_path: Pa
     file.write_text('import os\nraise RuntimeError("bad key " + os.environ["JUDGE_TOKEN"])\n')
     reward = function_of(str(file))
     assert reward.function is not None
-    source = FunctionReward(reward.function, 60, 1, 1, given_of(reward, {"RLHF_SECRET_JUDGE_TOKEN": SECRET}))
+    source = FunctionReward(
+        reward.function, 60, 1, 1, given_of(reward, {"RLHF_SECRET_JUDGE_TOKEN": SECRET}), field="spec.models.reward"
+    )
     with pytest.raises(WorkError, match=r"bad key \*\*\*") as caught:
         await source.start()
     assert SECRET not in caught.value.failure.message
 
 
-class Handler(BaseHTTPRequestHandler):
+def as_the_response_says(request: dict[str, Any], headers: Message) -> tuple[int, Any]:
     """Answers with the header it was given, in the way that the response text asks for."""
-
-    def do_POST(self) -> None:
-        request = self.rfile.read(int(self.headers["Content-Length"]))
-        authorization = self.headers.get("Authorization", "none")
-        right = authorization == f"Bearer {SECRET}" and self.headers.get("X-Kind") == "math"
-        body = f'{{"rewards": [{1.0 if right else 0.0}]}}'
-        if b"quote" in request:
-            body = f'{{"rewards": ["{authorization}"]}}'
-        self.send_response(401 if b"refuse" in request else 200)
-        data = f"who is {authorization}?".encode() if b"refuse" in request else body.encode()
-        self.send_header("Content-Length", str(len(data)))
-        self.end_headers()
-        self.wfile.write(data)
-
-    def log_message(self, *_: Any) -> None:
-        pass
+    authorization, (entry,) = headers.get("Authorization", "none"), request["samples"]
+    if entry["response"] == "refuse":
+        return 401, f"who is {authorization}?"
+    if entry["response"] == "quote":
+        return 200, {"rewards": [authorization]}
+    right = authorization == f"Bearer {SECRET}" and headers.get("X-Kind") == "math"
+    return 200, {"rewards": [1.0 if right else 0.0]}
 
 
 @pytest.fixture
 def url() -> Iterator[str]:
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    yield f"http://127.0.0.1:{server.server_address[1]}/score"
-    server.shutdown()
-    server.server_close()
+    with answering(as_the_response_says) as address:
+        yield f"{address}/score"
 
 
 async def test_headers_reach_the_endpoint_and_a_secret_one_is_in_no_message(url: str) -> None:
@@ -146,11 +142,13 @@ async def test_headers_reach_the_endpoint_and_a_secret_one_is_in_no_message(url:
     reward = Reward.model_validate({"endpoint": endpoint})
     assert reward.endpoint is not None
     environ = {"RLHF_SECRET_JUDGE_TOKEN": f"Bearer {SECRET}\n"}
-    settings = resolve_settings(reward.endpoint.headers, "spec.models.reward.endpoint.headers", reward, environ)
-    source = EndpointReward(reward.endpoint, 60.0, settings)
+    settings = resolve_settings(
+        reward.endpoint.headers, "spec.models.reward.endpoint.headers", secret_variables([reward]), environ
+    )
+    source = EndpointReward(reward.endpoint, 60.0, settings, field="spec.models.reward")
     await source.start()
     try:
-        assert await source.score(sample("right")) == 1.0
+        assert (await source.score(sample("right"))).reward == 1.0
         for response, words in (("refuse", r"status 401: who is \*\*\*\?"), ("quote", r"the reward is '\*\*\*'")):
             with pytest.raises(RewardError, match=words) as caught:
                 await source.score(sample(response))

@@ -11,6 +11,7 @@ from tests.support.training_ranks import CPU, make_job
 from transformers import AutoModelForSequenceClassification
 
 from rlhf_api.algorithms import ModelRole
+from rlhf_api.algorithms.graph import SCORE_REWARD
 from rlhf_api.job import RLHFJob
 from rlhf_api.samples import SampleKey, ScoringSample
 from rlhf_workers.failures import WorkError
@@ -22,20 +23,20 @@ CLOSED = "{% for m in messages %}{{ m.role }}: {{ m.content }}!{% endfor %}"
 OPEN = "{% for m in messages %}{{ m.role }}: {{ m.content }}{% endfor %}"
 
 
-def sample(prompt_text: str) -> ScoringSample:
+def sample(prompt_text: str, prompt: object = MESSAGES) -> ScoringSample:
     tokens = np.array([3, 4], np.int32)
-    record = json.dumps({"messages": MESSAGES})
+    record = json.dumps({"messages": prompt})
     return ScoringSample(SampleKey(2, 7, 0), tokens, tokens, prompt_text, "2 yes", record)
 
 
-def job_of(tmp_path: Path, template: str | None, *, chat: bool, same: bool = False) -> RLHFJob:
+def job_of(tmp_path: Path, template: str | None, *, chat: bool, same: bool = False, **more: str) -> RLHFJob:
     actor, reward = write_policy(tmp_path / "actor"), write_reward_model(tmp_path / "reward")
     tokenizer = build_tokenizer()
     if not same:
         tokenizer.add_tokens(["yes"])
     tokenizer.chat_template = template
     tokenizer.save_pretrained(reward)
-    prompts = {"path": "prompts.jsonl", "promptKey": "messages", "chatTemplate": chat}
+    prompts = {"path": "prompts.jsonl", "promptKey": "messages", "chatTemplate": chat, **more}
     job = make_job(actor, prompts=prompts)
     models = {"actor": {"path": str(actor)}, "reward": {"model": {"path": str(reward)}}}
     return RLHFJob.model_validate(
@@ -45,15 +46,16 @@ def job_of(tmp_path: Path, template: str | None, *, chat: bool, same: bool = Fal
 
 
 def scorer_of(job: RLHFJob) -> RewardModelScorer:
-    scorer = load_scorer(ModelRole("reward"), job.spec, CPU)
+    scorer = load_scorer(SCORE_REWARD, job.spec, CPU)
     assert isinstance(scorer, RewardModelScorer)
     return scorer
 
 
 def expected(job: RLHFJob, ids: list[int]) -> np.ndarray:
     """The model's own score of these ids, alone and unpadded."""
-    assert job.spec.models.reward.model is not None
-    model = AutoModelForSequenceClassification.from_pretrained(job.spec.models.reward.model.path)
+    source = job.spec.models.source(ModelRole.REWARD)
+    assert source is not None
+    model = AutoModelForSequenceClassification.from_pretrained(source.path)
     with torch.no_grad():
         result: np.ndarray = model(torch.tensor([ids])).logits.numpy().reshape(1)
     return result
@@ -87,6 +89,13 @@ def test_messages_are_rendered_by_the_reward_models_template(tmp_path: Path, tem
     np.testing.assert_allclose(score, expected(job, ids_of(text, end=end)), atol=1e-4)
 
 
+def test_a_string_is_a_message_of_the_user_after_the_jobs_system_message(tmp_path: Path) -> None:
+    job = job_of(tmp_path, CLOSED, chat=True, systemMessage="add")
+    (score,) = scorer_of(job).score([sample("*add*1+1=*", "1+1=")])
+    text = "system: add!user: 1+1=!assistant: 2 yes!"
+    np.testing.assert_allclose(score, expected(job, ids_of(text, end=False)), atol=1e-4)
+
+
 def test_plain_text_stays_plain_and_ends_with_the_end_of_sequence(tmp_path: Path) -> None:
     job = job_of(tmp_path, CLOSED, chat=False)
     (score,) = scorer_of(job).score([sample("1+1=")])
@@ -102,7 +111,7 @@ def test_the_policys_tokenizer_reads_the_very_tokens(tmp_path: Path) -> None:
 def test_a_reward_model_that_knows_no_template_is_refused_for_messages(tmp_path: Path) -> None:
     job = job_of(tmp_path, None, chat=True)
     with pytest.raises(WorkError, match=r"spec.models.reward.model.path: .* no chat template") as caught:
-        load_scorer(ModelRole("reward"), job.spec, CPU)
+        load_scorer(SCORE_REWARD, job.spec, CPU)
     assert (caught.value.failure.field, caught.value.failure.exit_code) == ("spec.models.reward.model.path", 21)
 
 

@@ -11,6 +11,7 @@ from rlhf_api.names import ExitCode
 from rlhf_api.rules.unavailable import UNAVAILABLE
 from rlhf_api.structural_schema import schema_at
 from rlhf_workers.failures import WorkError
+from rlhf_workers.training.backends import megatron_backend, registry
 from rlhf_workers.training.backends.registry import BACKENDS, FIELD, build_backend
 
 
@@ -21,8 +22,17 @@ def test_the_manifest_offers_what_workers_have_and_names_what_they_lack() -> Non
     assert set(schema["enum"]) - lacking == set(BACKENDS)
 
 
-def test_a_backend_that_a_worker_lacks_is_named_with_what_it_has() -> None:
+def test_a_backend_that_a_worker_lacks_is_named_with_what_it_has(monkeypatch: pytest.MonkeyPatch) -> None:
     job = make_job(Path("unused"), training={"backend": "megatron"})
+    monkeypatch.setattr(registry, "BACKENDS", {"torch": BACKENDS["torch"]})
     with pytest.raises(WorkError, match="megatron is not available in this worker; use torch") as caught:
+        build_backend(job, pb.BecomeTraining(), torch.device("cpu"), lambda *_, **__: None)
+    assert (caught.value.failure.field, caught.value.failure.exit_code) == (FIELD, ExitCode.USAGE)
+
+
+def test_an_image_without_megatron_is_named_with_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    job = make_job(Path("unused"), training={"backend": "megatron"})
+    monkeypatch.setattr(megatron_backend, "find_spec", lambda name: None)
+    with pytest.raises(WorkError, match=r"install rlhf-operator\[megatron\] into it, or use torch") as caught:
         build_backend(job, pb.BecomeTraining(), torch.device("cpu"), lambda *_, **__: None)
     assert (caught.value.failure.field, caught.value.failure.exit_code) == (FIELD, ExitCode.USAGE)

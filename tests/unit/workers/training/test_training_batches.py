@@ -14,8 +14,8 @@ from rlhf_api.schedule import Pipeline
 from rlhf_planner.schedule.serial import serial_table
 from rlhf_workers.failures import WorkError
 from rlhf_workers.training.minibatches import epoch_order, mini_batches, split
-from rlhf_workers.training.model_stages import stage_layers
 from rlhf_workers.training.optimizer import Horizon, learning_rate
+from rlhf_workers.training.pipeline_stage import stage_layers
 from rlhf_workers.training.rank_layout import RankLayout
 from rlhf_workers.training.training_batch import batch_from, micro_batch
 
@@ -76,8 +76,23 @@ def test_a_micro_batch_points_at_the_state_before_each_response_token() -> None:
             assert int(cut.targets[place]) == int(tokens[len(prompt) + t])
             assert cut.weights["actor"][place] == weights["actor"][sample, t]
             assert cut.fields["values"][place] == batch.fields["values"][sample, t]
+            assert int(cut.samples[place]) == row
             place += 1
     assert place == len(cut.positions)
+
+
+@given(st.lists(st.booleans(), min_size=1, max_size=8), st.integers(0, 2**16))
+def test_sums_by_sample_are_those_of_the_padded_rows(valid: list[bool], seed: int) -> None:
+    batch = make_batch(abstained=tuple(row for row, trained in enumerate(valid) if not trained))
+    rows = [int(row) for row in np.random.default_rng(seed).permutation(len(valid))]
+    cut = micro_batch(batch, rows, {})
+    values = cut.fields["values"].double().requires_grad_()
+    sums = cut.sum_by_sample(values)
+    expected = (batch.fields["values"].double() * batch.mask).sum(dim=1)[rows]
+    assert torch.allclose(sums, expected, rtol=1e-12, atol=1e-12)
+    upstream = torch.arange(1.0, len(rows) + 1, dtype=torch.float64)
+    (slope,) = torch.autograd.grad((sums * upstream).sum(), values)
+    assert torch.equal(slope, upstream[cut.samples])
 
 
 def change(samples: list[pb.TrainSample], what: str) -> list[pb.TrainSample]:
@@ -192,3 +207,30 @@ def test_ranks_of_blocks_and_replicas() -> None:
     assert [RankLayout(table, rank, 4).publishes("critic", 0) for rank in range(4)] == [True, False, True, False]
     with pytest.raises(ValueError, match="a table of 2 rows needs a multiple of 2 ranks"):
         RankLayout(table, 0, 3)
+
+
+def test_a_batch_says_which_responses_were_cut() -> None:
+    samples = make_samples()
+    for index, sample in enumerate(samples):
+        sample.finish_reason = "length" if index in (2, 5) else "stop"
+    assert batch_from(samples, 8, PPO_FIELDS, 1).finished.tolist() == [index not in (2, 5) for index in range(8)]
+
+
+def test_of_a_coordinator_that_sends_no_reason_a_response_of_the_longest_length_was_cut() -> None:
+    """One of the version before; a reason that it sends counts, whatever the length is."""
+    samples = make_samples()
+    lengths = [sample.response.shape[0] for sample in samples]
+    longest = max(lengths)
+    assert batch_from(samples, 8, PPO_FIELDS, longest).finished.tolist() == [length < longest for length in lengths]
+    samples[lengths.index(longest)].finish_reason = "stop"
+    assert batch_from(samples, 8, PPO_FIELDS, longest).finished[lengths.index(longest)]
+
+
+def test_a_response_that_failed_has_not_finished_and_an_unknown_reason_is_refused() -> None:
+    samples = make_samples(abstained=(3,))
+    samples[3].response.CopyFrom(pack(np.empty(0, np.int32)))
+    samples[3].fields.clear()
+    assert not batch_from(samples, 8, PPO_FIELDS, 99).finished[3]
+    samples[4].finish_reason = "bored"
+    with pytest.raises(WorkError, match="sample 4: finish_reason is 'bored', not one of stop, length"):
+        batch_from(samples, 8, PPO_FIELDS, 99)

@@ -8,6 +8,7 @@ from typing import Any
 
 import grpc
 import pytest
+from tests.support.loopback import free_port
 from tests.support.partial_services import PartialCoordinator
 from tests.support.training_ranks import make_samples
 
@@ -46,7 +47,7 @@ def address() -> Iterator[str]:
 
 
 def test_a_broken_stream_is_fetched_again_from_its_start(address: str) -> None:
-    source = CoordinatorBatches(address, "training-0", None, timeout=20.0)
+    source = CoordinatorBatches(address, "training-0", None, timeout=120.0)
     slept: list[float] = []
     samples = source.fetch(0, sleep=slept.append)
     assert [sample.sample for sample in samples] == list(range(8))
@@ -55,21 +56,21 @@ def test_a_broken_stream_is_fetched_again_from_its_start(address: str) -> None:
 
 def test_a_coordinator_that_came_back_with_renewed_certificates_is_met(tmp_path: Path) -> None:
     """The old certificate is as good as expired: it is of another authority."""
-    source, port = None, 0
+    source, port = None, free_port()
     for _ in range(2):
         now = datetime.now(UTC)
         new_authority("job", now).issue([], now).write(tmp_path)
         server = grpc.server(ThreadPoolExecutor(2))
         control_pb2_grpc.add_CoordinatorServicer_to_server(FailingCoordinator(), server)
-        port = server.add_secure_port(f"127.0.0.1:{port}", channels.server_credentials(tmp_path))
+        assert port == server.add_secure_port(f"127.0.0.1:{port}", channels.server_credentials(tmp_path))
         server.start()
-        source = source or CoordinatorBatches(f"127.0.0.1:{port}", "training-0", tmp_path, timeout=20.0)
+        source = source or CoordinatorBatches(f"127.0.0.1:{port}", "training-0", tmp_path, timeout=120.0)
         assert len(source.fetch(0)) == 8
         server.stop(None).wait()
 
 
 def test_a_refusal_is_passed_on(address: str) -> None:
-    source = CoordinatorBatches(address, "training-0", None, timeout=20.0)
+    source = CoordinatorBatches(address, "training-0", None, timeout=120.0)
     with pytest.raises(WorkError, match="batch of iteration 3: FAILED_PRECONDITION: iteration 3 is not complete") as no:
         source.fetch(3)
     assert no.value.failure.reason == "BatchRefused"

@@ -5,13 +5,15 @@ losses written out from the formulas. Tolerance: 2e-5 relative to the largest gr
 sums in another order); between pipeline and data splits of our own, 2e-6.
 """
 
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
 import torch
 import transformers
 from tests.support import models
-from tests.support.training_ranks import CPU, gradients_of, make_batch, make_job, prepared, serial
+from tests.support.gradient_comparison import assert_same_gradients
+from tests.support.training_ranks import CPU, gradients_of, make_batch, make_job, prepared, serial, split_backward
 
 from rlhf_api.job import RLHFJob
 from rlhf_api.schedule import Action, Pipeline, ScheduleTable
@@ -61,19 +63,12 @@ def expected_gradients(job: RLHFJob, batch: TrainingBatch) -> dict[str, torch.Te
     return named
 
 
-def assert_same(ours: dict[str, torch.Tensor], theirs: dict[str, torch.Tensor], tolerance: float) -> None:
-    assert ours.keys() == theirs.keys()
-    for name, expected in theirs.items():
-        scale = float(expected.abs().max()) or 1.0
-        assert float((ours[name] - expected).abs().max()) <= tolerance * scale, name
-
-
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_pipeline_of_two_gives_the_gradients_of_the_whole_model(family: str, folders: dict[str, Path]) -> None:
     job = make_job(folders[family], folders[family])
     batch = make_batch(abstained=(3,))
     assert max(batch.lengths) > models.WINDOW
-    assert_same(gradients_of(job, serial(job, 2, 1), 2, batch), expected_gradients(job, batch), 2e-5)
+    assert_same_gradients(gradients_of(job, serial(job, 2, 1), 2, batch), expected_gradients(job, batch), 2e-5)
 
 
 @pytest.mark.parametrize("family", ["llama", "gemma2"])
@@ -82,16 +77,18 @@ def test_pipelines_1_2_4_and_data_1_2_give_the_same_gradients(family: str, folde
     alone = gradients_of(job, serial(job, 1, 1), 1, batch)
     for pipeline, data in ((2, 1), (4, 1), (1, 2), (2, 2)):
         split = gradients_of(job, serial(job, pipeline, data), pipeline * data, batch)
-        assert_same(split, alone, 2e-6)
+        assert_same_gradients(split, alone, 2e-6)
 
 
-@pytest.mark.parametrize("aggregation", ["SequenceMean", "TokenMean"])
+@pytest.mark.parametrize(
+    ("aggregation", "estimator"), [("SequenceMean", None), ("TokenMean", "Unbiased"), ("ConstantLength", "K2")]
+)
 def test_grpo_with_kl_and_entropy_gives_the_gradients_of_its_formula(
-    aggregation: str, folders: dict[str, Path]
+    aggregation: str, estimator: str | None, folders: dict[str, Path]
 ) -> None:
     """DeepSeekMath eq. 3 with k3 (of at most 10 nats) and an entropy bonus; groups of four, one response abstained."""
     fields = {"klCoefficient": 0.3, "entropyCoefficient": 0.05, "clipRange": 0.1, "clipRangeHigh": 0.4}
-    grpo = {"miniBatchSize": 8, "groupSize": 4, "lossAggregation": aggregation, **fields}
+    grpo = {"miniBatchSize": 8, "groupSize": 4, "lossAggregation": aggregation, "klEstimator": estimator, **fields}
     job, batch = make_job(folders["llama"], algorithm={"grpo": grpo}), make_batch(abstained=(5,))
     model = transformers.AutoModelForCausalLM.from_pretrained(folders["llama"], attn_implementation="eager")
     loss = torch.zeros(())
@@ -109,13 +106,16 @@ def test_grpo_with_kl_and_entropy_gives_the_gradients_of_its_formula(
         ratio = torch.exp(log_p - batch.fields["log_probabilities"][row, :length])
         surrogate = torch.minimum(ratio * advantage, ratio.clamp(0.9, 1.4) * advantage)
         difference = batch.fields["reference_log_probabilities"][row, :length] - log_p
-        kl = (difference.exp() - difference - 1).clamp(max=10)
+        kl = difference**2 / 2 if estimator == "K2" else (difference.exp() - difference - 1).clamp(max=10)
+        kl = ratio * kl if estimator == "Unbiased" else kl
         per_token = -surrogate + 0.3 * kl + 0.05 * (every.exp() * every).sum(-1)
-        loss = loss + (per_token.mean() / 7 if aggregation == "SequenceMean" else per_token.sum() / batch.tokens)
+        longest = job.spec.rollout.max_response_tokens
+        divisor = {"SequenceMean": 7 * length, "TokenMean": batch.tokens, "ConstantLength": 7 * longest}[aggregation]
+        loss = loss + per_token.sum() / divisor
     loss.backward()
     expected = {f"actor:{name}": value.grad for name, value in model.named_parameters()}
     ours = gradients_of(job, serial(job, 2, 1, models=("actor",)), 2, batch)
-    assert_same(ours, expected, 5e-5)
+    assert_same_gradients(ours, expected, 5e-5)
 
 
 @pytest.mark.parametrize("change", [{"activationCheckpointing": True}, {"microBatchSize": 1}, {"microBatchSize": 8}])
@@ -125,7 +125,7 @@ def test_recomputation_and_micro_batch_size_do_not_change_gradients(
     batch = make_batch()
     plain = make_job(folders["qwen3"], folders["qwen3"])
     changed = make_job(folders["qwen3"], folders["qwen3"], training=change)
-    assert_same(
+    assert_same_gradients(
         gradients_of(changed, serial(changed, 2, 1), 2, batch), gradients_of(plain, serial(plain, 2, 1), 2, batch), 2e-6
     )
 
@@ -135,7 +135,7 @@ def test_the_fused_kernel_gives_the_gradients_of_written_out_attention(folders: 
     for family in ("llama", "mistral"):
         eager, fused = (make_job(folders[family], folders[family], deterministic=flag) for flag in (True, False))
         table = serial(eager, 2, 1)
-        assert_same(gradients_of(fused, table, 2, batch), gradients_of(eager, table, 2, batch), 2e-5)
+        assert_same_gradients(gradients_of(fused, table, 2, batch), gradients_of(eager, table, 2, batch), 2e-5)
 
 
 @pytest.mark.parametrize("deterministic", [True, False])
@@ -155,13 +155,17 @@ def test_bfloat16_computes_near_the_same_gradients_on_float32_weights(
         assert cosine > 0.98 or expected.norm() < 1e-4, name
 
 
-def split_backward(table: ScheduleTable) -> ScheduleTable:
-    """Every backward as I at once and W as late as possible: behind everything else the rank does."""
-    rows = []
-    for row in table.rows:
-        halves = [a.model_copy(update={"kind": "I"}) if a.kind == "B" else a for a in row]
-        rows.append((*halves, *(a.model_copy(update={"kind": "W"}) for a in row if a.kind == "B")))
-    return table.model_copy(update={"rows": tuple(rows), "method": "split"})
+@pytest.mark.parametrize("recompute", [False, True])
+def test_casts_that_micro_batches_share_change_no_bit(
+    recompute: bool, folders: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    training = {"precision": "BFloat16", "activationCheckpointing": recompute}
+    job = make_job(folders["llama"], folders["qwen3"], deterministic=False, training=training)
+    batch, table = make_batch(), split_backward(serial(job, 2, 1))
+    shared = gradients_of(job, table, 2, batch)
+    monkeypatch.setattr("rlhf_workers.training.trainer.shared_casts", lambda *_: nullcontext())
+    apart = gradients_of(job, table, 2, batch)
+    assert [name for name in apart if not torch.equal(apart[name], shared[name])] == []
 
 
 @pytest.mark.parametrize(("family", "recompute"), [*((family, False) for family in FAMILIES), ("qwen2", True)])
@@ -171,7 +175,7 @@ def test_split_backward_gives_the_gradients_of_whole_backward(
     job = make_job(folders[family], folders[family], training={"activationCheckpointing": recompute})
     batch, table = make_batch(), serial(job, 2, 1)
     whole, split = (gradients_of(job, item, 2, batch) for item in (table, split_backward(table)))
-    assert_same(split, whole, 1e-6)
+    assert_same_gradients(split, whole, 1e-6)
 
 
 def test_opposite_pipelines_interleaved_give_the_gradients_of_serial_ones(folders: dict[str, Path]) -> None:
@@ -182,8 +186,8 @@ def test_opposite_pipelines_interleaved_give_the_gradients_of_serial_ones(folder
         Pipeline(name="critic", model="critic", stage_ranks=(1, 0), microbatches=4),
     )
     fused = interleave(both)
-    assert_same(gradients_of(job, fused, 2, batch), gradients_of(job, serial(job, 2, 1), 2, batch), 2e-6)
-    assert_same(
+    assert_same_gradients(gradients_of(job, fused, 2, batch), gradients_of(job, serial(job, 2, 1), 2, batch), 2e-6)
+    assert_same_gradients(
         gradients_of(job, split_backward(fused), 2, batch), gradients_of(job, serial(job, 2, 1), 2, batch), 2e-6
     )
 
@@ -198,7 +202,7 @@ def test_two_critic_pipelines_in_one_block_are_two_replicas(folders: dict[str, P
             Pipeline(name="critic-1", model="critic", stage_ranks=(3, 2), microbatches=2),
         )
     )
-    assert_same(gradients_of(job, table, 4, batch), gradients_of(job, serial(job, 1, 1), 1, batch), 2e-6)
+    assert_same_gradients(gradients_of(job, table, 4, batch), gradients_of(job, serial(job, 1, 1), 1, batch), 2e-6)
 
 
 def test_two_stages_of_one_pipeline_on_one_rank_need_no_transfer(folders: dict[str, Path]) -> None:
@@ -209,7 +213,7 @@ def test_two_stages_of_one_pipeline_on_one_rank_need_no_transfer(folders: dict[s
             Pipeline(name=model, model=model, stage_ranks=(0, 1, 1, 0), microbatches=4) for model in ("actor", "critic")
         )
     )
-    assert_same(gradients_of(job, table, 2, batch), gradients_of(job, serial(job, 1, 1), 1, batch), 2e-6)
+    assert_same_gradients(gradients_of(job, table, 2, batch), gradients_of(job, serial(job, 1, 1), 1, batch), 2e-6)
 
 
 def interleave(pipelines: tuple[Pipeline, ...]) -> ScheduleTable:

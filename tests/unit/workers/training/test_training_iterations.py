@@ -6,11 +6,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
 from tests.support import algorithms, models
 from tests.support.training_ranks import (
+    PPO_FIELDS,
     TWO_EPOCHS,
     Alone,
     ThreadCommunicator,
@@ -19,6 +21,7 @@ from tests.support.training_ranks import (
     finish_folder,
     make_batch,
     make_job,
+    make_samples,
     on_ranks,
     prepared,
     run,
@@ -27,13 +30,15 @@ from tests.support.training_ranks import (
     weights_of,
 )
 
-from rlhf_api.algorithms import ModelRole
+from rlhf_api.algorithms.graph import SCORE_VALUES
+from rlhf_api.arrays import pack
 from rlhf_planner.schedule.serial import one_f_one_b
 from rlhf_workers.failures import WorkError
 from rlhf_workers.inference.scorers import load_scorer
-from rlhf_workers.losses.grpo import group_advantages
+from rlhf_workers.losses.group_advantages import group_advantages
 from rlhf_workers.training import checkpoint, tensor_file
 from rlhf_workers.training.trainer import Trainer
+from rlhf_workers.training.training_batch import batch_from
 
 
 def test_two_runs_are_bitwise_equal_and_learn_something(folder: Path) -> None:
@@ -112,7 +117,12 @@ def test_metrics_say_what_happened(folder: Path) -> None:
     assert first["train/skipped_steps"] == 0
     assert first["actor/mismatch"] > 0.1  # these log-probabilities were made up
     assert first["actor/mismatch_max"] >= first["actor/mismatch"]
+    assert first["actor/mismatch_kl"] > 0.001
     assert 0 < first["actor/clip_fraction"] <= 1
+    sides = first["actor/clip_fraction_low"] + first["actor/clip_fraction_high"]
+    assert sides == pytest.approx(first["actor/clip_fraction"])
+    terms = (first[f"actor/{term}_loss"] for term in ("policy", "kl", "entropy"))
+    assert sum(terms) == pytest.approx(first["actor/loss"])
     assert 0 < first["actor/entropy"] < 4  # nats over 50 tokens
     assert first["critic/loss"] > 0
     assert first["critic/explained_variance"] < 1
@@ -163,7 +173,7 @@ def test_a_critic_that_starts_from_a_reward_model_keeps_its_head(folder: Path, t
     job = make_job(folder, reward)
     trainer = trainer_of(job, serial(job, 1, 1), 0, 1, Alone())
     assert torch.equal(trainer.stages["critic", 0].value_head.weight, head)
-    scorer: Any = load_scorer(ModelRole("critic"), job.spec, torch.device("cpu"))
+    scorer: Any = load_scorer(SCORE_VALUES, job.spec, torch.device("cpu"))
     assert torch.equal(scorer.model.value_head.weight, head)
 
 
@@ -182,6 +192,7 @@ def test_log_probabilities_of_the_policy_itself_show_no_mismatch(folder: Path) -
     trainer = trainer_of(job, serial(job, 1, 1), 0, 1, Alone())
     metrics = exhaust(trainer.train(0, batch.with_fields(log_probabilities=result)))
     assert metrics["actor/mismatch_max"] < 1e-5
+    assert 0 <= metrics["actor/mismatch_kl"] < 1e-9
     assert metrics["actor/clip_fraction"] == 0
     assert metrics["actor/approximate_kl"] == pytest.approx(0, abs=1e-9)
 
@@ -208,6 +219,22 @@ def test_an_abstained_sample_does_not_change_the_gradient_of_the_others(folder: 
     for name in ("advantages", "returns"):
         assert torch.equal(ready.fields[name], changed.fields[name])
         assert (ready.fields[name][2] == 0).all()
+
+
+def test_a_sample_that_failed_has_no_response_and_is_trained_on_as_if_it_had_abstained(folder: Path) -> None:
+    """One sample a micro-batch, so that lengths decide nothing: weights are the same bits."""
+    job = make_job(folder, folder, training={"microBatchSize": 1})
+    weights = []
+    for response in (False, True):
+        samples = make_samples(abstained=(2,))
+        if not response:
+            samples[2].response.CopyFrom(pack(np.zeros(0, np.int32)))
+            samples[2].fields.clear()
+            samples[2].fields["log_probabilities"].CopyFrom(pack(np.zeros(0, np.float32)))
+        trainer = trainer_of(job, serial(job, 1, 1), 0, 1, Alone())
+        exhaust(trainer.train(0, batch_from(samples, 8, PPO_FIELDS)))
+        weights.append(weights_of([trainer]))
+    assert all(torch.equal(value, weights[1][name]) for name, value in weights[0].items())
 
 
 def test_grpo_trains_the_actor_alone(folder: Path) -> None:

@@ -5,7 +5,7 @@ import socket
 import pytest
 import torch
 import torch.distributed as dist
-from tests.support.loopback import LOOPBACKS
+from tests.support.loopback import LOOPBACKS, free_address
 
 from rlhf_api import control_pb2 as pb
 from rlhf_workers import peer_server
@@ -14,19 +14,13 @@ from rlhf_workers.settings import join_address
 from rlhf_workers.training.rendezvous import join_group, leave_group
 
 
-def free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return int(listener.getsockname()[1])
-
-
 def join(rank: int, address: str) -> None:
     command = pb.BecomeTraining(rank=rank, world_size=4, rendezvous=address, group_epoch=3)
     join_group(command, torch.device("cpu"), timeout=0.3)
 
 
 def test_missing_ranks_are_named() -> None:
-    address = f"127.0.0.1:{free_port()}"
+    address = free_address()
     with pytest.raises(WorkError, match=rf"epoch 3: rank 0 waited for ranks 1, 2, 3 of 4 at {address}") as caught:
         join(0, address)
     failure = caught.value.failure
@@ -44,7 +38,7 @@ def test_ranks_meet_by_either_family(host: str) -> None:
 
 
 def test_a_missing_first_rank_is_named() -> None:
-    address = f"127.0.0.1:{free_port()}"
+    address = free_address()
     with pytest.raises(WorkError, match=rf"rank 2 waited for rank 0 of 4 at {address}"):
         join(2, address)
 

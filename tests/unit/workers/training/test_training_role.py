@@ -65,6 +65,8 @@ def test_a_train_is_done_in_bounded_steps_and_answered_once(folder: Path) -> Non
         result = outbox.answers[0].train
         assert (result.iteration, result.version) == (0, 1)
         assert result.metrics["train/seconds"] > 0
+        assert 0 <= result.metrics["bubble_share"] <= 1
+        assert [step.train_step.number for step in outbox.of("train_step")] == [0, 1, 2, 3]
         assert role.versions() == {"actor": 1, "critic": 1}
         assert outbox.spans.count("train/actor/F") == 8
         assert {"train/fetch", "train/advantages", "train/gradients", "train/optimizer"} <= set(outbox.spans)

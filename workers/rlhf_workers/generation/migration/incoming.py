@@ -51,7 +51,10 @@ class IncomingMigrations:
         if isinstance(self._engine, Sleeps):
             self._engine.wake()
         if not moves.reserve():
-            raise KvRefusedError(f"no slot is free: {self._engine.held} samples are held, others are on their way")
+            held = self._engine.held
+            raise KvRefusedError(
+                f"no slot, or no room for a cache, is free: {held} samples are held, others may be coming"
+            )
         self._offered[request.key] = _Offered(request, offer.version, self._clock_ns())
         self._fenced[request.key[:2]] = request.key.attempt
         longest = len(request.prompt) + request.max_response_tokens

@@ -5,6 +5,7 @@ shapes, with the checksum that was announced, and is given out only whole. It ho
 Must never guess a missing byte.
 """
 
+import logging
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from typing import Final
@@ -16,12 +17,16 @@ from rlhf_api import control_pb2 as pb
 from rlhf_api.channels import CHUNK_BYTES
 from rlhf_workers.kv_slices import KvShape, KvSlice
 
+log = logging.getLogger(__name__)
+
 WIRE: Final[dict[torch.dtype, tuple[str, torch.dtype]]] = {
     torch.float32: ("float32", torch.float32),
     torch.float16: ("float16", torch.float16),
     torch.bfloat16: ("uint16", torch.int16),
 }
 """dtype of a cache -> its name on the wire, and a type of the same size that numpy knows."""
+ALIGNMENT: Final = 256
+"""Bytes between which keys and values of layers begin in an arrival's memory."""
 GROWTH_TOKENS: Final = 64
 """Room beyond the tokens known at the offer: a sample that is decoded on while it is sent grows by a few dozen."""
 
@@ -31,7 +36,8 @@ class KvRefusedError(Exception):
 
 
 def chunks(piece: KvSlice) -> Iterator[pb.KvPart]:
-    """The messages of part of a cache, in position order a layer."""
+    """The messages of part of a cache, in position order a layer, once it is there."""
+    piece.ready()
     for layer, states in enumerate(piece.layers):
         for kind, part in enumerate(states):
             heads, tokens, size = part.shape
@@ -52,15 +58,25 @@ def chunks(piece: KvSlice) -> Iterator[pb.KvPart]:
 class IncomingCache:
     """The cache of one sample while it comes in."""
 
-    def __init__(self, shapes: Sequence[KvShape], known: int, longest: int, allow: Callable[[int], bool]) -> None:
+    def __init__(
+        self,
+        shapes: Sequence[KvShape],
+        known: int,
+        longest: int,
+        allow: Callable[[int], bool],
+        *,
+        pinned: bool = False,
+    ) -> None:
         """`known` positions are expected at first and `longest` at most; `allow` is asked for every byte held, and a
-        negative number gives them back."""
+        negative number gives them back; `pinned` where a device will copy it."""
+        self._pinned = pinned
         self._shapes = shapes
         self._longest = longest
         self._allow = allow
         self._bytes_per_token = sum(shape.bytes for shape in shapes)
         self._filled = [[0, 0] for _ in shapes]
         self._capacity = 0
+        self._memory: torch.Tensor | None = None
         self._parts: list[tuple[torch.Tensor, torch.Tensor]] = []
         self.received = 0
         """Bytes of data so far."""
@@ -103,11 +119,12 @@ class IncomingCache:
                 raise KvRefusedError(f"{positions} positions were handed over, layer {layer} has {min(filled)}")
         if not positions:
             return None
-        return KvSlice(0, positions, tuple((k[:, :positions], v[:, :positions]) for k, v in self._parts))
+        layers = tuple((k[:, :positions], v[:, :positions]) for k, v in self._parts)
+        return KvSlice(0, positions, layers, memory=self._memory)
 
     def close(self) -> None:
         """Forgets everything."""
-        self._parts = []
+        self._parts, self._memory = [], None
         self._allow(-self._capacity * self._bytes_per_token)
         self._capacity = 0
 
@@ -116,12 +133,31 @@ class IncomingCache:
         if not self._allow(more):
             raise KvRefusedError(f"no memory for {capacity} positions of {self._bytes_per_token} bytes")
         before, self._parts = self._parts, []
-        for layer, shape in enumerate(self._shapes):
-            parts = []
-            for kind, size in enumerate((shape.key_size, shape.value_size)):
-                part = torch.empty(shape.heads, capacity, size, dtype=shape.dtype)
+        sizes = [size for shape in self._shapes for size in (shape.key_size, shape.value_size)]
+        sides = [(shape.heads, capacity) for shape in self._shapes for _ in range(2)]
+        types = [shape.dtype for shape in self._shapes for _ in range(2)]
+        ends = [0]
+        for (heads, tokens), size, dtype in zip(sides, sizes, types, strict=True):
+            ends.append(-(-(ends[-1] + heads * tokens * size * dtype.itemsize) // ALIGNMENT) * ALIGNMENT)
+        self._memory = host_memory(ends[-1], pinned=self._pinned)
+        parts: list[torch.Tensor] = []
+        for first, (heads, tokens), size, dtype in zip(ends, sides, sizes, types, strict=False):
+            flat = self._memory[first : first + heads * tokens * size * dtype.itemsize]
+            parts.append(flat.view(dtype).view(heads, tokens, size))
+        for layer in range(len(self._shapes)):
+            own = parts[2 * layer], parts[2 * layer + 1]
+            for kind, part in enumerate(own):
                 if before:
                     part[:, : self._capacity] = before[layer][kind]
-                parts.append(part)
-            self._parts.append((parts[0], parts[1]))
+            self._parts.append(own)
         self._capacity = capacity
+
+
+def host_memory(size: int, *, pinned: bool) -> torch.Tensor:
+    """Return uint8 [size]; where it cannot be pinned it is not, and copies to a device then stop its thread."""
+    if pinned:
+        try:
+            return torch.empty(size, dtype=torch.uint8, pin_memory=True)
+        except RuntimeError as error:
+            log.warning("%d bytes for a KV cache that arrives are not pinned: %s", size, error)
+    return torch.empty(size, dtype=torch.uint8)

@@ -53,8 +53,10 @@ def most_arriving_bytes() -> int:
 class KvSinkService(KvSinkServicer):
     """Serves one worker's generation role."""
 
-    def __init__(self, receive: "Receive[Any]", most_bytes: int) -> None:
-        """`receive` runs a piece of work on the compute thread (`Compute.receive`)."""
+    def __init__(self, receive: "Receive[Any]", most_bytes: int, *, pinned: bool = False) -> None:
+        """`receive` runs a piece of work on the compute thread (`Compute.receive`); `pinned`: the worker decodes on a
+        device."""
+        self._pinned = pinned
         self._receive = receive
         self._most_bytes = most_bytes
         self._bytes = 0
@@ -101,7 +103,7 @@ class KvSinkService(KvSinkServicer):
         arrival: IncomingCache | None = None
         admitted = False
         try:
-            arrival = IncomingCache(room.shapes, room.known, room.longest, self._allow)
+            arrival = IncomingCache(room.shapes, room.known, room.longest, self._allow, pinned=self._pinned)
             await context.send_initial_metadata(((TAKEN, "yes"),))
             part = await self._part(parts, "chunk", "hand_over")
             while part.HasField("chunk"):

@@ -55,6 +55,8 @@ class _Move:
     rounds: int = 0
     paused: float = 0.0
     """When it stopped; 0: it did not."""
+    stopped: float = 0.0
+    """Seconds of the compute thread that exports took: nothing was decoded meanwhile."""
     handed_over: pb.SampleProgress | None = None
     result: pb.MigratedSample | None = None
 
@@ -152,6 +154,9 @@ class OutgoingMigrations:
         if cached is None:
             self._stop(command, move, "it was finished meanwhile")
             return True
+        if cached < move.fed:
+            self._stop(command, move, "its cache was given up for other samples meanwhile")
+            return True
         return self._feed(move, move.transfer, cached, moves)
 
     def _offer(self, command: _Command, move: _Move, moves: KvMoves) -> None:
@@ -178,7 +183,9 @@ class OutgoingMigrations:
         if move.fed < move.target:
             tokens = max(PIECE_BYTES // moves.bytes_per_token, 1)
             stop = min(move.fed + tokens, move.target)
+            began = time.monotonic()
             transfer.send(moves.export(move.key, move.fed, stop))
+            move.stopped += time.monotonic() - began
             move.fed = stop
         if move.paused and move.fed == move.target:
             progress = progress_message(replace(moves.carried(move.key), key=move.new_key))
@@ -209,6 +216,7 @@ class OutgoingMigrations:
         result.bytes = move.transfer.bytes
         result.seconds = max(outcome.at - move.started, 0.0)
         result.paused_seconds = max(outcome.at - move.paused, 0.0) if move.paused else 0.0
+        command.outbox.moved("kv_cache_out", result.bytes, result.seconds)
         command.outbox.span(
             "migrate",
             move.start_ns,
@@ -219,6 +227,7 @@ class OutgoingMigrations:
             sample=str(move.key.sample),
             bytes=str(result.bytes),
             paused_seconds=f"{result.paused_seconds:.4f}",
+            stopped_seconds=f"{move.stopped:.6f}",
             **({} if outcome.moved else {"not_moved": outcome.why}),
         )
 

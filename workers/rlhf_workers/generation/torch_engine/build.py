@@ -13,38 +13,68 @@ from rlhf_api.job import RLHFJobSpec
 from rlhf_api.names import ExitCode
 from rlhf_workers.failures import WorkError
 from rlhf_workers.generation.engine import EngineLimits, SamplingParameters
+from rlhf_workers.generation.speculation.speculator_build import build_speculator
+from rlhf_workers.generation.torch_engine.buckets import pass_widths
 from rlhf_workers.generation.torch_engine.engine import TorchEngine
+from rlhf_workers.generation.torch_engine.forward_choice import KernelMode
 from rlhf_workers.models import Attention, load_causal_lm
 from rlhf_workers.precision import compute_dtype
 
 ACTOR_FIELD: Final = f"{GENERATE.model.manifest_path}.path"
 ATTENTIONS: Final[tuple[Attention, ...]] = ("eager", "sdpa")
+COARSE: Final = "bfloat16"
+"""Type in which generation alone may compute."""
+PASS_ARGUMENTS: Final = ("staticShapes", "fusedKernels")
+"""How decode passes are run."""
+MODES: Final[tuple[KernelMode, ...]] = ("Auto", "Enabled", "Disabled")
+"""The first is the default."""
 
 
 def build_engine(spec: RLHFJobSpec, tokenizer: Any, device: torch.device) -> TorchEngine:
     """Return the engine with the manifest's weights; WorkError when folder, arguments or sizes do not fit."""
-    attention, dtype = _attention(spec), compute_dtype(spec)
+    chosen = _arguments(spec)
+    attention: Attention = chosen["attention"]
+    dtype: torch.dtype = getattr(torch, chosen["dtype"])
     model = load_causal_lm(spec.models.actor.path, field=ACTOR_FIELD, dtype=dtype, device=device, attention=attention)
+    static_shapes = _for_gpus(chosen["staticShapes"], device) != "Disabled"
+    most_rows = spec.generation.max_batch_size * (spec.generation.speculation.max_tokens + 1)
+    widths = pass_widths(most_rows, tiled=spec.deterministic, static=static_shapes)
     return TorchEngine(
         model,
         tokenizer,
         SamplingParameters.of(spec),
         EngineLimits.of(spec),
         deterministic=spec.deterministic,
+        static_shapes=static_shapes,
+        fused_kernels=_for_gpus(chosen["fusedKernels"], device),
         field=ACTOR_FIELD,
+        speculator=build_speculator(spec, tokenizer, device, widths),
     )
 
 
-def _attention(spec: RLHFJobSpec) -> Attention:
-    """The attention that `engineArgs` ask for: by default the fused kernel, unless results must be reproducible.
+def _for_gpus(mode: KernelMode, device: torch.device) -> KernelMode:
+    """What is `Auto` on a GPU: few shapes gain nothing where nothing is captured, and fused passes gained nothing with
+    two threads of a CPU (docs/measurements/engines.md)."""
+    return mode if device.type == "cuda" or mode == "Enabled" else "Disabled"
 
-    WorkError for arguments this engine does not have, and for a dtype that is not that of the whole job.
+
+def _arguments(spec: RLHFJobSpec) -> dict[str, Any]:
+    """What `engineArgs` ask for, with the defaults: the fused attention kernel, unless results must be reproducible.
+
+    WorkError for arguments this engine does not have, and for a dtype that is not that of the whole job, unless that
+    is no matter: where no ratio is against the log-probabilities of the engine, they may be coarser.
     """
-    dtype = str(compute_dtype(spec)).removeprefix("torch.")
-    allowed: dict[str, Sequence[str]] = {"dtype": (dtype,), "attention": ATTENTIONS}
-    whys = {"dtype": f", as spec.training.precision is {spec.training.precision}, which holds for generation, too"}
+    dtype, algorithm = str(compute_dtype(spec)).removeprefix("torch."), spec.algorithm.fields
+    dtypes = tuple(dict.fromkeys((dtype, COARSE))) if algorithm.scores_again else (dtype,)
+    allowed: dict[str, Sequence[str]] = {"dtype": dtypes, "attention": ATTENTIONS}
+    allowed.update(dict.fromkeys(PASS_ARGUMENTS, MODES))
+    whys = {
+        "dtype": f", as spec.training.precision is {spec.training.precision}, which holds for generation, too, unless "
+        f"the algorithm's oldLogProbabilities are the Trainer's"
+    }
     if spec.deterministic:
-        allowed["attention"], whys["attention"] = ("eager",), " in a deterministic job"
+        for name, only in (("attention", ("eager",)), *((name, ("Disabled",)) for name in PASS_ARGUMENTS)):
+            allowed[name], whys[name] = only, " in a deterministic job"
     for name, value in spec.generation.engine_args.items():
         field = f"spec.generation.engineArgs.{name}"
         if name not in allowed:
@@ -53,5 +83,5 @@ def _attention(spec: RLHFJobSpec) -> Attention:
         if value not in allowed[name]:
             message = f"{field}: {value!r} must be one of {', '.join(allowed[name])}{whys.get(name, '')}"
             raise WorkError("EngineArgument", message, field=field, exit_code=ExitCode.USAGE)
-    chosen: Attention = spec.generation.engine_args.get("attention", "eager" if spec.deterministic else "sdpa")
-    return chosen
+    defaults = {"dtype": dtype, "attention": "eager" if spec.deterministic else "sdpa"}
+    return defaults | {name: allowed[name][0] for name in PASS_ARGUMENTS} | spec.generation.engine_args

@@ -16,10 +16,12 @@ import numpy as np
 import torch
 
 from rlhf_api.samples import SampleKey, SampleRequest, TokenArray, VersionSpan
+from rlhf_workers.device import free_memory
+from rlhf_workers.generation.cost_grid import CORNERS, PREFILL_CORNERS, decode_points, prefill_points
 from rlhf_workers.generation.engine import EngineCosts, EngineLimits, KvMoves, PassCost, StepReport
+from rlhf_workers.generation.torch_engine.buckets import TILE_ROWS, bucket
 from rlhf_workers.generation.torch_engine.engine_state import EngineState
-from rlhf_workers.generation.torch_engine.kv_cache import TILE_ROWS, PromptCache
-from rlhf_workers.generation.torch_engine.kv_pools import bucket
+from rlhf_workers.generation.torch_engine.kv_cache import PromptCache
 from rlhf_workers.kv_slices import KvShape
 
 BUDGET_SECONDS: Final = 0.8
@@ -32,12 +34,6 @@ POINT_BYTES: Final = 2**30
 """KV memory of one point on a CPU at most; on a GPU the room for caches is the limit."""
 ROOM_SHARE: Final = 0.8
 """Of the free device memory: what KV caches may fill; the rest is for what kernels need for a moment."""
-CORNERS: Final = 4
-"""Points of decoding that are seen whatever they take: two batches at two contexts."""
-PREFILL_CORNERS: Final = 2
-"""Likewise of prefill: two lengths. By one alone a pass would be all tokens and no setup."""
-PREFILL_PROMPTS: Final = (1, 4)
-MANY_PROMPTS: Final = 16
 NO_LIMIT: Final = 2**30
 """Response tokens of a made-up sample: it never finishes."""
 
@@ -57,6 +53,9 @@ class MeasurableEngine(Protocol):
     def moves(self) -> KvMoves:
         """Say what a token leaves in the cache."""
 
+    def kv_bytes(self) -> int:
+        """Memory of the caches that it holds."""
+
     def step(self) -> StepReport:
         """Decodes one token of every sample that is held."""
 
@@ -67,6 +66,8 @@ class MeasurableEngine(Protocol):
 def measure(engine: MeasurableEngine) -> Generator[None, None, EngineCosts]:
     """Measure one point of the grid per step of the iterator; its return value is the answer."""
     room = kv_room(engine.device)
+    if room:  # what the engine's own caches hold is room for caches, too
+        room += engine.kv_bytes()
     most = room if engine.device.type == "cuda" else POINT_BYTES
     spent, decode, prefill = 0.0, [], []
     for number, (batch, context) in enumerate(decode_grid(engine.limits, tiled=engine.deterministic)):
@@ -78,7 +79,7 @@ def measure(engine: MeasurableEngine) -> Generator[None, None, EngineCosts]:
         decode.append(PassCost(batch, context, _decode_seconds(engine, batch, context)))
         spent += time.perf_counter() - started
         yield
-    for number, (prompts, tokens) in enumerate(_prefill_grid(engine)):
+    for number, (prompts, tokens) in enumerate(prefill_points(engine.limits, replays=engine.deterministic)):
         if number >= PREFILL_CORNERS and spent > BUDGET_SECONDS:
             break
         started = time.perf_counter()
@@ -91,25 +92,17 @@ def measure(engine: MeasurableEngine) -> Generator[None, None, EngineCosts]:
 
 
 def decode_grid(limits: EngineLimits, *, tiled: bool = False) -> list[tuple[int, int]]:
-    """(batch, context): batch 1 and the largest at half the longest sequence and at a sixteenth, for large batches are
-    short ones; every power of two between them there; then all of them at full length and a quarter.
+    """Return the points of `cost_grid.decode_points`.
 
     `tiled` (deterministic jobs): a pass has the rows of whole tiles and the keys of a bucket, so batches go by tiles,
     and a context is the middle of its bucket: a line through the middles is right on average.
     """
-    largest = limits.max_batch_size
-    batches = sorted({min(2**power, largest) for power in range(largest.bit_length() + 1)})
-    if tiled:
-        batches = [batch for batch in batches if batch in (1, largest) or batch % TILE_ROWS == 0]
-    ends, inner = list(dict.fromkeys((batches[0], batches[-1]))), batches[-2:0:-1]
     longest = limits.max_prompt_tokens + limits.max_response_tokens
-    contexts = [max(longest * part // 16 - STEPS - 1, 1) for part in (8, 1, 16, 4)]
-    if tiled:
-        contexts = [_middle(context, longest) for context in contexts]
-    corners = [(batch, context) for context in contexts[:2] for batch in ends]
-    inside = [(batch, context) for context in contexts[:2] for batch in inner]
-    rest = [(batch, context) for context in contexts[2:] for batch in (*ends, *inner)]
-    return list(dict.fromkeys((*corners, *inside, *rest)))
+    if not tiled:
+        return decode_points(limits, STEPS)
+    return decode_points(
+        limits, STEPS, whole=lambda batch: batch % TILE_ROWS == 0, placed=lambda context: _middle(context, longest)
+    )
 
 
 def _middle(context: int, longest: int) -> int:
@@ -122,9 +115,7 @@ def kv_room(device: torch.device) -> int:
     """Return the bytes for KV caches, 0 where host memory is the only limit."""
     if device.type != "cuda":
         return 0
-    free = torch.cuda.mem_get_info(device)[0]
-    held_back = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
-    return int(ROOM_SHARE * (free + held_back))
+    return int(ROOM_SHARE * free_memory(device))
 
 
 def _decode_seconds(engine: MeasurableEngine, batch: int, context: int) -> float:
@@ -155,20 +146,6 @@ def _empty_cache(shapes: Sequence[KvShape], tokens: int, device: torch.device) -
         keys, values = (torch.zeros(1, shape.heads, tokens, size, dtype=shape.dtype, device=device) for size in sizes)
         cache.states[layer] = keys, values
     return cache
-
-
-def _prefill_grid(engine: MeasurableEngine) -> list[tuple[int, int]]:
-    """(prompts, tokens) the engine would prefill: prompts alone where known tokens are replayed, else whole samples;
-    as many prompts at once as an iteration begins with, about; whole ones of the greatest length last."""
-    limits = engine.limits
-    longest = limits.max_prompt_tokens - 1
-    if not engine.deterministic:
-        longest += limits.max_response_tokens - 1
-    prompts = [count for count in PREFILL_PROMPTS if count <= limits.max_batch_size]
-    grid = [(count, max(longest * part // 16, 1)) for part, count in [(4, 1), (1, 1)]]
-    grid.append((min(MANY_PROMPTS, limits.max_batch_size), max(limits.max_prompt_tokens - 1, 1)))
-    grid += [(count, max(longest * part // 16, 1)) for part in (4, 16) for count in prompts]
-    return list(dict.fromkeys(grid)) if longest else []
 
 
 def _prefill_seconds(engine: MeasurableEngine, prompts: int, tokens: int) -> float:

@@ -6,6 +6,7 @@ not follow them is found by `verify` when the engine is built, not by wrong toke
 cache's own idea of length.
 """
 
+import logging
 from typing import Any, Final
 
 import numpy as np
@@ -14,8 +15,18 @@ import torch
 from rlhf_api.names import ExitCode
 from rlhf_workers.attention_masks import FULL, SLIDING, AttentionMasks
 from rlhf_workers.failures import WorkError
-from rlhf_workers.generation.torch_engine.kv_cache import TILE_ROWS, KvPool, PromptCache
+from rlhf_workers.generation.torch_engine.buckets import TILE_ROWS, length_bucket
+from rlhf_workers.generation.torch_engine.kv_cache import KvPool, PromptCache
+from rlhf_workers.generation.torch_engine.sample_rows import Rectangle, SampleRows, rectangle, sample_rows
+from rlhf_workers.generation.torch_engine.shared_attention import (
+    MOST_PADDING,
+    WRITTEN_FOR,
+    PlacedRectangle,
+    in_place_of_its_own,
+)
 from rlhf_workers.kv_slices import KvShape
+
+log = logging.getLogger(__name__)
 
 EXPERT_FIELDS: Final = ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts")
 """Names of the number of experts in configurations."""
@@ -44,6 +55,10 @@ class CausalForward:
             why = f"it has layers of kind {', '.join(self._masks.unknown)}; the torch engine knows {FULL} and {SLIDING}"
             raise _unsupported(config, field, why)
         self.kinds, self.window = self._masks.kinds, self._masks.window
+        self._shares_keys = False
+        """Whether rows of one sample can read its keys at once."""
+        self._group = 1
+        """Query heads that share the keys of a head."""
         self.kv_shapes: tuple[KvShape, ...] = ()
         """What a token leaves in the cache, layer by layer; known once `verify` ran."""
 
@@ -72,6 +87,55 @@ class CausalForward:
         Keys 0 .. length-1 are read, so every position must be below `length`.
         """
         pool.point(first, positions, length)
+        return self._decode(pool, tokens, positions, length)
+
+    @torch.inference_mode()
+    def decode_rows(
+        self,
+        pool: KvPool,
+        rows: torch.Tensor,
+        tokens: torch.Tensor,
+        positions: torch.Tensor,
+        length: int,
+        shape: SampleRows | None = None,
+    ) -> torch.Tensor:
+        """Return logits [n, vocabulary] as `decode` does, where several of `rows` [n] may be the same row of `pool`.
+
+        Every layer writes the keys and values of all rows before one is read. Two rows at one position of one row of
+        the pool must be fed the same token. Of a `shape`, which says the same as `rows`, keys may be read once a
+        sample; without one each row reads a copy.
+        """
+        if shape is not None and self._shares_keys:
+            found = rectangle(shape)
+            if len(found.sources) <= MOST_PADDING * len(rows):
+                return self._decode_rectangle(pool, rows, tokens, positions, length, found)
+        pool.point_rows(rows, positions, length)
+        return self._decode(pool, tokens, positions, length)
+
+    def _decode_rectangle(
+        self,
+        pool: KvPool,
+        rows: torch.Tensor,
+        tokens: torch.Tensor,
+        positions: torch.Tensor,
+        length: int,
+        shape: Rectangle,
+    ) -> torch.Tensor:
+        placed = PlacedRectangle.of(shape, self.device)
+        pool.point_rows(rows, positions, length, (shape.first, shape.samples))
+        asked = positions.index_select(0, placed.sources).view(shape.samples, shape.most)
+        with in_place_of_its_own(self.model.config.get_text_config()):
+            logits: torch.Tensor = self.model(
+                input_ids=tokens[None],
+                position_ids=positions[None],
+                attention_mask=self._masks.of(asked.repeat_interleave(self._group, dim=1), length),
+                past_key_values=pool,
+                use_cache=True,
+                rectangle=placed,
+            ).logits
+        return logits[0]
+
+    def _decode(self, pool: KvPool, tokens: torch.Tensor, positions: torch.Tensor, length: int) -> torch.Tensor:
         logits: torch.Tensor = self.model(
             input_ids=tokens[:, None],
             position_ids=positions[:, None],
@@ -81,9 +145,19 @@ class CausalForward:
         ).logits
         return logits[:, -1]
 
+    def keys_read(self, length: int, capacity: int) -> int:
+        """See StaticForward: every key is read, so lengths are many."""
+        return length_bucket(length, capacity)
+
+    def release(self) -> None:
+        """See StaticForward: nothing is kept."""
+
     @torch.inference_mode()
-    def verify(self) -> None:
-        """WorkError ModelUnsupported unless prefill and decode give the logits of the model's own full forward pass."""
+    def verify(self, *, sharing: bool = False) -> None:
+        """WorkError ModelUnsupported unless prefill and decode give the logits of the model's own full forward pass.
+
+        `sharing`: find out whether rows of one sample may read its keys at once, in another order of summation.
+        """
         try:
             expected, cached = self._both_ways()
         except torch.OutOfMemoryError:
@@ -91,10 +165,33 @@ class CausalForward:
         except Exception as error:
             raise _unsupported(self.model.config, self._field, f"it does not take our masks: {error}") from error
         off = float((cached - expected).abs().max())
-        allowed = VERIFY_TOLERANCE.get(self.model.dtype, HALF_TOLERANCE) * (1 + float(expected.abs().max()))
+        allowed = tolerance(self.model.dtype) * (1 + float(expected.abs().max()))
         if not off <= allowed and bool(expected.isfinite().all()):
             why = f"its logits with a key-value cache differ from a full pass by {off:.2g} (allowed {allowed:.2g})"
             raise _unsupported(self.model.config, self._field, why)
+        if sharing and self.model.config.get_text_config()._attn_implementation == WRITTEN_FOR:
+            self._shares_keys = self._try_sharing()
+
+    def _try_sharing(self) -> bool:
+        """Whether three samples with one, three and two rows get the logits of rows that read copies."""
+        self._group = self.model.config.get_text_config().num_attention_heads // self.kv_shapes[0].heads
+        generator = np.random.Generator(np.random.Philox(key=1))
+        ids = torch.from_numpy(generator.integers(0, self.vocabulary, (3, VERIFY_TOKENS))).to(self.device)
+        shape, half, every = sample_rows(np.array([1, 3, 2])), VERIFY_TOKENS // 2, torch.arange(3, device=self.device)
+        rows, ahead = (torch.from_numpy(part).to(self.device) for part in shape)
+        positions = half + ahead + rows
+        fed = rows, ids[rows, positions], positions, VERIFY_TOKENS
+        pools = [KvPool(TILE_ROWS, VERIFY_TOKENS) for _ in range(2)]
+        for pool in pools:
+            pool.write_prompts(self.prefill(ids[:, : half + 2]), every, every)
+        wanted = self.decode_rows(pools[0], *fed).float()
+        try:
+            found = self._decode_rectangle(pools[1], *fed, rectangle(shape)).float()
+        except (TypeError, ValueError, RuntimeError) as error:
+            log.info("rows of one sample read copies of its keys: %s", error)
+            return False
+        allowed = tolerance(self.model.dtype) * (1 + float(wanted.abs().max()))
+        return float((found - wanted).abs().max()) <= allowed
 
     def _both_ways(self) -> tuple[torch.Tensor, torch.Tensor]:
         """Logits of the second half of a random sequence: by a full pass, and by prefill and decode."""
@@ -111,6 +208,11 @@ class CausalForward:
         self.kv_shapes = tuple(KvShape.of(*pool.storage[layer]) for layer in sorted(pool.storage))
         expected = self.model(input_ids=ids[None], use_cache=False).logits[0, half:].float()
         return expected, torch.stack(cached)
+
+
+def tolerance(dtype: torch.dtype) -> float:
+    """Largest difference of logits, relative to the largest logit, between two ways of computing them."""
+    return VERIFY_TOLERANCE.get(dtype, HALF_TOLERANCE)
 
 
 def _unsupported(config: Any, field: str, why: str) -> WorkError:

@@ -6,13 +6,15 @@ Storage is made zeroed at the first write of a layer (its head counts and sizes 
 doubling, and is never larger than rows x capacity was asked for. Must never hold what the mask could let through.
 """
 
-from typing import Any, Final
+from itertools import count
+from typing import Any
 
 import torch
 from transformers.cache_utils import Cache
 
-TILE_ROWS: Final = 16
-"""Pools hold a multiple of this many rows: the least number of rows for which matrix kernels treat each row alike."""
+from rlhf_workers.kv_slices import KvShape
+
+_SERIALS = count()
 
 
 class PromptCache(Cache):  # type: ignore[misc]
@@ -41,27 +43,48 @@ class KvPool(Cache):  # type: ignore[misc]
         super().__init__(layers=[])
         self.rows = rows
         self.capacity = capacity
+        self.serial = next(_SERIALS)
+        """Changes with the storage: whoever kept addresses of it must forget them."""
         self.storage: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
         self._first = 0
         self._width = 0
         self._length = 0
         self._positions = torch.empty(0, dtype=torch.int64)
+        self._rows: torch.Tensor | None = None
+        self._copied = False
         self._indices: dict[int, torch.Tensor] = {}
 
     def point(self, first: int, positions: torch.Tensor, length: int) -> None:
         """Sets up a decode pass: rows first .. first+n-1 write at `positions` [n] and read keys 0 .. length-1."""
         self._first, self._width, self._length = first, positions.shape[0], length
-        self._positions = positions
+        self._positions, self._rows = positions, None
         self._indices.clear()
+
+    def point_rows(
+        self, rows: torch.Tensor, positions: torch.Tensor, length: int, shared: tuple[int, int] | None = None
+    ) -> None:
+        """Sets up a pass of which several rows may be of one sample: each writes at its position to a row `rows` [n] of
+        the pool, and reads that row's keys 0 .. length-1 as a copy of its own; or `shared`, first and number of rows
+        of the pool, are read as they are."""
+        self.point(0, positions, length)
+        self._rows, self._copied = rows, shared is None
+        if shared is not None:
+            self._first, self._width = shared
 
     def update(
         self, key_states: torch.Tensor, value_states: torch.Tensor, layer_idx: int, *_: Any, **__: Any
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Writes [n, heads, 1, size] states and returns [n, heads, length, size] views."""
+        """Writes [n, heads, 1, size] states and returns [n, heads, length, size] views, or copies of rows; where rows
+        are shared, writes [1, heads, n, size] states and returns views of those."""
+        if self._rows is not None and not self._copied:
+            key_states, value_states = (states.transpose(0, 2) for states in (key_states, value_states))
         keys, values = self._layer(layer_idx, key_states, value_states)
         index = self._index(keys.shape[1], keys.device)
         for target, states in ((keys, key_states), (values, value_states)):
             target.view(-1, target.shape[3]).index_copy_(0, index, states.reshape(-1, states.shape[3]))
+        if self._rows is not None and self._copied:
+            own, theirs = (part[:, :, : self._length].index_select(0, self._rows) for part in (keys, values))
+            return own, theirs
         rows = slice(self._first, self._first + self._width)
         return keys[rows, :, : self._length], values[rows, :, : self._length]
 
@@ -77,12 +100,13 @@ class KvPool(Cache):  # type: ignore[misc]
                 length = min(states.shape[2], self.capacity)
                 target[targets, :, :length] = states[sources, :, :length]
 
-    def copy_rows(self, other: "KvPool", sources: torch.Tensor, targets: torch.Tensor) -> None:
-        """Copies rows `sources` [k] of `other` (itself too) into rows `targets` [k], as far as capacities go."""
+    def copy_rows(self, other: "KvPool", sources: torch.Tensor, targets: torch.Tensor, keys: int | None = None) -> None:
+        """Copies rows `sources` [k] of `other` (itself too) into rows `targets` [k]: the first `keys` positions (None:
+        all), as far as capacities go."""
         for layer, states in other.storage.items():
             own = self._layer(layer, *states)
             for target, source in zip(own, states, strict=True):
-                length = min(source.shape[2], self.capacity)
+                length = min(source.shape[2], self.capacity, source.shape[2] if keys is None else keys)
                 target[targets, :, :length] = source[sources, :, :length]
 
     def resize(self, rows: int, capacity: int) -> None:
@@ -95,6 +119,18 @@ class KvPool(Cache):  # type: ignore[misc]
             for target, source in zip(own, (keys, values), strict=True):
                 target[: self.rows, :, : self.capacity] = source
         self.rows, self.capacity, self.storage = grown.rows, grown.capacity, grown.storage
+        self.serial = grown.serial
+
+    def layer(self, layer: int, shape: KvShape, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return a layer's storage [rows, heads, capacity, size], made if this is its first use."""
+        if layer not in self.storage:
+            sizes = shape.key_size, shape.value_size
+            keys, values = (
+                torch.zeros(self.rows, shape.heads, self.capacity, size, dtype=shape.dtype, device=device)
+                for size in sizes
+            )
+            self.storage[layer] = keys, values
+        return self.storage[layer]
 
     def bytes(self) -> int:
         """Memory held."""
@@ -112,7 +148,9 @@ class KvPool(Cache):  # type: ignore[misc]
     def _index(self, heads: int, device: torch.device) -> torch.Tensor:
         """[n * heads] places of this pass's positions in storage seen as [rows * heads * capacity, size]."""
         if heads not in self._indices:
-            rows = torch.arange(self._first, self._first + self._width, device=device)[:, None] * heads
-            lines = (rows + torch.arange(heads, device=device)) * self.capacity
+            rows = self._rows
+            if rows is None:
+                rows = torch.arange(self._first, self._first + self._width, device=device)
+            lines = (rows[:, None] * heads + torch.arange(heads, device=device)) * self.capacity
             self._indices[heads] = (lines + self._positions[:, None]).flatten()
         return self._indices[heads]

@@ -17,9 +17,10 @@ import torch
 
 from rlhf_api.samples import FinishReason, SampleKey, SampleRequest
 from rlhf_workers.generation.engine import EngineError, EngineLimits
+from rlhf_workers.generation.kv_staging import KvStaging
 from rlhf_workers.generation.torch_engine.engine_state import EngineState
 from rlhf_workers.generation.torch_engine.forward import CausalForward
-from rlhf_workers.generation.torch_engine.kv_cache import KvPool, PromptCache
+from rlhf_workers.generation.torch_engine.kv_cache import PromptCache
 from rlhf_workers.kv_slices import KvShape, KvSlice
 
 FORMAT = "all layers, all positions, [heads, tokens, size], 1"
@@ -38,12 +39,13 @@ class TorchKvMoves:
         complete_reason: Callable[[SampleRequest], FinishReason],
         *,
         deterministic: bool,
+        staging: KvStaging | None = None,
     ) -> None:
         """`state` is the engine's own; `check` and `complete_reason` are its rules for a request."""
         self.shapes: tuple[KvShape, ...] = forward.kv_shapes
         self.layout = _fingerprint(forward, self.shapes, limits, deterministic)
         self._limits = limits
-        self._device = forward.device
+        self._staging = staging or KvStaging(forward.device)
         self._state = state
         self._check = check
         self._complete_reason = complete_reason
@@ -82,7 +84,8 @@ class TorchKvMoves:
         slot = state.slot(key)
         assert slot is not None
         pool, row = state.pools.row(slot)
-        return KvSlice(start, stop, _copy(pool, row, start, stop))
+        parts = [part[row, :, start:stop] for layer in sorted(pool.storage) for part in pool.storage[layer]]
+        return self._staging.out(parts, start, stop)
 
     def pause(self, key: SampleKey, paused: bool) -> None:
         """See KvMoves."""
@@ -125,13 +128,12 @@ class TorchKvMoves:
             state.held.add(request.key)
             return
         first, last = len(request.prompt) - 1, len(request.prompt) + len(request.tokens) - 1
-        if cache.start or not max(first, 1) <= cache.stop <= last or not self._fits(cache):
+        if cache.start or not max(first, 1) <= cache.stop <= last or not cache.fits(self.shapes):
             what = f"{name}: a cache of positions {cache.start} to {cache.stop}, needs 0 to {first} .. {last}"
             raise EngineError("KvInconsistent", f"{what}, {len(self.shapes)} layers of the model's shapes")
         prompts = PromptCache()
-        for layer, states in enumerate(cache.layers):
-            keys, values = (part[None].to(self._device) for part in states)
-            prompts.states[layer] = keys, values
+        for layer, (keys, values) in enumerate(self._staging.into_device(cache)):
+            prompts.states[layer] = keys[None], values[None]
         slots = np.array([state.table.add(request, cache.stop)])
         try:
             state.pools.place(slots, state.table.position[slots], prompts, np.zeros(1, np.int64))
@@ -140,22 +142,6 @@ class TorchKvMoves:
             state.table.remove(int(slots[0]))
             raise
         state.held.add(request.key)
-
-    def _fits(self, cache: KvSlice) -> bool:
-        length = cache.stop - cache.start
-        return len(cache.layers) == len(self.shapes) and all(
-            KvShape.of(keys, values) == shape and keys.shape[1] == values.shape[1] == length
-            for (keys, values), shape in zip(cache.layers, self.shapes, strict=True)
-        )
-
-
-def _copy(pool: KvPool, row: int, start: int, stop: int) -> tuple[tuple[torch.Tensor, torch.Tensor], ...]:
-    layers = []
-    for layer in sorted(pool.storage):
-        keys, values = (part[row, :, start:stop] for part in pool.storage[layer])
-        host = torch.device("cpu")
-        layers.append((keys.to(host, copy=True).contiguous(), values.to(host, copy=True).contiguous()))
-    return tuple(layers)
 
 
 def _fingerprint(forward: CausalForward, shapes: Sequence[KvShape], limits: EngineLimits, deterministic: bool) -> str:

@@ -7,19 +7,19 @@ what `Tiles` proved. Must never let the shape of a pass depend on a neighbour in
 """
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Final, NamedTuple, Protocol
 
 import numpy as np
 import torch
 
-from rlhf_workers.generation.torch_engine.kv_cache import TILE_ROWS, KvPool, PromptCache
+from rlhf_workers.device_copies import to_device
+from rlhf_workers.generation.torch_engine.buckets import TILE_ROWS, bucket, padded
+from rlhf_workers.generation.torch_engine.kv_cache import KvPool, PromptCache
 from rlhf_workers.generation.torch_engine.response_table import Slots
+from rlhf_workers.generation.torch_engine.sample_rows import SampleRows, sample_rows
 from rlhf_workers.generation.torch_engine.tiles import Tiles
 
-FIRST_CAPACITY: Final = 64
-"""Key length of the smallest pool; the next ones double."""
-KEY_STEP: Final = 16
-"""Key lengths are multiples of this, so that rows of keys stay aligned."""
 EMPTY: Final = -1
 
 
@@ -34,27 +34,29 @@ class DecodePass(NamedTuple):
     """Keys read."""
     slots: Slots
     """[n] n <= width: slot of each row."""
+    rows: SampleRows | None = None
+    """None: row r is row first + r of the pool, at its sample's next position."""
 
 
-def padded(length: int, step: int = KEY_STEP) -> int:
-    """`length` rounded up to a multiple of `step`."""
-    return -(-length // step) * step
+@dataclass
+class PoolSize:
+    """The largest that a pool was; one that is made anew begins at it."""
 
-
-def bucket(length: int, largest: int) -> int:
-    """Smallest of 64, 128, 256, ... that holds `length` keys, at most `largest`."""
-    size = FIRST_CAPACITY
-    while size < length:
-        size *= 2
-    return min(size, largest)
+    rows: int = TILE_ROWS
+    capacity: int = 0
 
 
 class SlottedPool:
     """A pool and the slots of its rows."""
 
-    def __init__(self, capacity: int, most_rows: int, device: torch.device) -> None:
-        self.pool = KvPool(TILE_ROWS, capacity)
-        self.slots: Slots = _no_slots()
+    def __init__(self, capacity: int, most_rows: int, device: torch.device, kept: PoolSize | None = None) -> None:
+        """`kept`: the storage stays when the last sample leaves, for what knows its addresses, and remembers its size
+        there."""
+        rows = TILE_ROWS if kept is None else kept.rows
+        capacity = capacity if kept is None else max(capacity, kept.capacity)
+        self.pool = KvPool(rows, capacity)
+        self.slots: Slots = np.full(rows, EMPTY, np.int64)
+        self._kept = kept
         self._first_capacity = capacity
         self._most_rows = padded(most_rows, TILE_ROWS)
         self._device = device
@@ -73,32 +75,31 @@ class SlottedPool:
         """Makes the pool at least this large."""
         self.pool.resize(rows, capacity)
         self.slots = np.pad(self.slots, (0, max(rows - len(self.slots), 0)), constant_values=EMPTY)
+        if self._kept is not None:
+            self._kept.rows, self._kept.capacity = self.pool.rows, self.pool.capacity
 
     def drop(self, slots: Slots) -> None:
         """Frees the rows of these slots, where they are here."""
         self.slots[np.isin(self.slots, slots)] = EMPTY
-        if (self.slots == EMPTY).all():
+        if self._kept is None and (self.slots == EMPTY).all():
             self.pool = KvPool(TILE_ROWS, self._first_capacity)
-            self.slots = _no_slots()
+            self.slots = np.full(TILE_ROWS, EMPTY, np.int64)
 
-    def gather(self) -> Slots:
-        """Moves samples into the first rows; returns their slots [n]."""
+    def gather(self, position: Slots) -> Slots:
+        """Moves samples, whose `position` is that of every slot, into the first rows; returns their slots [n]."""
         held = np.flatnonzero(self.slots != EMPTY)
         outside = held[held >= len(held)]
         if len(outside):
             holes = np.flatnonzero(self.slots[: len(held)] == EMPTY)
-            self.pool.copy_rows(self.pool, self.to_device(outside), self.to_device(holes))
+            keys = int(position[self.slots[outside]].max())
+            self.pool.copy_rows(self.pool, self.to_device(outside), self.to_device(holes), keys)
             self.slots[holes] = self.slots[outside]
             self.slots[outside] = EMPTY
         return self.slots[: len(held)]
 
     def to_device(self, rows: Slots) -> torch.Tensor:
         """Row numbers as an index on the pool's device."""
-        return torch.from_numpy(rows).to(self._device)
-
-
-def _no_slots() -> Slots:
-    return np.full(TILE_ROWS, EMPTY, np.int64)
+        return to_device(rows, self._device)
 
 
 class KvPools(Protocol):
@@ -110,8 +111,12 @@ class KvPools(Protocol):
     def drop(self, slots: Slots) -> None:
         """Frees the rows of `slots`."""
 
-    def passes(self, position: Slots) -> Iterator[DecodePass]:
-        """The decode passes of one step; `position` is that of every slot."""
+    def passes(self, position: Slots, counts: Slots | None = None) -> Iterator[DecodePass]:
+        """The decode passes of one step; `position` is that of every slot, and so is how many rows it has (None: one
+        each)."""
+
+    def reach(self, position: Slots) -> Slots:
+        """Return the position [n] that no row of a pass which begins at `position` [n] may have any more."""
 
     def row(self, slot: int) -> tuple[KvPool, int]:
         """Where a sample's keys and values are until the next change of a pool."""
@@ -123,9 +128,10 @@ class KvPools(Protocol):
 class SinglePool:
     """All samples in one pool."""
 
-    def __init__(self, most_rows: int, largest: int, device: torch.device) -> None:
+    def __init__(self, most_rows: int, largest: int, device: torch.device, kept: PoolSize | None = None) -> None:
+        """`kept`: see SlottedPool."""
         self._largest = largest
-        self._samples = SlottedPool(bucket(1, largest), most_rows, device)
+        self._samples = SlottedPool(bucket(1, largest), most_rows, device, kept)
 
     def place(self, slots: Slots, positions: Slots, prompts: PromptCache | None, sources: Slots) -> None:
         """See KvPools."""
@@ -138,15 +144,23 @@ class SinglePool:
         """See KvPools."""
         self._samples.drop(slots)
 
-    def passes(self, position: Slots) -> Iterator[DecodePass]:
+    def passes(self, position: Slots, counts: Slots | None = None) -> Iterator[DecodePass]:
         """Yield one pass over all samples, over as many keys as the longest has."""
-        slots = self._samples.gather()
-        if len(slots):
-            longest = int(position[slots].max()) + 1
-            self._reach(longest)
-            yield DecodePass(
-                self._samples.pool, 0, len(slots), min(padded(longest), self._samples.pool.capacity), slots
-            )
+        slots = self._samples.gather(position)
+        if not len(slots):
+            return
+        longest = int((position[slots] + (1 if counts is None else counts[slots])).max())
+        self._reach(longest)
+        length = min(padded(longest), self._samples.pool.capacity)
+        if counts is None:
+            yield DecodePass(self._samples.pool, 0, len(slots), length, slots)
+        else:
+            rows = sample_rows(counts[slots])
+            yield DecodePass(self._samples.pool, 0, len(rows.pool), length, slots[rows.pool], rows)
+
+    def reach(self, position: Slots) -> Slots:
+        """See KvPools: the pool grows as long as a sample may become."""
+        return np.full_like(position, self._largest)
 
     def row(self, slot: int) -> tuple[KvPool, int]:
         """See KvPools."""
@@ -186,15 +200,23 @@ class BucketedPools:
         for slotted in self._pools.values():
             slotted.drop(slots)
 
-    def passes(self, position: Slots) -> Iterator[DecodePass]:
-        """Yield passes of proven widths over every pool, samples that outgrew theirs moved first."""
+    def passes(self, position: Slots, counts: Slots | None = None) -> Iterator[DecodePass]:
+        """Yield passes of proven widths over every pool, samples that outgrew theirs moved first. Passes over rows of
+        one sample follow each other, so that what one writes the next one reads."""
         for capacity in sorted(self._pools):
             self._promote(self._pools[capacity], position)
         for capacity in sorted(self._pools):
             slotted = self._pools[capacity]
-            slots = slotted.gather()
+            slots = slotted.gather(position)
+            if counts is not None and (counts[slots] > 1).any():
+                yield from self._passes_of_several(slotted.pool, slots, counts[slots])
+                continue
             for first, width in self._tiles.widths(len(slots), capacity):
                 yield DecodePass(slotted.pool, first, width, capacity, slots[first : first + width])
+
+    def reach(self, position: Slots) -> Slots:
+        """See KvPools: the end of the pool that a sample is in, where the key length of single steps changes."""
+        return np.array([bucket(int(at) + 1, self._largest) for at in position], np.int64)
 
     def row(self, slot: int) -> tuple[KvPool, int]:
         """See KvPools."""
@@ -204,6 +226,13 @@ class BucketedPools:
     def bytes(self) -> int:
         """See KvPools."""
         return sum(slotted.pool.bytes() for slotted in self._pools.values())
+
+    def _passes_of_several(self, pool: KvPool, slots: Slots, counts: Slots) -> Iterator[DecodePass]:
+        rows = sample_rows(counts)
+        for first, width in self._tiles.widths(len(rows.pool), pool.capacity, several=True):
+            part = slice(first, first + width)
+            own = SampleRows(rows.pool[part], rows.ahead[part])
+            yield DecodePass(pool, 0, width, pool.capacity, slots[own.pool], own)
 
     def _pool_of(self, capacity: int) -> SlottedPool:
         if capacity not in self._pools:

@@ -11,12 +11,15 @@ import logging
 from collections.abc import Callable, Iterator
 from typing import Final
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
 from rlhf_api.names import ExitCode
 from rlhf_workers.failures import WorkError
+from rlhf_workers.generation.torch_engine.buckets import TILE_ROWS
 from rlhf_workers.generation.torch_engine.forward import CausalForward
-from rlhf_workers.generation.torch_engine.kv_cache import TILE_ROWS, KvPool
+from rlhf_workers.generation.torch_engine.kv_cache import KvPool
 
 log = logging.getLogger(__name__)
 
@@ -26,6 +29,8 @@ MAX_PROMPTS: Final = 16
 """Prompts of one prefill at most."""
 ROUNDS: Final = 4
 """Times a tile is taken apart; a wrong element at the end of an array shows in nearly every one."""
+LONG_RUN: Final = 12
+"""Rows of one sample in a trial of several."""
 TRIAL_CAPACITY: Final = 64
 """Key length of those tiles."""
 
@@ -36,17 +41,26 @@ class Tiles:
     def __init__(self, forward: CausalForward) -> None:
         self._forward = forward
         self._decode: dict[tuple[int, int], bool] = {}
+        self._several: dict[tuple[int, int], bool] = {}
         self._prefill: dict[tuple[int, int], bool] = {}
         self._random = torch.Generator().manual_seed(0)
+        self._numbers = np.random.Generator(np.random.Philox(key=0))
 
     @torch.inference_mode()
     def require(self) -> None:
-        """WorkError NotReproducible when a row's bits depend on its place or neighbours inside a tile (CPU only).
+        """WorkError NotReproducible when a row's bits depend on its place or neighbours inside a tile, or trials cannot
+        show that they do not (CPU only).
 
         On another device, where bitwise results are not promised, a warning.
         """
         if self._forward.experts:
             why = "the model routes tokens to experts, whose kernels depend on how many tokens come together"
+        elif self._forward.model.dtype is not torch.float32:
+            why = (
+                f"sums of another order mostly come to the same number in {self._forward.model.dtype}, so that no "
+                "trial of a batch shape can be trusted: set spec.training.precision to Float32, and leave "
+                "spec.generation.engineArgs.dtype out"
+            )
         elif not all(self._try_tile() for _ in range(ROUNDS)):
             why = (
                 f"a sample's results depend on the rest of its batch with {torch.get_num_threads()} threads on "
@@ -56,16 +70,18 @@ class Tiles:
             return
         if self._forward.device.type == "cpu":
             field, code = "spec.deterministic", ExitCode.USAGE
-            raise WorkError("NotReproducible", f"{field}: {why}", field=field, exit_code=code)
+            raise WorkError("NotReproducible", f"{field}: true cannot be kept: {why}", field=field, exit_code=code)
         log.warning("results are not reproducible: %s", why)
 
-    def widths(self, rows: int, capacity: int) -> Iterator[tuple[int, int]]:
-        """(first row, rows) of passes that together cover `rows` rows, each as wide as was proven."""
+    def widths(self, rows: int, capacity: int, *, several: bool = False) -> Iterator[tuple[int, int]]:
+        """(first row, rows) of passes that together cover `rows` rows, each as wide as was proven; `several`: of one
+        sample may stand in a pass, which `proven_several` must have allowed."""
+        proven = self._proven_several if several else self._proven_decode
         first = 0
         while first < rows:
             left = -(-(rows - first) // TILE_ROWS) * TILE_ROWS
             width = min(left, MAX_ROWS)
-            while not self._proven_decode(width, capacity):
+            while width > TILE_ROWS and not proven(width, capacity):
                 width -= TILE_ROWS
             yield first, width
             first += width
@@ -76,6 +92,19 @@ class Tiles:
         while not self._proven_prefill(size, length):
             size -= 1
         return size
+
+    def proven_several(self, capacity: int) -> bool:
+        """Whether a tile with several rows of one sample gives the bits of as many single steps."""
+        return self._proven_several(TILE_ROWS, capacity)
+
+    def _proven_several(self, width: int, capacity: int) -> bool:
+        if (width, capacity) not in self._several:
+            proven = self._guarded(lambda: self._try_several(width, capacity))
+            self._several[width, capacity] = proven
+            if width == TILE_ROWS and not proven:
+                why = "passes over several positions of a sample do not give the bits of single steps here"
+                log.warning("samples of up to %d tokens are decoded token by token: %s", capacity, why)
+        return self._several[width, capacity]
 
     def _proven_decode(self, width: int, capacity: int) -> bool:
         if width == TILE_ROWS:
@@ -121,6 +150,54 @@ class Tiles:
             for layer, parts in pool.storage.items()
             for one, other in zip(parts, written[layer], strict=True)
         )
+
+    @torch.inference_mode()
+    def _try_several(self, width: int, capacity: int) -> bool:
+        """One pass over `width` rows of a tile's samples, one of them with LONG_RUN rows and others with none, against
+        a tile that steps from one position to the next: logits, and keys and values written.
+
+        The last row stands twice, as padding does.
+        """
+        pool, single = self._random_pool(TILE_ROWS, capacity), KvPool(TILE_ROWS, capacity)
+        every = np.arange(TILE_ROWS)
+        single.copy_rows(pool, self._placed(every), self._placed(every))
+        counts = self._random_counts(width - 1, capacity)
+        longest = int(counts.max())
+        start = self._numbers.integers(capacity - longest + 1, size=TILE_ROWS)
+        tokens = self._numbers.integers(self._forward.vocabulary, size=(TILE_ROWS, longest))
+        rows = every.repeat(counts)
+        ahead = np.arange(width - 1) - (counts.cumsum() - counts).repeat(counts)
+        fed = (rows, tokens[rows, ahead], start[rows] + ahead)
+        own, token, place = (self._placed(np.append(part, part[-1])) for part in fed)
+        together = self._forward.decode_rows(pool, own, token, place, capacity)
+        for step in range(longest):
+            at = np.minimum(step, np.maximum(counts - 1, 0))
+            logits = self._forward.decode(
+                single, 0, self._placed(tokens[every, at]), self._placed(start + at), capacity
+            )
+            alone, among = self._placed(rows[ahead == step]), self._placed(np.flatnonzero(ahead == step))
+            if not torch.equal(logits[alone], together[among]):
+                return False
+        there = self._placed(np.flatnonzero(counts))
+        return all(
+            torch.equal(one[there], other[there])
+            for layer, parts in pool.storage.items()
+            for one, other in zip(parts, single.storage[layer], strict=True)
+        )
+
+    def _random_counts(self, rows: int, most: int) -> npt.NDArray[np.int64]:
+        """Rows of each sample of a tile, at most as many as fit into its cache; all of them fit into all caches."""
+        long = min(rows, LONG_RUN)
+        counts = np.bincount(self._numbers.integers(TILE_ROWS, size=rows - long), minlength=TILE_ROWS)
+        counts[(rows - long) % TILE_ROWS] += long
+        over = int(np.maximum(counts - most, 0).sum())
+        counts = np.minimum(counts, most)
+        for _ in range(over):
+            counts[counts.argmin()] += 1
+        return counts
+
+    def _placed(self, numbers: npt.NDArray[np.int64]) -> torch.Tensor:
+        return torch.from_numpy(numbers).to(self._forward.device)
 
     @torch.inference_mode()
     def _try_prefill(self, count: int, length: int) -> bool:

@@ -7,18 +7,20 @@ failure of its sample and its child is killed; calls that shared the child are m
 
 import asyncio
 import os
+from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Final
 
 import torch
 
 from rlhf_api.job import RLHFJobSpec
-from rlhf_api.job.models import RewardFunction
+from rlhf_api.job.rewards import GivenReward, RewardFunction
 from rlhf_api.samples import ScoringSample
 from rlhf_workers.failures import WorkError
 from rlhf_workers.inference.rewards.function_process import ChildGoneError, RewardChild
 from rlhf_workers.inference.rewards.reward_settings import NO_SETTINGS, RewardSettings, resolve_settings
-from rlhf_workers.inference.rewards.reward_source import FUNCTION_FIELD, TIMEOUT_FIELD, RewardError
+from rlhf_workers.inference.rewards.reward_source import Judgment, RewardError
 
 CHILDREN: Final = min(8, os.cpu_count() or 1)
 """Processes of a synchronous function at most; they compete with the worker's own models for cores."""
@@ -30,12 +32,13 @@ LOAD_SECONDS: Final = 60.0
 """Time the user's module may take to import."""
 
 
-def load_reward(spec: RLHFJobSpec, device: torch.device, home: torch.device) -> "FunctionReward":
-    """Return the source of `spec.models.reward.function`; it needs no device."""
-    reward = spec.models.reward
-    assert reward.function is not None
-    settings = resolve_settings(reward.function.env, f"{FUNCTION_FIELD}.env", reward, os.environ)
-    return FunctionReward(reward.function, reward.timeout_seconds, spec.inference.cpu_threads, settings=settings)
+def load_reward(given: GivenReward, spec: RLHFJobSpec, device: torch.device, home: torch.device) -> "FunctionReward":
+    """Return the source of a reward's `function`; it needs no device."""
+    function, threads = given.reward.function, spec.inference.cpu_threads
+    assert function is not None
+    env = f"{given.field}.function.env"
+    settings = resolve_settings(function.env, env, spec.models.secret_variables(), os.environ)
+    return FunctionReward(function, given.reward.timeout_seconds, threads, settings=settings, field=given.field)
 
 
 class FunctionReward:
@@ -48,10 +51,13 @@ class FunctionReward:
         threads: int,
         children: int = CHILDREN,
         settings: RewardSettings = NO_SETTINGS,
+        *,
+        field: str,
     ) -> None:
-        """`settings`: variables of its process."""
+        """`settings`: variables of its process; `field`: the reward's in the manifest."""
         self._given = settings
-        self._arguments = _arguments(function)
+        self._field, self._timeout_field = f"{field}.function", f"{field}.timeoutSeconds"
+        self._arguments = _arguments(function, self._field)
         self._timeout = timeout_seconds
         self._threads = threads
         self._limit = children
@@ -71,11 +77,19 @@ class FunctionReward:
         else:
             self._idle.put_nowait(child)
 
-    async def score(self, sample: ScoringSample) -> float | None:
-        """Return the reward of one sample; the call is made again when a neighbour's time-out takes the child away."""
+    async def score(self, sample: ScoringSample) -> Judgment:
+        """Return the reward of one sample."""
+        return (await self._judge(_FunctionCall([sample], many=False)))[0]
+
+    async def score_group(self, samples: Sequence[ScoringSample]) -> list[Judgment]:
+        """Return the rewards of several samples, by one call with lists."""
+        return await self._judge(_FunctionCall(samples, many=True))
+
+    async def _judge(self, call: "_FunctionCall") -> list[Judgment]:
+        """Call the function; the call is made again when a neighbour's time-out takes the child away."""
         while True:
             try:
-                return await (self._score_alone(sample) if self._shared is None else self._score_shared(sample))
+                return await (self._score_alone(call) if self._shared is None else self._score_shared(call))
             except _NeighbourKilledError:
                 continue
 
@@ -85,10 +99,10 @@ class FunctionReward:
 
     # ------------------------------------------------------------ synchronous functions
 
-    async def _score_alone(self, sample: ScoringSample) -> float | None:
+    async def _score_alone(self, call: "_FunctionCall") -> list[Judgment]:
         child = await self._take()
         try:
-            return await self._call(child, sample)
+            return await self._call(child, call)
         finally:
             if not child.usable:
                 self._discard(child)
@@ -118,14 +132,14 @@ class FunctionReward:
 
     # ------------------------------------------------------------ asynchronous functions
 
-    async def _score_shared(self, sample: ScoringSample) -> float | None:
+    async def _score_shared(self, call: "_FunctionCall") -> list[Judgment]:
         async with self._async_calls:
             async with self._async_start:
                 if self._shared is None or not self._shared.usable:
                     self._shared = await self._start_child()
                 child = self._shared
             try:
-                return await self._call(child, sample)
+                return await self._call(child, call)
             finally:
                 if not child.usable:
                     self._discard(child)
@@ -136,7 +150,7 @@ class FunctionReward:
         self._starting += 1
         try:
             child = await RewardChild.start(
-                self._arguments, self._threads, max(LOAD_SECONDS, self._timeout), self._given
+                self._arguments, self._threads, max(LOAD_SECONDS, self._timeout), self._given, field=self._field
             )
             self._children.add(child)
             self._processes.add(child)
@@ -148,32 +162,40 @@ class FunctionReward:
             self._starting -= 1
         return child
 
-    async def _call(self, child: RewardChild, sample: ScoringSample) -> float | None:
+    async def _call(self, child: RewardChild, call: "_FunctionCall") -> list[Judgment]:
         try:
-            return await asyncio.wait_for(child.call(sample), self._timeout)
+            return await asyncio.wait_for(child.call(call.samples, many=call.many), self._timeout)
         except TimeoutError:
             child.kill()
             message = f"the function did not return within {self._timeout:g} s; its process was killed"
-            raise RewardError("RewardTimeout", message, TIMEOUT_FIELD) from None
+            raise RewardError("RewardTimeout", message, self._timeout_field) from None
         except ChildGoneError as error:
             if child.killed:
                 raise _NeighbourKilledError from error
             child.kill()
-            raise RewardError("RewardDied", f"the function's process ended: {error}", FUNCTION_FIELD) from error
+            raise RewardError("RewardDied", f"the function's process ended: {error}", self._field) from error
         except asyncio.CancelledError:
             child.kill()
             raise
+
+
+@dataclass(frozen=True)
+class _FunctionCall:
+    """One call of the function: with lists, or with a single sample."""
+
+    samples: Sequence[ScoringSample]
+    many: bool
 
 
 class _NeighbourKilledError(Exception):
     """The child was killed because of another call."""
 
 
-def _arguments(function: RewardFunction) -> list[str]:
+def _arguments(function: RewardFunction, path: str) -> list[str]:
     if function.file:
         return ["--file", function.file, "--name", function.name]
     if function.module:
         return ["--module", function.module, "--name", function.name]
-    field = f"{FUNCTION_FIELD}.configMap"
+    field = f"{path}.configMap"
     message = f"{field}: {function.config_map!r} is not mounted; a resolved job names the mounted file instead"
     raise WorkError("RewardFunctionInvalid", message, field=field)

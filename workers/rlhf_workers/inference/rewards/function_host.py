@@ -1,7 +1,9 @@
 """The child process that runs a user's reward function: `python -m ...reward_host --file F --name N`.
 
 JSON lines. Out, once: {"ready": "sync" | "async"} or {"failed": message, "part": file | module | name}. Then for every
-{"id", "prompt", "response", "record"} that comes in: {"id", "reward": number | null} or {"id", "reason", "message"}.
+{"id", "many", "samples": [{"prompt", "response", "record", "finish_reason", "response_tokens"}]} that comes in: {"id",
+"rewards": [{"reward": number | null, "metrics": {name: number}}]} or {"id", "reason", "message"}. With `many` the
+function is given a list for each argument, and returns a list.
 Rule: standard library only, so it starts in milliseconds and holds no model; what the function prints goes to stderr,
 the worker's log, and what came from Secrets is in no text that leaves. It dies with its parent, whatever the function
 does. Must never guess a reward.
@@ -15,31 +17,32 @@ import importlib
 import importlib.util
 import inspect
 import json
-import math
-import numbers
 import os
 import queue
 import signal
 import sys
 import threading
 import traceback
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 from typing import Any, BinaryIO, Final, TextIO
 
+from rlhf_workers.inference.rewards.function_replies import forms_of, hide, reply_of
+
 MESSAGE_CHARACTERS: Final = 2000
 PR_SET_PDEATHSIG: Final = 1
+OFFERS: Final = ("finish_reason", "response_tokens")
+"""Parameters that a function may have beside prompt, response and record: how the response ended, "stop" or "length",
+and how many tokens it has."""
 HIDE: Final = "RLHF_HIDE"
 """Names of the variables whose values no text may quote, separated by commas."""
-HIDDEN: Final = "***"
-"""Stands for such a value."""
 
 Reply = Callable[[dict[str, Any]], None]
 
 
 class LoadError(Exception):
-    """The function cannot be used; `part` of spec.models.reward.function is to blame."""
+    """The function cannot be used; `part` of the manifest's `function` is to blame."""
 
     def __init__(self, part: str, message: str) -> None:
         super().__init__(message)
@@ -58,18 +61,6 @@ class HidingStream:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._stream, name)
-
-
-def forms_of(secrets: Iterable[str]) -> list[str]:
-    """Return the secrets as they are and without white space at their ends, the longest first."""
-    return sorted({form for secret in secrets for form in (secret, secret.strip()) if form}, key=len, reverse=True)
-
-
-def hide(text: str, secrets: list[str]) -> str:
-    """`text` with HIDDEN for each of `secrets`."""
-    for secret in secrets:
-        text = text.replace(secret, HIDDEN)
-    return text
 
 
 SECRETS: Final = forms_of(os.environ.get(name, "") for name in os.environ.get(HIDE, "").split(","))
@@ -91,13 +82,33 @@ def load_function(file: str, module: str, name: str) -> Callable[..., Any]:
     if not callable(function):
         raise LoadError("name", f"{name} in {place} is a {type(function).__name__}, not a function")
     try:
-        inspect.signature(function).bind("", "", {})
+        inspect.signature(function).bind("", "", {}, **dict.fromkeys(offers_taken(function), ""))
     except TypeError as error:
         message = f"{name} in {place} must take (prompt, response, record): {error}"
         raise LoadError("name", message) from error
     except ValueError:  # a built-in without a signature; the first call will tell
         pass
     return function  # type: ignore[no-any-return]
+
+
+def offers_taken(function: Callable[..., Any]) -> list[str]:
+    """Return the names of OFFERS that are parameters of the function."""
+    try:
+        parameters = inspect.signature(function).parameters
+    except ValueError:
+        return []
+    return [name for name in OFFERS if name in parameters]
+
+
+def called(function: Callable[..., Any], request: dict[str, Any]) -> Any:
+    """Call the function on the samples of a request, or on its only one."""
+    samples, many = request["samples"], request["many"]
+
+    def column(name: str) -> Any:
+        return [sample[name] for sample in samples] if many else samples[0][name]
+
+    offered = {name: column(name) for name in offers_taken(function)}
+    return function(column("prompt"), column("response"), column("record"), **offered)
 
 
 def describe(error: BaseException, file: str) -> str:
@@ -111,26 +122,6 @@ def describe(error: BaseException, file: str) -> str:
         return text
     frame = (own or frames)[-1]
     return f"{Path(frame.filename).name}:{frame.lineno} in {frame.name}: {text}"
-
-
-def reply_of(number: int, value: Any) -> dict[str, Any]:
-    """The reply for what the function returned: a reward, or a failure that says what it was instead."""
-    if value is None:
-        return {"id": number, "reward": None}
-    shown = hide(repr(value), SECRETS)
-    shown = shown if len(shown) <= 100 else shown[:100] + "..."
-    what = f"the function returned {shown} ({type(value).__name__})"
-    if not isinstance(value, numbers.Real):
-        message = f"{what}; it must return a number, or None to abstain"
-        return {"id": number, "reason": "RewardInvalid", "message": message}
-    try:
-        reward = float(value)
-    except OverflowError:
-        reward = math.inf
-    if not math.isfinite(reward):
-        message = f"{what}; a reward must be finite, or None to abstain"
-        return {"id": number, "reason": "RewardInvalid", "message": message}
-    return {"id": number, "reward": reward}
 
 
 def _failure(number: int, error: BaseException, file: str) -> dict[str, Any]:
@@ -151,10 +142,10 @@ def _serve_sync(function: Callable[..., Any], requests: BinaryIO, reply: Reply, 
     while True:
         request = waiting.get()
         try:
-            value = function(request["prompt"], request["response"], request["record"])
+            value = called(function, request)
             if inspect.isawaitable(value):
                 value = asyncio.run(_awaited(value))
-            reply(reply_of(request["id"], value))
+            reply(reply_of(request, value, SECRETS))
         except BaseException as error:
             reply(_failure(request["id"], error, file))
 
@@ -162,7 +153,7 @@ def _serve_sync(function: Callable[..., Any], requests: BinaryIO, reply: Reply, 
 def _serve_async(function: Callable[..., Any], requests: BinaryIO, reply: Reply, file: str) -> None:
     async def score(request: dict[str, Any]) -> None:
         try:
-            reply(reply_of(request["id"], await function(request["prompt"], request["response"], request["record"])))
+            reply(reply_of(request, await called(function, request), SECRETS))
         except BaseException as error:
             reply(_failure(request["id"], error, file))
 

@@ -19,7 +19,7 @@ from rlhf_api.samples import ScoringSample
 from rlhf_workers.failures import WorkError
 from rlhf_workers.inference.rewards.function_host import HIDE
 from rlhf_workers.inference.rewards.reward_settings import NO_SETTINGS, RewardSettings
-from rlhf_workers.inference.rewards.reward_source import FUNCTION_FIELD, RewardError, checked_reward
+from rlhf_workers.inference.rewards.reward_source import Judgment, RewardError, described, judgment
 
 LINE_BYTES: Final = 1024 * 1024
 """Longest reply; messages are cut far below."""
@@ -44,7 +44,9 @@ def child_environment(
 class RewardChild:
     """A running child."""
 
-    def __init__(self, process: asyncio.subprocess.Process) -> None:
+    def __init__(self, process: asyncio.subprocess.Process, field: str) -> None:
+        """`field`: the function's in the manifest."""
+        self._field = field
         self.is_async = False
         self.killed = False
         self._process = process
@@ -54,9 +56,16 @@ class RewardChild:
 
     @classmethod
     async def start(
-        cls, arguments: Sequence[str], threads: int, load_seconds: float, settings: RewardSettings = NO_SETTINGS
+        cls,
+        arguments: Sequence[str],
+        threads: int,
+        load_seconds: float,
+        settings: RewardSettings = NO_SETTINGS,
+        *,
+        field: str,
     ) -> "RewardChild":
-        """A child that loaded the function; WorkError RewardFunctionInvalid (exit code 20) when it cannot."""
+        """A child that loaded the function of this manifest field; WorkError RewardFunctionInvalid (exit code 20) when
+        it cannot."""
         process = await asyncio.create_subprocess_exec(
             sys.executable,
             "-m",
@@ -67,7 +76,7 @@ class RewardChild:
             env=child_environment(os.environ, threads, settings),
             limit=LINE_BYTES,
         )
-        child = cls(process)
+        child = cls(process, field)
         try:
             await child._load(load_seconds)
         except BaseException:
@@ -80,16 +89,14 @@ class RewardChild:
         """Whether calls may be sent."""
         return not self.killed and self._reader is not None and not self._reader.done()
 
-    async def call(self, sample: ScoringSample) -> float | None:
-        """The reward of one sample. RewardError when the function failed, ChildGoneError when the process did."""
+    async def call(self, samples: Sequence[ScoringSample], *, many: bool) -> list[Judgment]:
+        """Return what one call of the function says of samples; with `many` it is given lists, else the only sample.
+
+        RewardError when the function failed, ChildGoneError when the process did.
+        """
         self._calls += 1
         number = self._calls
-        request = {
-            "id": number,
-            "prompt": sample.prompt_text,
-            "response": sample.response_text,
-            "record": json.loads(sample.record or "{}"),
-        }
+        request = {"id": number, "many": many, "samples": [described(sample) for sample in samples]}
         future = self._waiting[number] = asyncio.get_running_loop().create_future()
         try:
             assert self._process.stdin is not None
@@ -102,8 +109,11 @@ class RewardChild:
         finally:
             self._waiting.pop(number, None)
         if "reason" in reply:
-            raise RewardError(reply["reason"], reply["message"], FUNCTION_FIELD)
-        return checked_reward(reply["reward"], FUNCTION_FIELD)
+            raise RewardError(reply["reason"], reply["message"], self._field)
+        judged = [judgment(each["reward"], each["metrics"], self._field) for each in reply["rewards"]]
+        if len(judged) != len(samples):
+            raise RewardError("RewardInvalid", f"{len(judged)} rewards for {len(samples)} responses", self._field)
+        return judged
 
     def kill(self) -> None:
         """Ends the child at once; calls in flight get ChildGoneError."""
@@ -127,13 +137,13 @@ class RewardChild:
         try:
             line = await asyncio.wait_for(self._process.stdout.readline(), load_seconds)
         except TimeoutError:
-            raise _unusable("", f"the reward function's module did not load within {load_seconds:g} s") from None
+            raise self._unusable("", f"the reward function's module did not load within {load_seconds:g} s") from None
         if not line:
             await self._process.wait()
-            raise _unusable("", f"the process that loads the reward function ended: {self._ended()}")
+            raise self._unusable("", f"the process that loads the reward function ended: {self._ended()}")
         reply = json.loads(line)
         if "failed" in reply:
-            raise _unusable(reply["part"], reply["failed"])
+            raise self._unusable(reply["part"], reply["failed"])
         self.is_async = reply["ready"] == "async"
         self._reader = asyncio.create_task(self._read())
 
@@ -169,7 +179,6 @@ class RewardChild:
             return "it closed its output"
         return f"exit status {code}" if code >= 0 else f"signal {signal.Signals(-code).name}"
 
-
-def _unusable(part: str, message: str) -> WorkError:
-    field = f"{FUNCTION_FIELD}.{part}" if part else FUNCTION_FIELD
-    return WorkError("RewardFunctionInvalid", f"{field}: {message}", field=field, exit_code=ExitCode.USER_CODE)
+    def _unusable(self, part: str, message: str) -> WorkError:
+        field = f"{self._field}.{part}" if part else self._field
+        return WorkError("RewardFunctionInvalid", f"{field}: {message}", field=field, exit_code=ExitCode.USER_CODE)

@@ -13,17 +13,19 @@ import numpy as np
 import torch
 
 from rlhf_api.job import RLHFJobSpec
+from rlhf_api.job.rewards import GivenReward
 from rlhf_api.samples import FloatArray, ScoringSample
 from rlhf_workers import models
-from rlhf_workers.inference.model_scorer import check_ids, finite, padded_ids, scoring_attention
+from rlhf_workers.device_copies import to_device
+from rlhf_workers.inference.model_scorer import check_ids, finite_each, padded_ids, scoring_attention
 from rlhf_workers.inference.rewards.model_text import OwnTokenizer, differs
 from rlhf_workers.precision import compute_dtype
 
 
-def load_reward(spec: RLHFJobSpec, device: torch.device, home: torch.device) -> "RewardModelScorer":
-    """Return the scorer of `spec.models.reward.model`, its model loaded on `home`."""
-    assert spec.models.reward.model is not None
-    path, field = spec.models.reward.model.path, "spec.models.reward.model.path"
+def load_reward(given: GivenReward, spec: RLHFJobSpec, device: torch.device, home: torch.device) -> "RewardModelScorer":
+    """Return the scorer of a reward's `model`, its model loaded on `home`."""
+    assert given.reward.model is not None
+    path, field = given.reward.model.path, f"{given.field}.model.path"
     dtype, attention = compute_dtype(spec), scoring_attention(spec)
     model = models.load_sequence_classifier(path, field=field, dtype=dtype, device=home, attention=attention)
     policy = models.load_tokenizer(spec.models.actor.path, "spec.models.actor.path")
@@ -54,14 +56,16 @@ class RewardModelScorer:
             samples = [replace(sample, prompt=np.empty(0, np.int32), response=ids) for sample, ids in tokens]
         if self._head is None:
             return [self._alone(sample) for sample in samples]
-        ids = padded_ids(samples, self._device)
-        check_ids(ids, self._vocabulary)
+        padded = padded_ids(samples)
+        check_ids(padded, self._vocabulary)
+        ids = to_device(padded, self._device)
         hidden = self.model.base_model(input_ids=ids, use_cache=False).last_hidden_state
         last = torch.tensor([sample.length - 1 for sample in samples], device=self._device)
         outputs = self._head(hidden[torch.arange(len(samples), device=self._device), last])
-        return [finite(row.reshape(1), "reward", sample) for row, sample in zip(outputs, samples, strict=True)]
+        return finite_each([row.reshape(1) for row in outputs], "reward", samples)
 
     def _alone(self, sample: ScoringSample) -> FloatArray:
-        ids = padded_ids([sample], self._device)[:, : sample.length]
-        check_ids(ids, self._vocabulary)
-        return finite(self.model(input_ids=ids).logits.reshape(1), "reward", sample)
+        own = padded_ids([sample])[:, : sample.length]
+        check_ids(own, self._vocabulary)
+        logits = self.model(input_ids=to_device(own, self._device)).logits
+        return finite_each([logits.reshape(1)], "reward", [sample])[0]

@@ -45,7 +45,7 @@ class OwnTokenizer:
         return self._ended(ids) if ids else ids
 
     def _chat(self, sample: ScoringSample) -> list[int]:
-        messages = [*json.loads(sample.record)[self._prompts.prompt_key]]
+        messages = self._prompts.conversation(json.loads(sample.record)[self._prompts.prompt_key])
         messages.append({"role": "assistant", "content": sample.response_text})
         try:
             text = str(self._tokenizer.apply_chat_template(messages, tokenize=False))

@@ -8,6 +8,7 @@ import asyncio
 import queue
 import threading
 import time
+from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Final
@@ -15,7 +16,7 @@ from typing import Final
 from rlhf_api import control_pb2 as pb
 from rlhf_api.samples import ScoringSample
 from rlhf_workers.failures import failure_of
-from rlhf_workers.inference.rewards.reward_source import RewardSource
+from rlhf_workers.inference.rewards.reward_source import GroupRewardSource, Judgment, RewardSource
 
 CLOSE_SECONDS: Final = 5.0
 """Children are killed, not asked; this is for a loop that is stuck."""
@@ -23,11 +24,12 @@ CLOSE_SECONDS: Final = 5.0
 
 @dataclass(frozen=True)
 class RewardOutcome:
-    """What became of one sample; `reward` None without a failure means abstained."""
+    """What became of one sample."""
 
     sample: ScoringSample
-    reward: float | None
+    judgment: Judgment | None
     failure: pb.Failure | None
+    """Set, or else the judgment is."""
     start_ns: int
     end_ns: int
 
@@ -53,6 +55,11 @@ class RewardCalls:
             raise
 
     @property
+    def judges_groups(self) -> bool:
+        """Whether the source can judge the responses to a prompt together."""
+        return isinstance(self._source, GroupRewardSource)
+
+    @property
     def pending(self) -> int:
         """Samples submitted and not yet collected."""
         return len(self._running)
@@ -61,6 +68,13 @@ class RewardCalls:
         """Scores the sample as soon as the source has room."""
         self._calls += 1
         self._running[self._calls] = asyncio.run_coroutine_threadsafe(self._score(self._calls, sample), self._loop)
+
+    def submit_group(self, samples: Sequence[ScoringSample]) -> None:
+        """Judges all responses to one prompt together, as soon as the source has room."""
+        numbers = [self._calls + 1 + place for place in range(len(samples))]
+        self._calls += len(samples)
+        future = asyncio.run_coroutine_threadsafe(self._score_group(numbers, samples), self._loop)
+        self._running |= dict.fromkeys(numbers, future)
 
     def collect(self) -> list[RewardOutcome]:
         """Outcomes since the last call, in the order they came."""
@@ -90,9 +104,24 @@ class RewardCalls:
 
     async def _score(self, number: int, sample: ScoringSample) -> None:
         start_ns = time.time_ns()
-        reward, failure = None, None
+        judgment, failure = None, None
         try:
-            reward = await self._source.score(sample)
+            judgment = await self._source.score(sample)
         except Exception as error:
             failure = failure_of(error, "reward")
-        self._outcomes.put((number, RewardOutcome(sample, reward, failure, start_ns, time.time_ns())))
+        self._outcomes.put((number, RewardOutcome(sample, judgment, failure, start_ns, time.time_ns())))
+
+    async def _score_group(self, numbers: Sequence[int], samples: Sequence[ScoringSample]) -> None:
+        assert isinstance(self._source, GroupRewardSource)
+        start_ns = time.time_ns()
+        judgments: Sequence[Judgment | None] = [None] * len(samples)
+        failure = None
+        try:
+            judgments = await self._source.score_group(samples)
+            if len(judgments) != len(samples):
+                raise ValueError(f"{len(judgments)} rewards came for the {len(samples)} responses to a prompt")
+        except Exception as error:
+            judgments, failure = [None] * len(samples), failure_of(error, "reward")
+        end_ns = time.time_ns()
+        for number, sample, judgment in zip(numbers, samples, judgments, strict=True):
+            self._outcomes.put((number, RewardOutcome(sample, judgment, failure, start_ns, end_ns)))

@@ -8,10 +8,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from rlhf_api.job.models import Reward, RewardHeader, RewardVariable
+from rlhf_api.job.reward_headers import RewardHeader, RewardVariable, SecretKey
 from rlhf_api.names import ExitCode
 from rlhf_workers.failures import WorkError
-from rlhf_workers.inference.rewards.function_host import forms_of, hide
+from rlhf_workers.inference.rewards.function_replies import forms_of, hide
 
 
 @dataclass(frozen=True)
@@ -32,10 +32,13 @@ NO_SETTINGS: Final = RewardSettings({})
 
 
 def resolve_settings(
-    entries: Sequence[RewardVariable | RewardHeader], field: str, reward: Reward, environ: Mapping[str, str]
+    entries: Sequence[RewardVariable | RewardHeader],
+    field: str,
+    known: Mapping[SecretKey, str],
+    environ: Mapping[str, str],
 ) -> RewardSettings:
-    """`entries` of manifest field `field`, those from Secrets read from `environ`; WorkError when one is not there."""
-    known = reward.secret_variables()
+    """`entries` of manifest field `field`, those from Secrets read from `environ` by the variables of `known`;
+    WorkError when one is not there."""
     values: dict[str, str] = {}
     for entry in entries:
         if entry.secret_key_ref is None:

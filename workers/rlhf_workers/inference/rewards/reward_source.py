@@ -1,19 +1,19 @@
 """The contract of reward sources that are awaited for each sample, such as functions and endpoints; their failures.
 
-Rule: a reward is a finite number, or None (abstained), or a RewardError. Never a zero for a failure.
+Rule: a reward is a finite number, or None (abstained), or a RewardError. Never a zero for a failure. What user code and
+endpoints give is checked here, its metrics too.
 """
 
+import json
 import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Protocol, runtime_checkable
 
+from rlhf_api import reward_metrics
 from rlhf_api.names import ExitCode
 from rlhf_api.samples import ScoringSample
 from rlhf_workers.failures import WorkError
-
-FUNCTION_FIELD = "spec.models.reward.function"
-ENDPOINT_FIELD = "spec.models.reward.endpoint.url"
-HEADERS_FIELD = "spec.models.reward.endpoint.headers"
-TIMEOUT_FIELD = "spec.models.reward.timeoutSeconds"
 
 
 class RewardError(WorkError):
@@ -23,6 +23,16 @@ class RewardError(WorkError):
         super().__init__(reason, message, field=field, retryable=retryable, exit_code=ExitCode.USER_CODE)
 
 
+@dataclass(frozen=True)
+class Judgment:
+    """What a source says of one response."""
+
+    reward: float | None
+    """None: it abstains."""
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    """Numbers beside the reward, by name."""
+
+
 @runtime_checkable
 class RewardSource(Protocol):
     """A reward function or endpoint; all methods run on one event loop."""
@@ -30,11 +40,40 @@ class RewardSource(Protocol):
     async def start(self) -> None:
         """Ready to score; WorkError when it never can be."""
 
-    async def score(self, sample: ScoringSample) -> float | None:
-        """The reward, or None when it abstains; RewardError otherwise."""
+    async def score(self, sample: ScoringSample) -> Judgment:
+        """The reward of a response judged alone; RewardError when there is none."""
 
     async def close(self) -> None:
         """Ends children and connections."""
+
+
+@runtime_checkable
+class GroupRewardSource(RewardSource, Protocol):
+    """A source that can also judge all responses to one prompt together."""
+
+    async def score_group(self, samples: Sequence[ScoringSample]) -> Sequence[Judgment]:
+        """The rewards of several responses by one call, in their order; RewardError when there are none."""
+
+
+def described(sample: ScoringSample) -> dict[str, Any]:
+    """Return a sample as functions and endpoints are given it."""
+    return {
+        "prompt": sample.prompt_text,
+        "response": sample.response_text,
+        "record": json.loads(sample.record or "{}"),
+        "finish_reason": sample.finish_reason,
+        "response_tokens": len(sample.response),
+    }
+
+
+def judgment(reward: Any, metrics: Any, path: str) -> Judgment:
+    """A reward and its metrics, as they came as JSON; RewardError RewardInvalid, blaming the manifest's field `path`,
+    says what is wrong with either."""
+    if not isinstance(metrics, Mapping):
+        raise RewardError("RewardInvalid", f"metrics are {type(metrics).__name__}; they must be an object", path)
+    if problem := reward_metrics.problem(metrics):
+        raise RewardError("RewardInvalid", problem, path)
+    return Judgment(checked_reward(reward, path), {name: float(value) for name, value in metrics.items()})
 
 
 def checked_reward(value: Any, field: str) -> float | None:

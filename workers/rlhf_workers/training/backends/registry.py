@@ -19,9 +19,13 @@ from rlhf_api.names import ExitCode
 from rlhf_api.schedule import ScheduleTable
 from rlhf_workers.failures import WorkError
 from rlhf_workers.training.training_batch import TrainingBatch
+from rlhf_workers.training.transport import TransportKind
 
 FIELD: Final = "spec.training.backend"
-BACKENDS: Final[Mapping[str, str]] = {"torch": "rlhf_workers.training.backends.torch_backend"}
+BACKENDS: Final[Mapping[str, str]] = {
+    "torch": "rlhf_workers.training.backends.torch_backend",
+    "megatron": "rlhf_workers.training.backends.megatron_backend",
+}
 """Name -> module with `build_backend(job, become, device, span) -> TrainingBackend`."""
 
 
@@ -43,8 +47,16 @@ class TrainingBackend(Protocol):
         """Optimizer steps that the weights have seen."""
 
     @property
+    def transport(self) -> TransportKind:
+        """Which way tensors go between ranks."""
+
+    @property
     def step_seconds(self) -> list[float]:
         """Seconds of every mini-batch of the last iteration: from its first action on this rank to its last."""
+
+    @property
+    def sample_advantages(self) -> list[float]:
+        """Advantage of each sample of the last iteration, mean over its tokens, NaN without any; empty: it has none."""
 
     @property
     def bubble_seconds(self) -> float:
@@ -63,7 +75,8 @@ class TrainingBackend(Protocol):
         """Write this rank's files of a checkpoint and return them. WorkError StorageFull, StorageDenied."""
 
     def published(self, model: str) -> Iterator[tuple[str, torch.Tensor]]:
-        """Yield (Hugging Face parameter name, CPU tensor in the type it computes in) of what this rank publishes.
+        """Yield (Hugging Face parameter name, tensor in the type it computes in) of what this rank publishes, where it
+        is held.
 
         Called from other threads; a tensor is read when it is asked for.
         """

@@ -8,32 +8,58 @@ from collections.abc import Callable, Generator, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 import torch
 
 from rlhf_api import control_pb2 as pb
-from rlhf_api.algorithms import ModelKind, ModelRole
+from rlhf_api.algorithms import ModelKind, ModelRole, graph_of
 from rlhf_api.job import RLHFJob
+from rlhf_api.names import ADAPTER_FIELD, DRAFT_MODEL
 from rlhf_api.schedule import ScheduleTable
+from rlhf_workers.device import compute_deterministically
 from rlhf_workers.models import model_folder
 from rlhf_workers.precision import compute_dtype
-from rlhf_workers.training import checkpoint, step_timing
+from rlhf_workers.training import adapters, checkpoint, step_timing
 from rlhf_workers.training.backends.registry import SpanSink
 from rlhf_workers.training.communicator import Communicator, TorchCommunicator
-from rlhf_workers.training.model_stages import Head, ModelStage, build_stage, read_config
+from rlhf_workers.training.draft_files import build_draft_training
+from rlhf_workers.training.host_transport import CpuCopies, CudaCopies, HostCommunicator
+from rlhf_workers.training.model_stages import ModelStage, build_stage, read_config
+from rlhf_workers.training.pipeline_stage import Attention, Head, PipelineStage
 from rlhf_workers.training.rank_layout import RankLayout
 from rlhf_workers.training.rendezvous import join_group, leave_group
 from rlhf_workers.training.source_files import SourceFiles, read_source_files, write_source_files
-from rlhf_workers.training.tensor_file import model_tensors
+from rlhf_workers.training.tensor_file import CHECKPOINT_FIELD, model_tensors
 from rlhf_workers.training.trainer import Trainer
 from rlhf_workers.training.training_batch import TrainingBatch
+from rlhf_workers.training.transport import TransportKind
 
-HEADS: Final[Mapping[ModelKind, Head]] = {ModelKind.POLICY: "lm", ModelKind.VALUE: "value"}
+HEADS: Final[Mapping[ModelKind, Head]] = {
+    ModelKind.POLICY: "lm",
+    ModelKind.VALUE: "value",
+    ModelKind.REWARD: "score",
+}
+
+
+class LoadStage(Protocol):
+    """Loads one stage of a backend."""
+
+    def __call__(
+        self,
+        job: RLHFJob,
+        layout: RankLayout,
+        model: str,
+        stage: int,
+        checkpoint_folder: str,
+        device: torch.device,
+        trunk: adapters.Trunk,
+    ) -> PipelineStage:
+        """Return the stage from the checkpoint, or from the manifest's folder when there is none."""
 
 
 class TorchBackend:
-    """Implements `registry.TrainingBackend`."""
+    """Implements `registry.TrainingBackend`, whatever the trainer's stages are made of."""
 
     def __init__(self, trainer: Trainer, source_files: SourceFiles = MappingProxyType({})) -> None:
         self.trainer, self._source_files = trainer, source_files
@@ -47,12 +73,20 @@ class TorchBackend:
         return self.trainer.progress.steps
 
     @property
+    def transport(self) -> TransportKind:
+        return self.trainer.communicator.transport.kind
+
+    @property
     def step_seconds(self) -> list[float]:
         return self.trainer.step_seconds
 
     @property
     def bubble_seconds(self) -> float:
         return self.trainer.bubble_seconds
+
+    @property
+    def sample_advantages(self) -> list[float]:
+        return self.trainer.sample_advantages
 
     def train(self, iteration: int, batch: TrainingBatch, iterations: int) -> Generator[None, None, dict[str, float]]:
         return self.trainer.train(iteration, batch, iterations)
@@ -68,10 +102,17 @@ class TorchBackend:
 
     def published(self, model: str) -> Iterator[tuple[str, torch.Tensor]]:
         trainer = self.trainer
+        if model == DRAFT_MODEL and trainer.draft is not None:
+            yield from trainer.draft.published()
         for (name, stage), optimizer in sorted(trainer.optimizers.items()):
-            if name == model and trainer.layout.publishes(name, stage):
-                for parameter in optimizer.owned:
-                    yield parameter, optimizer.parameters[parameter].detach().to("cpu", trainer.compute)
+            if name != model or not trainer.layout.publishes(name, stage):
+                continue
+            if (settings := trainer.adapters(name)) is not None:
+                of_stage = adapters.merged_parameters if settings.publish == "Merged" else adapters.published_alone
+                yield from of_stage(trainer.stages[name, stage], trainer.compute)
+            else:
+                for parameter, weight in optimizer.weights():
+                    yield parameter, weight.to(trainer.compute)
 
     def offload(self) -> None:
         self.trainer.offload()
@@ -85,8 +126,17 @@ class TorchBackend:
 
 def build_backend(job: RLHFJob, become: pb.BecomeTraining, device: torch.device, span: SpanSink) -> TorchBackend:
     """Return this rank of the group that a BecomeTraining describes, ready to train."""
+    return backend_of(job, become, device, span, load_stage)
+
+
+def backend_of(
+    job: RLHFJob, become: pb.BecomeTraining, device: torch.device, span: SpanSink, load: LoadStage
+) -> TorchBackend:
+    """As `build_backend`, of the stages that `load` returns."""
+    if job.spec.deterministic:
+        compute_deterministically(device)
     wait = float(job.spec.run_policy.start_timeout_seconds)
-    trainer = build_trainer(job, become, device, partial(join, become, device, wait), span)
+    trainer = build_trainer(job, become, device, partial(join, become, device, wait), span, load)
     return TorchBackend(trainer, read_source_files(job, trainer.layout, become.checkpoint))
 
 
@@ -96,35 +146,75 @@ def build_trainer(
     device: torch.device,
     connect: Callable[[RankLayout], Communicator],
     span: Any,
+    load: LoadStage | None = None,
 ) -> Trainer:
     """Return a trainer: loads this rank's stages, joins the others by `connect`, then restores the checkpoint."""
     layout = RankLayout(ScheduleTable.model_validate_json(become.schedule), become.rank, become.world_size)
     compute = compute_dtype(job.spec)
-    stages = {key: load_stage(job, layout, *key, become.checkpoint, device) for key in layout.held}
-    trainer = Trainer(job.spec, layout, stages, connect(layout), device, compute, span)
+    trunk: adapters.Trunk = {}
+    load = load or load_stage
+    stages = {key: load(job, layout, *key, become.checkpoint, device, trunk) for key in layout.held}
+    communicator = connect(layout)
+    draft = build_draft_training(job, layout, communicator, become.checkpoint, device)
+    trainer = Trainer(job.spec, layout, stages, communicator, device, compute, span, draft)
     if become.checkpoint:
         checkpoint.restore(trainer, Path(become.checkpoint), become.version)
     return trainer
 
 
 def load_stage(
-    job: RLHFJob, layout: RankLayout, model: str, stage: int, checkpoint_folder: str, device: torch.device
+    job: RLHFJob,
+    layout: RankLayout,
+    model: str,
+    stage: int,
+    checkpoint_folder: str,
+    device: torch.device,
+    trunk: adapters.Trunk,
 ) -> ModelStage:
-    """Return one stage from the checkpoint, or from the manifest's folder when there is none."""
+    """Return one stage from the checkpoint, or from the manifest's folder when there is none; what is frozen is always
+    from there."""
     role = ModelRole(model)
-    field = job.spec.models.path_field(role)
+    settings = job.spec.training.adapters(role)
+    if checkpoint_folder and settings is None:
+        adapters.require_none(Path(checkpoint_folder) / model)
     source = job.spec.models.source(role)
     assert source is not None  # a role that is trained is a model
-    folder = Path(checkpoint_folder) / model if checkpoint_folder else model_folder(source.path, field)
-    config = read_config(folder, field, layout.stages(model))
-    attention: Any = "eager" if job.spec.deterministic else "sdpa"
-    tensors = model_tensors(folder, field)
-    return build_stage(config, tensors, layout.stages(model), stage, HEADS[role.kind], device, attention)
+    saved = Path(checkpoint_folder) / model
+    folder, field = weights_folder(job, role, checkpoint_folder if settings is None else "")
+    config, attention = read_config(folder, field, layout.stages(model)), attention_of(job)
+    freeze = None if settings is None else partial(adapters.freeze, compute=compute_dtype(job.spec))
+    parts = config, model_tensors(folder, field), layout.stages(model), stage, HEADS[role.kind]
+    built = build_stage(*parts, device, attention, freeze)
+    if settings is not None:
+        if settings.trunk == "Shared":
+            adapters.share(built, source.path, trunk)
+        adapters.put_in(built, settings, job.spec.seed, model)
+        if checkpoint_folder:
+            adapters.load(built, saved, settings, CHECKPOINT_FIELD)
+        elif settings.adapter is not None and role is graph_of(job.spec).policy:
+            adapters.load(built, model_folder(settings.adapter, ADAPTER_FIELD), settings, ADAPTER_FIELD)
+    return built
+
+
+def weights_folder(job: RLHFJob, role: ModelRole, checkpoint_folder: str) -> tuple[Path, str]:
+    """Return the folder of a role's weights, in the checkpoint if there is one, and the field that names the model."""
+    field, source = job.spec.models.path_field(role), job.spec.models.source(role)
+    assert source is not None  # a role that is trained is a model
+    return Path(checkpoint_folder) / role if checkpoint_folder else model_folder(source.path, field), field
+
+
+def attention_of(job: RLHFJob) -> Attention:
+    """Return how attention is computed: written out in a deterministic job, as its sums have one order."""
+    return "eager" if job.spec.deterministic else "sdpa"
 
 
 def join(become: pb.BecomeTraining, device: torch.device, timeout: float, layout: RankLayout) -> Communicator:
     """Return the communicator of a real group, once all ranks are there and every set that reduces has its group."""
-    join_group(become, device, timeout)
+    transport = join_group(become, device, timeout)
     groups = [layout.holders(model, stage) for model in layout.models for stage in range(layout.stages(model))]
     groups += [ends for model in layout.models for ends in layout.ends(model) if ends[0] != ends[1]]
-    return TorchCommunicator(layout.rank, groups)
+    communicator = TorchCommunicator(layout.rank, groups, transport)
+    if transport.kind != "host":
+        return communicator
+    copies = CudaCopies(device) if device.type == "cuda" else CpuCopies()
+    return HostCommunicator(communicator, copies, transport)

@@ -1,0 +1,72 @@
+"""Processor time of a process and all that came of it, sampled from outside while it runs.
+
+Rule: read from /proc alone, so that nothing that is measured is asked. A child that ended counts by what its parent
+was given for it; one whose parent did not wait for it is lost with its time.
+"""
+
+import os
+import threading
+import time
+from bisect import bisect_left
+from pathlib import Path
+from types import TracebackType
+from typing import Final, Self
+
+TICKS_A_SECOND: Final = os.sysconf("SC_CLK_TCK")
+EVERY_SECONDS: Final = 0.25
+"""Between two samples, each of which takes about a millisecond."""
+
+
+class ProcessorTime:
+    """Samples the tree of one process until the block is left."""
+
+    def __init__(self, pid: int) -> None:
+        """`pid`: the root, which must be running."""
+        self._pid = pid
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._sample, daemon=True)
+        self._times: list[int] = []
+        self._spent: list[float] = []
+
+    def __enter__(self) -> Self:
+        self._times.append(time.time_ns())
+        self._spent.append(seconds_of_tree(self._pid))
+        self._thread.start()
+        return self
+
+    def __exit__(self, _: type[BaseException] | None, __: BaseException | None, ___: TracebackType | None) -> None:
+        self._ended.set()
+        self._thread.join()
+
+    def between(self, begin_ns: int, end_ns: int) -> float:
+        """Return the seconds spent between two times, in ns since 1970, each by the sample at or after it."""
+        return self._at(end_ns) - self._at(begin_ns)
+
+    def _at(self, time_ns: int) -> float:
+        after = min(bisect_left(self._times, time_ns), len(self._times) - 1)
+        before = max(after - 1, 0)
+        width = self._times[after] - self._times[before]
+        share = min((time_ns - self._times[before]) / width, 1.0) if width else 1.0
+        return self._spent[before] + share * (self._spent[after] - self._spent[before])
+
+    def _sample(self) -> None:
+        while not self._ended.wait(EVERY_SECONDS):
+            spent = seconds_of_tree(self._pid)
+            if spent < self._spent[-1]:
+                break  # its processes end
+            self._times.append(time.time_ns())
+            self._spent.append(spent)
+
+
+def seconds_of_tree(pid: int) -> float:
+    """Return the processor time so far of a process, its ended children and the trees of those that run."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        children = [
+            int(child)
+            for task in Path(f"/proc/{pid}/task").iterdir()
+            for child in (task / "children").read_text().split()
+        ]
+    except OSError:  # it ended while we looked
+        return 0.0
+    return sum(map(int, fields[11:15])) / TICKS_A_SECOND + sum(map(seconds_of_tree, children))

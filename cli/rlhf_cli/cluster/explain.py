@@ -1,0 +1,34 @@
+"""`rlhf explain` of a job in a cluster: the largest losses, as its coordinator said them last in its log.
+
+Rule: read with the user's own rights, as `rlhf describe` is; where nothing was said, or the log cannot be read, that is
+what is printed.
+"""
+
+from rich.text import Text
+
+from rlhf_api.names import ExitCode
+from rlhf_cli.cluster.cluster_session import ClusterSession, now
+from rlhf_cli.cluster.job_details import JobDetails, read_details
+from rlhf_cli.console import paragraph
+
+
+async def explain(session: ClusterSession, name: str) -> int:
+    """Print why a job takes as long as it does. Return the exit code."""
+    session.write(explanation(await read_details(session, name, now()), session.width))
+    return int(ExitCode.OK)
+
+
+def explanation(details: JobDetails, width: int | None) -> list[Text]:
+    """Return the lines that are printed, at most `width` characters wide; None means no limit."""
+    if details.losses:
+        return [
+            line
+            for number, words in enumerate(details.losses, 1)
+            for line in paragraph(Text(f"{number}. {words}"), width)
+        ]
+    lines = [Text(f"not read: {missing}", style="yellow") for missing in details.missing]
+    silent = (
+        "Its coordinator has said nothing of losses: no iteration is finished, none of 3% or more is known, its log "
+        "was cut off since, or spec.metrics is Disabled."
+    )
+    return [*paragraph(Text(silent), width), *lines]

@@ -1,0 +1,83 @@
+"""`rlhf explain`: why a job takes as long as it does, in words with numbers, and what would change it.
+
+Of a run folder, finished or live, by the facts that its coordinator recorded; of a job in a cluster
+(`cluster.explain`) by what its coordinator says of them in its log. Rule: files are read and never changed.
+What is not known is said to be unknown.
+"""
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from rich.text import Text
+
+from rlhf_api.names import ExitCode
+from rlhf_cli.console import output, paragraph
+from rlhf_cli.local.errors import RunError
+from rlhf_cli.local.run_folder import holds_run, why_no_run
+from rlhf_coordinator.reports.trackers.facts_jsonl import FILE, read_facts
+from rlhf_planner.explain.facts import IterationFacts
+from rlhf_planner.explain.finding import Finding
+from rlhf_planner.explain.ranking import SHOWN, comparable, explain
+
+
+def explain_run(run_dir: Path, *, everything: bool, as_json: bool) -> int:
+    """Print where the time of a run went; return the exit code. Raises RunError where nothing was recorded."""
+    facts = _facts(run_dir)
+    findings = explain(facts)
+    shown = findings if everything else findings[:SHOWN]
+    if as_json:
+        print(json.dumps(document(facts, shown)))
+        return int(ExitCode.OK)
+    console = output()
+    for line in lines_of(facts, shown, console.width if console.is_terminal else None):
+        console.print(line, soft_wrap=True)
+    return int(ExitCode.OK)
+
+
+def document(facts: Sequence[IterationFacts], findings: Sequence[Finding]) -> dict[str, Any]:
+    """Return what is printed for programs."""
+    seen = comparable(facts)
+    return {
+        "iterations": [one.iteration for one in seen],
+        "seconds": sum(one.total for one in seen) / len(seen),
+        "findings": [{**asdict(finding), "words": finding.words} for finding in findings],
+    }
+
+
+def lines_of(facts: Sequence[IterationFacts], findings: Sequence[Finding], width: int | None) -> list[Text]:
+    """Return what is printed for people."""
+    seen = comparable(facts)
+    seconds = sum(one.total for one in seen) / len(seen)
+    phases: dict[str, float] = {}
+    for one in seen:
+        for name, spent in one.phases.items():
+            phases[name] = phases.get(name, 0.0) + spent / len(seen)
+    parts = ", ".join(f"{name} {spent:.3g} s ({spent / seconds:.0%})" for name, spent in phases.items() if spent > 0)
+    which = (
+        f"iterations {seen[0].iteration} to {seen[-1].iteration}" if len(seen) > 1 else f"iteration {seen[0].iteration}"
+    )
+    lines = paragraph(Text(f"{which}: {seconds:.3g} s each; {parts}", style="bold"), width)
+    if not findings:
+        return [*lines, Text("no loss of 3% or more of an iteration is known")]
+    for number, finding in enumerate(findings, 1):
+        lines += paragraph(Text(f"{number}. {finding.cause}: {finding.words}"), width)
+    return lines
+
+
+def _facts(run_dir: Path) -> list[IterationFacts]:
+    """Return the facts of a run folder. Raises RunError where there are none."""
+    if not holds_run(run_dir):
+        raise RunError(f"RUN {run_dir}: {why_no_run(run_dir)}")
+    try:
+        facts = read_facts(run_dir / FILE)
+    except OSError as error:
+        raise RunError(f"RUN {run_dir}: {FILE} cannot be read ({error})", ExitCode.STORAGE) from error
+    if not comparable(facts):
+        raise RunError(
+            f"RUN {run_dir}: {FILE} has no iteration: none is finished, spec.metrics is Disabled, or an earlier "
+            "version ran it"
+        )
+    return facts

@@ -1,0 +1,22 @@
+"""A file that a command is asked to write, checked before any work is done for it.
+
+Rule: only looked at, never opened or made.
+"""
+
+from pathlib import Path
+from typing import Final
+
+from rlhf_cli.local.errors import RunError
+
+PICTURES: Final = (".svg", ".png")
+"""Endings of pictures that can be drawn."""
+
+
+def check_output_file(option: str, path: Path, endings: tuple[str, ...] = ()) -> None:
+    """Raise RunError for a path that cannot become a file; with `endings`, for one that has none of them."""
+    if endings and path.suffix.lower() not in endings:
+        raise RunError(f"{option} {path}: must end in {' or '.join(endings)}")
+    if path.is_dir():
+        raise RunError(f"{option} {path}: is a folder; give the name of a file in it")
+    if not path.parent.is_dir():
+        raise RunError(f"{option} {path}: there is no folder {path.parent}; make it first, or give another")

@@ -1,0 +1,93 @@
+"""An evaluation begins with a version, is recorded when its iteration closes, or is given up.
+
+Rule: level-triggered as all else: what an earlier coordinator journaled of it is taken up, the rest is decoded again
+under the same random keys. When the process dies in here nothing is lost: the result is in the record that closes the
+iteration, and made again from the samples until then.
+"""
+
+import logging
+import time
+
+from rlhf_coordinator.evaluation.figures import evaluation_metrics
+from rlhf_coordinator.job.job_run import JobRun
+from rlhf_coordinator.state.evaluation_state import FIRST_SAMPLE, EvaluationResult, evaluation_tasks
+from rlhf_coordinator.state.ledger import Ledger
+from rlhf_coordinator.storage.batch import of_evaluation, restore_record
+
+log = logging.getLogger(__name__)
+
+
+def begin_iteration(run: JobRun) -> None:
+    """Begin the evaluation of the iteration's version where one is due."""
+    settings, state = run.context.spec.evaluation, run.state
+    if settings is None or not (
+        state.evaluation.deferred or settings.due(state.iteration, run.context.spec.iterations)
+    ):
+        return
+    begin(run, state.iteration)
+
+
+def begin(run: JobRun, version: int) -> None:
+    """Begin the evaluation of a version; one that is complete is recorded first."""
+    settings, evaluation = run.context.spec.evaluation, run.state.evaluation
+    assert settings is not None
+    record(run)
+    size = len(run.evaluation_prompts) * settings.samples_per_prompt
+    ledger = Ledger(version, size, evaluation_tasks(run.context.graph), run.coordinator_epoch)
+    for journaled in run.evaluation_records:
+        if of_evaluation(journaled) == version:
+            restore_record(ledger, journaled, FIRST_SAMPLE)
+    evaluation.ledger, evaluation.deferred = ledger, False
+    evaluation.begun, evaluation.ended, evaluation.waited, evaluation.waits_since = time.monotonic(), 0.0, 0.0, 0.0
+    evaluation.before_training = run.context.spec.placement == "Colocated" and version == run.state.iteration
+    log.info("weight version %d is evaluated on %d prompts, %d responses", version, len(run.evaluation_prompts), size)
+
+
+def note_wait(run: JobRun, now: float) -> None:
+    """Take in whether the iteration waits for the evaluation now. `now`: seconds of the monotonic clock."""
+    evaluation = run.state.evaluation
+    if evaluation.ledger is not None and not evaluation.unfinished and not evaluation.ended:
+        evaluation.ended = now
+    if run.scheduled.waits_for_evaluation:
+        evaluation.waits_since = evaluation.waits_since or now
+    elif evaluation.waits_since:
+        evaluation.waited += now - evaluation.waits_since
+        evaluation.waits_since = 0.0
+
+
+def record(run: JobRun) -> EvaluationResult | None:
+    """Keep what came of the evaluation when it is complete, and return it; None when there is none."""
+    settings, evaluation = run.context.spec.evaluation, run.state.evaluation
+    ledger = evaluation.ledger
+    if settings is None or ledger is None:
+        return None
+    if not ledger.all_scored:
+        _drop(run, "the job was asked to stop")
+        return None
+    note_wait(run, time.monotonic())
+    field = run.context.graph.reward_fields[0]
+    metrics = evaluation_metrics(ledger, settings.samples_per_prompt, settings.pass_reward, field)
+    metrics["seconds"] = max(0.0, evaluation.ended - evaluation.begun)
+    metrics["waited_seconds"] = evaluation.waited
+    result = EvaluationResult(ledger.iteration, metrics)
+    evaluation.results.append(result)
+    evaluation.ledger = None
+    shown = f"reward {metrics['reward']:.4g}" if "reward" in metrics else "no reward"
+    log.info("weight version %d is evaluated: %s", result.version, shown)
+    return result
+
+
+def give_up(run: JobRun, version: int) -> None:
+    """Go on without the evaluation of a version that no worker holds any more; the next version has one instead."""
+    _drop(run, "no worker holds these weights any more")
+    run.state.evaluation.deferred = True
+    run.totals.evaluations_given_up += 1
+
+
+def _drop(run: JobRun, why: str) -> None:
+    ledger = run.state.evaluation.ledger
+    assert ledger is not None
+    run.state.evaluation.ledger = None
+    text = f"the evaluation of weight version {ledger.iteration} is given up: {why}"
+    log.warning("%s", text)
+    run.event("evaluation-given-up", text)

@@ -1,0 +1,25 @@
+"""The last iterations' facts, and when the losses in them are said next.
+
+Rule: plain data; gone with the process. `iteration_losses` changes it.
+"""
+
+import time
+from collections import deque
+from dataclasses import dataclass, field
+from typing import Final
+
+from rlhf_planner.explain.facts import IterationFacts
+
+EVERY_SECONDS: Final = 30.0
+"""Between two times at least: people read them."""
+KEPT: Final = 4
+"""Iterations: a mean over several, and little memory."""
+
+
+@dataclass
+class SaidLosses:
+    """Of one job."""
+
+    facts: deque[IterationFacts] = field(default_factory=lambda: deque(maxlen=KEPT))
+    next_at: float = field(default_factory=lambda: time.monotonic() + EVERY_SECONDS)
+    """Before this moment of the monotonic clock nothing is said."""

@@ -1,0 +1,37 @@
+"""The metrics of an iteration about drafts and what is shared for them.
+
+Rule: as in `iteration_metrics`; a share of nothing is absent and never zero.
+"""
+
+from rlhf_coordinator.job.job_run import JobRun
+
+
+def speculation_metrics(run: JobRun) -> dict[str, float]:
+    """Return what drafts did in the iteration; empty where the job decodes token by token."""
+    settings, state = run.context.spec.generation.speculation, run.state
+    if settings.mode == "Disabled":
+        return {}
+    totals, siblings = state.speculation.iteration, state.siblings
+    drafted = totals.drafted.total()
+    metrics = {
+        "speculation/drafted": float(drafted),
+        "speculation/accepted": float(totals.accepted.total()),
+        "speculation/draft_seconds": totals.draft_seconds,
+        "speculation/verify_seconds": totals.verify_seconds,
+        "siblings/sent": float(siblings.sent),
+        "siblings/dropped": float(siblings.dropped),
+        "siblings/earlier_tokens": float(siblings.earlier.tokens),
+    }
+    if totals.samples:
+        metrics["speculation/tokens_per_step"] = totals.tokens_per_step
+        metrics["speculation/drafted_step_share"] = totals.drafted_share
+        metrics["speculation/probe_share"] = totals.probes / totals.steps
+    if totals.seconds > 0:
+        metrics["speculation/regret_share"] = totals.regret_seconds / totals.seconds
+    if drafted:
+        metrics["speculation/acceptance"] = totals.acceptance
+    for drafter in settings.drafters:
+        of_drafter, accepted = totals.of_drafter(drafter)
+        if of_drafter:
+            metrics[f"speculation/acceptance_{drafter.lower()}"] = accepted / of_drafter
+    return metrics

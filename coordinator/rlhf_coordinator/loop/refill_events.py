@@ -1,0 +1,43 @@
+"""What follows when an iteration grows: the state knows the prompts of what is new, and people hear of it.
+
+Rule: the ledger drops and adds groups by itself, in the step in which it takes the last score of a group; this is
+called after every such step and changes nothing of it. It may be called at any time: what was done is not done again.
+When the process dies the next one rebuilds the ledger, and the prompts with it; a sentence may then be said again.
+"""
+
+import logging
+
+from rlhf_coordinator.job.job_run import JobRun, load_iteration_prompts
+
+log = logging.getLogger(__name__)
+
+
+def follow(run: JobRun) -> None:
+    """Take in that the ledger may have grown, or be complete."""
+    ledger, refill = run.state.ledger, run.state.ledger.refill
+    if not refill.rule.rounds:
+        return
+    run.totals.dropped += ledger.group_size * (len(refill.dropped) - run.state.groups_dropped)
+    run.state.groups_dropped = len(refill.dropped)
+    if len(run.state.prompt_tokens) < len(ledger.samples):
+        run.totals.refilled += len(ledger.samples) - len(run.state.prompt_tokens)
+        load_iteration_prompts(run.state, run.prompts)
+    if refill.dropped and ledger.all_scored and not run.state.refill_told:
+        run.state.refill_told = True
+        text = summary(run)
+        log.log(logging.WARNING if refill.missing else logging.INFO, "%s", text)
+        run.event("batch-not-full" if refill.missing else "batch-refilled", text)
+
+
+def summary(run: JobRun) -> str:
+    """Return what became of the groups of an iteration that is scored, in words."""
+    refill = run.state.ledger.refill
+    added, rounds = refill.groups - refill.first, refill.rounds
+    text = (
+        f"iteration {run.state.iteration + 1}: {len(refill.dropped)} of {refill.groups} prompt groups are dropped, as "
+        f"their rewards are all equal; {added} took their place in {rounds} round{'s' if rounds != 1 else ''}"
+    )
+    if not refill.missing:
+        return text
+    what = {"Mask": "are masked out", "Train": "are trained on all the same", "Fail": "stay empty, and the job fails"}
+    return f"{text}; {refill.missing} places of the batch {what[refill.rule.used_up]}"

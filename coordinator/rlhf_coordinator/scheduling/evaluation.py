@@ -1,0 +1,169 @@
+"""Evaluation: when a weight version is, who decodes and judges its responses, and what waits for it.
+
+Version i is evaluated in iteration i, by generation workers that hold it and have nothing of the batch left: released
+ones while the tail is decoded, all of them while the batch is scored and trained on. What is not decoded by then keeps
+its worker from loading the next version, and what is not judged keeps the iteration open: that is all it costs. The
+last version has no iteration; it is evaluated when the last one is trained. Colocated ranks take the devices of who
+decodes, so there the batch waits until the evaluation is decoded.
+Rule: pure; work of the batch comes first everywhere. Must never give a worker anything that changes what is trained on.
+"""
+
+from collections.abc import Collection, Iterable, Sequence
+from typing import Final
+
+from rlhf_api.names import Group
+from rlhf_coordinator.scheduling.decisions import (
+    BeginEvaluation,
+    Decision,
+    EvaluateSamples,
+    EvaluateScores,
+    GiveUpEvaluation,
+)
+from rlhf_coordinator.scheduling.facts import Facts
+from rlhf_coordinator.state.evaluation_state import evaluation_tasks
+from rlhf_coordinator.state.job_state import JobContext, JobState
+from rlhf_coordinator.state.ledger import Ledger
+from rlhf_coordinator.state.worker import Worker
+
+SCORES_IN_FLIGHT: Final = 32
+"""Responses of an evaluation that a worker may be judging: enough for slow rewards to overlap."""
+
+
+def decide(context: JobContext, state: JobState, now: float, facts: Facts) -> list[Decision]:
+    """Return what the evaluation needs next; empty without one."""
+    if context.spec.evaluation is None or state.stop is not None:
+        return []
+    if final_is_due(context, state) and not state.evaluation.unfinished:
+        return [BeginEvaluation(state.version)]
+    ledger = state.evaluation.ledger
+    if ledger is None or not state.evaluation.unfinished:
+        return []
+    if _is_lost(context, state, ledger):
+        return [GiveUpEvaluation(ledger.iteration)]
+    return [*_generate(context, ledger, _decoders(context, state, ledger, facts)), *_score(context, state, now, facts)]
+
+
+def final_is_due(context: JobContext, state: JobState) -> bool:
+    """Return whether the last version of the job exists, and is not evaluated yet or being so."""
+    if context.spec.evaluation is None or not state.trained or not context.last(state.iteration):
+        return False
+    ledger = state.evaluation.ledger
+    return ledger is None or ledger.iteration != state.version
+
+
+def wants_last_version(context: JobContext, state: JobState) -> bool:
+    """Return whether generation workers need the last version of the job, which nobody else does."""
+    ledger = state.evaluation.ledger
+    own = ledger is not None and ledger.iteration == state.version and state.evaluation.decodes
+    return final_is_due(context, state) or (own and context.last(state.iteration))
+
+
+def keeps_open(context: JobContext, state: JobState) -> bool:
+    """Return whether the iteration must not be closed yet."""
+    return state.stop is None and (state.evaluation.unfinished or final_is_due(context, state))
+
+
+def keeps_weights(context: JobContext, state: JobState, worker: Worker) -> bool:
+    """Return whether a worker must not load the job's version yet: it decodes the evaluation of the one before."""
+    ledger = state.evaluation.ledger
+    if ledger is None or ledger.iteration == state.version or state.stop is not None:
+        return False
+    return worker.versions.get(context.graph.policy) == ledger.iteration and state.evaluation.needs(worker.name)
+
+
+def waits(context: JobContext, state: JobState, facts: Facts) -> bool:
+    """Return whether the iteration waits for the evaluation, and for nothing else of its own."""
+    if not keeps_open(context, state):
+        return False
+    if state.evaluation.holds_training:
+        return state.ledger.all_scored
+    if not state.trained:
+        return False
+    kept = any(keeps_weights(context, state, worker) for worker in state.fleet.of(Group.GENERATION))
+    return kept or (facts.published and state.checkpoint.stage == "idle" and not facts.checkpoint_due)
+
+
+def _is_lost(context: JobContext, state: JobState, ledger: Ledger) -> bool:
+    """Whether no worker holds the version any more, and none can get it."""
+    if ledger.all_generated or (ledger.iteration == state.version and not _gone(state)):
+        return False
+    return not any(
+        worker.versions.get(context.graph.policy) == ledger.iteration for worker in state.fleet.of(Group.GENERATION)
+    )
+
+
+def _gone(state: JobState) -> bool:
+    """Whether the batch waits for the evaluation, so that no rank serves the version."""
+    return state.evaluation.holds_training and state.ledger.all_scored and bool(state.version)
+
+
+def _decoders(context: JobContext, state: JobState, ledger: Ledger, facts: Facts) -> list[Worker]:
+    """Who may be given responses to decode, released workers first."""
+    batch, tail = state.ledger, facts.consolidation
+    if facts.measures or batch.queued(1) or batch.isolated():
+        return []
+    scorers = {worker.name for worker in facts.scorers} if batch.unscored() else set()
+    free = [
+        worker
+        for worker in state.fleet.of(Group.GENERATION)
+        if worker.idle
+        and Group.GENERATION in worker.roles
+        and worker.draws_by_request
+        and worker.versions.get(context.graph.policy) == ledger.iteration
+        and worker.name in facts.serving
+        and not (batch.decoding_on(worker.name) or batch.arriving_on(worker.name) or batch.scoring_on(worker.name))
+        and worker.name not in scorers
+    ]
+    if tail.planned and not batch.all_generated:
+        return [worker for worker in free if worker.name in tail.released]
+    return sorted(free, key=lambda worker: worker.name not in tail.released)
+
+
+def _generate(context: JobContext, ledger: Ledger, workers: Sequence[Worker]) -> Iterable[Decision]:
+    """Lease queued responses to the least loaded, as many as each decodes at once; what failed with others, alone."""
+    capacity = context.spec.generation.max_batch_size
+    load = {
+        worker.name: ledger.decoding_on(worker.name) for worker in workers if not ledger.holds_isolated(worker.name)
+    }
+    given: dict[str, list[int]] = {}
+    for index in ledger.queued(sum(max(0, capacity - held) for held in load.values())):
+        name = min(load, key=lambda worker: load[worker])
+        given.setdefault(name, []).append(index)
+        load[name] += 1
+    if not given:
+        idle = [name for name, held in load.items() if not held]
+        given = {name: [index] for name, index in zip(idle, ledger.isolated(), strict=False)}
+    return [EvaluateSamples(name, tuple(samples)) for name, samples in given.items()]
+
+
+def _score(context: JobContext, state: JobState, now: float, facts: Facts) -> Iterable[Decision]:
+    ledger = state.evaluation.ledger
+    assert ledger is not None
+    if not ledger.unscored():
+        return []
+    tasks = tuple(task.name for task in evaluation_tasks(context.graph))
+    load = {name: ledger.scoring_on(name, tasks) for name in _judges(state, facts)}
+    given: dict[str, list[tuple[int, tuple[str, ...]]]] = {}
+    for index in ledger.unscored():
+        sample = ledger.samples[index]
+        open_tasks = tuple(task for task in tasks if task in sample.open_tasks)
+        if now < sample.not_before or not open_tasks:
+            continue
+        name = min(load, key=lambda worker: load[worker], default="")
+        if not name or load[name] >= SCORES_IN_FLIGHT * len(tasks):
+            break
+        given.setdefault(name, []).append((index, open_tasks))
+        load[name] += len(open_tasks)
+    return [EvaluateScores(name, tuple(samples)) for name, samples in given.items()]
+
+
+def _judges(state: JobState, facts: Facts) -> Collection[str]:
+    """Who can judge: workers of the inference group; where there are none, generation workers without any of the batch.
+    A reward does not change with training, so the version of other models does not matter."""
+    able = [worker for worker in state.fleet if worker.idle and Group.INFERENCE in worker.roles]
+    of_group = [worker.name for worker in able if worker.group is Group.INFERENCE]
+    if of_group or state.fleet.sizes.get(Group.INFERENCE):
+        return of_group
+    return [
+        worker.name for worker in able if worker.name in facts.serving and not state.ledger.decoding_on(worker.name)
+    ]

@@ -1,0 +1,120 @@
+"""Which tokens go to which worker, to draft by: what others decoded of the prompts that it decodes samples of.
+
+Level-triggered: what a worker has (`SiblingState.has`) is compared with what is known of its prompt groups, and a part
+of what is missing is sent. So nothing is queued, and what does not fit this time comes next time. Live siblings come
+before responses of earlier epochs. A group of which a worker decodes nothing, and is to decode nothing, is forgotten.
+Bounds: tokens for a worker, tokens in all, and sources looked at, each for one time; groups have their turns.
+Rule: pure. Hints only: they are decided last, and change how long a token takes, never which one it is.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Final
+
+from rlhf_api.algorithms import samples_per_prompt
+from rlhf_coordinator.scheduling.decisions import Decision, SharedPart, ShareSiblings
+from rlhf_coordinator.state.job_state import JobContext, JobState
+from rlhf_coordinator.state.sample import SampleState
+from rlhf_coordinator.state.sibling_state import TokenSource
+
+SHARE_SECONDS: Final = 0.1
+"""Between two times: less than workers take to report new tokens."""
+MAX_WORKER_TOKENS: Final = 8192
+"""For one worker each time: 32 KiB, which delays a lease behind it by less than a millisecond."""
+MAX_TOKENS: Final = 1 << 18
+"""For all workers together each time: 1 MiB, at most 10 MB/s of the coordinator's link."""
+MAX_LOOKS: Final = 4096
+"""Sources compared each time, of all workers: a few milliseconds, as long as a tick of hundreds of workers takes."""
+
+
+def is_enabled(context: JobContext) -> bool:
+    """Return whether the job lets samples be drafted by their siblings."""
+    settings = context.spec.generation.speculation
+    return context.graph.generates and settings.mode != "Disabled" and "Siblings" in settings.drafters
+
+
+def decide(context: JobContext, state: JobState, now: float) -> list[Decision]:
+    """Return at most one decision, which may hold nothing to send: it says when to look again."""
+    sharing = state.siblings
+    if not is_enabled(context) or now < sharing.next_share or (state.ledger.all_generated and not sharing.has):
+        return []
+    learners = frozenset(worker.name for worker in state.fleet if worker.connected and worker.heartbeat.learns_siblings)
+    if not learners:
+        return []
+    return [_Share(state, samples_per_prompt(context.spec), learners).decision(now)]
+
+
+def unsent_tokens(state: JobState, group: int, has: dict[TokenSource, int], per_prompt: int) -> int:
+    """Return how many tokens of a group a worker that `has` so many of each source was not sent."""
+    return sum(tokens - has.get(source, 0) for source, tokens in sources(state, group, per_prompt))
+
+
+def sources(state: JobState, group: int, per_prompt: int) -> Iterator[tuple[TokenSource, int]]:
+    """Yield whose tokens there are of a prompt group, and how many, live siblings first."""
+    ledger = state.ledger
+    for index in _members(state, group, per_prompt):
+        yield TokenSource(ledger.iteration, index), len(ledger.samples[index].response)
+    for response in state.siblings.earlier.of(state.prompt_lines[group * per_prompt]):
+        yield TokenSource(response.iteration, response.sample), len(response)
+
+
+def _members(state: JobState, group: int, per_prompt: int) -> range:
+    return range(group * per_prompt, min((group + 1) * per_prompt, len(state.ledger.samples)))
+
+
+@dataclass
+class _Share:
+    """One round of sharing, while it is put together."""
+
+    state: JobState
+    per_prompt: int
+    learners: frozenset[str]
+    parts: list[SharedPart] = field(default_factory=list)
+    forgotten: list[tuple[int, str]] = field(default_factory=list)
+    room: dict[str, int] = field(default_factory=dict)
+    """Worker -> tokens that still fit."""
+    left: int = MAX_TOKENS
+    looks: int = 0
+
+    def decision(self, now: float) -> ShareSiblings:
+        """Look at one group after the other, until all had their turn or a bound is met."""
+        sharing = self.state.siblings
+        groups = -(-len(self.state.ledger.samples) // self.per_prompt)
+        group = sharing.next_group % groups
+        for _ in range(groups):
+            self._group(group)
+            group = (group + 1) % groups
+            if self.left <= 0 or self.looks >= MAX_LOOKS:
+                break
+        return ShareSiblings(tuple(self.parts), tuple(self.forgotten), group, now + SHARE_SECONDS)
+
+    def _group(self, group: int) -> None:
+        samples, has = self.state.ledger.samples, self.state.siblings.has.get(group, {})
+        members = _members(self.state, group, self.per_prompt)
+        self.looks += len(members)
+        holders: dict[str, set[int]] = {}
+        for index in members:
+            for lease in (samples[index].decoding, samples[index].arriving):
+                if lease is not None and lease.worker in self.learners:
+                    holders.setdefault(lease.worker, set()).add(index)
+        waits = any(samples[index].state is SampleState.QUEUED for index in members)
+        for worker, own in holders.items():
+            self._worker(group, worker, own, has.get(worker, {}))
+        for worker in has:
+            if worker not in holders and worker in self.learners and not waits:
+                self.forgotten.append((group, worker))
+
+    def _worker(self, group: int, worker: str, own: set[int], has: dict[TokenSource, int]) -> None:
+        room, iteration = self.room.get(worker, MAX_WORKER_TOKENS), self.state.iteration
+        for source, tokens in sources(self.state, group, self.per_prompt):
+            self.looks += 1
+            start = has.get(source, 0)
+            known_there = source.iteration == iteration and source.sample in own
+            stop = tokens if known_there else min(tokens, start + min(room, self.left))
+            if stop <= start:
+                continue
+            if not known_there:
+                room -= stop - start
+                self.left -= stop - start
+            self.parts.append(SharedPart(group, worker, source, start, stop, sent=not known_there))
+        self.room[worker] = room

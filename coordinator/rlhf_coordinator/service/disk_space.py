@@ -1,0 +1,82 @@
+"""How much space is left on the file systems of a job, for Prometheus.
+
+Rule: a network file system that hangs must hang nothing else: it is asked on a thread of its own, one question at a
+time, and a scrape waits for the answer for a second at most. An answer is kept for ten seconds. What does not answer
+has no number: an old one would look like a disk that is well.
+"""
+
+import os
+import threading
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Final, NamedTuple
+
+KEPT_SECONDS: Final = 10.0
+"""An answer is good for so long: scrapes of several Prometheus servers ask once."""
+WAIT_SECONDS: Final = 1.0
+"""A local disk answers in microseconds, a network file system in milliseconds."""
+
+
+class Space(NamedTuple):
+    """Bytes of a file system."""
+
+    free: int
+    """What a user without privileges may use."""
+    size: int
+
+
+def space_of(folder: Path) -> Space | None:
+    """Return the space of the file system that a folder is on, or is to be on; None where that cannot be asked."""
+    for place in (folder, *folder.parents):
+        try:
+            found = os.statvfs(place)
+        except FileNotFoundError:
+            continue  # a checkpoint folder is made with the first checkpoint
+        except OSError:
+            return None
+        return Space(found.f_bavail * found.f_frsize, found.f_blocks * found.f_frsize)
+    return None
+
+
+class DiskSpace:
+    """The space of some folders, by name."""
+
+    def __init__(
+        self,
+        folders: Mapping[str, Path],
+        ask: Callable[[Path], Space | None] = space_of,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._folders, self._ask, self._clock = dict(folders), ask, clock
+        self._lock = threading.Lock()
+        self._asking: dict[str, threading.Thread] = {}
+        self._answers: dict[str, tuple[float, Space | None]] = {}
+        """Folder -> (when it was answered, the answer)."""
+
+    def read(self) -> dict[str, Space]:
+        """Return the space of every folder that answers."""
+        with self._lock:
+            asked = [self._asked(name) for name in self._folders]
+        for thread in asked:
+            if thread is not None:
+                thread.join(WAIT_SECONDS)
+        now = self._clock()
+        answers = [(name, *self._answers[name]) for name in self._folders if name in self._answers]
+        return {name: space for name, at, space in answers if space is not None and now - at <= KEPT_SECONDS}
+
+    def _asked(self, name: str) -> threading.Thread | None:
+        """Return the thread that asks about a folder now; None when the last answer is still good."""
+        thread = self._asking.get(name)
+        if thread is not None and thread.is_alive():
+            return thread
+        answer = self._answers.get(name)
+        if answer is not None and self._clock() - answer[0] < KEPT_SECONDS:
+            return None
+        thread = self._asking[name] = threading.Thread(target=self._answer, args=(name,), name="disk", daemon=True)
+        thread.start()
+        return thread
+
+    def _answer(self, name: str) -> None:
+        space = self._ask(self._folders[name])
+        self._answers[name] = (self._clock(), space)

@@ -1,0 +1,134 @@
+"""Carries out sharing: sends tokens of siblings and of earlier epochs, notes what workers have, feeds the store.
+
+Rule: what a worker has is what was handed to its session, which ends before anything of it is lost. Nothing here
+changes the ledger or the journal. When the process dies, the store is filled again with what the kept segments of the
+journal hold (those since the last checkpoint, and a few before), and workers are sent everything anew.
+"""
+
+import logging
+from collections import defaultdict
+from collections.abc import Mapping
+from typing import Final
+
+from rlhf_api import control_pb2 as pb
+from rlhf_api.algorithms import samples_per_prompt
+from rlhf_coordinator.job.job_run import JobRun
+from rlhf_coordinator.scheduling import sibling_sharing
+from rlhf_coordinator.scheduling.decisions import SharedPart, ShareSiblings
+from rlhf_coordinator.state.earlier_responses import EarlierResponse
+from rlhf_coordinator.state.sample import ITEM_BYTES
+from rlhf_coordinator.state.sibling_state import TokenSource, weights
+from rlhf_coordinator.storage.sample_codec import packed
+
+log = logging.getLogger(__name__)
+
+MAX_SEGMENTS: Final = 8
+"""Segments of the journal that are read for responses at a start: reading takes a second."""
+
+
+def share(run: JobRun, decision: ShareSiblings) -> None:
+    """Send what was decided on, and note it."""
+    sharing, messages = run.state.siblings, _Messages(run.state.iteration)
+    for part in decision.parts:
+        if part.sent:
+            messages.add(part, *_tokens(run, part))
+            sharing.sent += part.stop - part.start
+            run.totals.siblings_sent += part.stop - part.start
+        sharing.has.setdefault(part.group, {}).setdefault(part.worker, {})[part.source] = part.stop
+    for group, worker in decision.forgotten:
+        _drop(run, group, worker)
+        messages.of(worker).forgotten.append(group)
+    for worker, message in messages.by_worker.items():
+        run.sessions.send(worker, pb.CoordinatorMessage(siblings=message))
+    sharing.next_group, sharing.next_share = decision.next_group, decision.next_share
+
+
+def response_finished(run: JobRun, index: int, worker: str) -> None:
+    """Note that who decoded a sample to its end has all of it."""
+    group = index // samples_per_prompt(run.context.spec)
+    has = run.state.siblings.has.get(group, {}).get(worker)
+    if has is not None:
+        has[TokenSource(run.state.iteration, index)] = len(run.state.ledger.samples[index].response)
+
+
+def worker_lost(run: JobRun, worker: str) -> None:
+    """Note that a worker has nothing: it is gone, or its session is a new one."""
+    run.state.siblings.forget_worker(worker)
+
+
+def iteration_ended(run: JobRun) -> None:
+    """Keep the iteration's responses for the next epoch; forget what workers have, as they do with the next lease."""
+    sharing = run.state.siblings
+    for group, workers in list(sharing.has.items()):
+        for worker in list(workers):
+            _drop(run, group, worker)
+    samples = run.state.ledger.samples
+    if sibling_sharing.is_enabled(run.context) and _prompts_come_again(run):
+        _keep(run, run.state.iteration, {sample.index: sample.response.tokens for sample in samples})
+
+
+def restore_earlier(run: JobRun) -> None:
+    """Fill the store with the responses of the iterations before, as far as the journal holds them."""
+    if not sibling_sharing.is_enabled(run.context) or not _prompts_come_again(run):
+        return
+    before = [iteration for iteration in run.journal.iterations() if iteration < run.state.iteration]
+    for iteration in before[-MAX_SEGMENTS:]:
+        finished = (record.finished for record in run.journal.read(iteration) if record.HasField("finished"))
+        _keep(run, iteration, {message.key.sample: message.tokens.data for message in finished})
+    if held := run.state.siblings.earlier.tokens:
+        log.info("%d tokens of earlier responses are remembered, to draft by", held)
+
+
+def _prompts_come_again(run: JobRun) -> bool:
+    """Return whether an iteration is left whose prompts were seen before."""
+    return run.prompts.epoch(run.context.spec.iterations - 1) > 0
+
+
+def _keep(run: JobRun, iteration: int, responses: Mapping[int, bytes]) -> None:
+    by_line: defaultdict[int, list[EarlierResponse]] = defaultdict(list)
+    for index, tokens in responses.items():
+        if tokens:
+            by_line[run.prompts.of(iteration, index).line].append(EarlierResponse(iteration, index, tokens))
+    for line, kept in by_line.items():
+        run.state.siblings.earlier.add(line, kept)
+
+
+def _drop(run: JobRun, group: int, worker: str) -> None:
+    sharing, per_prompt = run.state.siblings, samples_per_prompt(run.context.spec)
+    dropped = sibling_sharing.unsent_tokens(run.state, group, sharing.has[group][worker], per_prompt)
+    sharing.forget(group, worker)
+    sharing.dropped += dropped
+    run.totals.siblings_dropped += dropped
+
+
+def _tokens(run: JobRun, part: SharedPart) -> tuple[bytes, float]:
+    """Return the tokens of a part, and how much they count."""
+    first, last = part.start * ITEM_BYTES, part.stop * ITEM_BYTES
+    if part.source.iteration == run.state.iteration:
+        return run.state.ledger.samples[part.source.sample].response.tokens[first:last], 1.0
+    earlier = run.state.siblings.earlier.of(run.state.prompt_lines[part.group * samples_per_prompt(run.context.spec)])
+    response = next(item for item in earlier if (item.iteration, item.sample) == part.source)
+    return response.tokens[first:last], weights(item.iteration for item in earlier)[response.iteration]
+
+
+class _Messages:
+    """One message for each worker that is told anything."""
+
+    def __init__(self, iteration: int) -> None:
+        self._iteration = iteration
+        self.by_worker: dict[str, pb.SiblingTokens] = {}
+
+    def of(self, worker: str) -> pb.SiblingTokens:
+        return self.by_worker.setdefault(worker, pb.SiblingTokens(iteration=self._iteration))
+
+    def add(self, part: SharedPart, tokens: bytes, weight: float) -> None:
+        self.of(part.worker).deltas.append(
+            pb.SiblingDelta(
+                group=part.group,
+                iteration=part.source.iteration,
+                sample=part.source.sample,
+                offset=part.start,
+                tokens=packed("int32", tokens),
+                weight=weight,
+            )
+        )

@@ -1,0 +1,61 @@
+"""Speculation in words with numbers: for the status, for events, for who describes a job.
+
+Rule: pure; of counts, never of what was planned.
+"""
+
+from typing import Final
+
+from rlhf_api.job import RLHFJobSpec
+from rlhf_coordinator.state.speculation_state import DraftTotals, SpeculationState
+
+ENOUGH_STEPS: Final = 64
+"""Of an iteration, before something is said of it."""
+ON_SHARE: Final = 0.02
+"""Share of steps with drafts from which drafting is on: probes are fewer."""
+
+
+def is_on(totals: DraftTotals) -> bool | None:
+    """Return whether drafts were made otherwise than to measure them; None: too little was seen."""
+    if totals.steps < ENOUGH_STEPS:
+        return None
+    return max(0, totals.drafted_steps - totals.probes) >= ON_SHARE * totals.steps
+
+
+def in_words(spec: RLHFJobSpec, state: SpeculationState) -> str:
+    """Return what drafting did in the last iteration, or does in this one while there was none."""
+    mode = spec.generation.speculation.mode
+    if mode == "Disabled":
+        return "Disabled"
+    totals = shown(state)
+    if not totals.steps:
+        return f"{mode}: nothing was decoded with drafts in view yet"
+    if is_on(totals) is False:
+        return f"{mode}, off: plain steps are faster; {_accepted(totals)}"
+    return f"{mode}: {_gain(totals)}; {_accepted(totals)}"
+
+
+def switched(iteration: int, totals: DraftTotals, *, on: bool) -> str:
+    """Return what to say of an iteration in which drafting was switched."""
+    if on:
+        return f"iteration {iteration + 1}: speculation is on: {_gain(totals)}; {_accepted(totals)}"
+    return f"iteration {iteration + 1}: speculation is off, because plain steps are faster: {_accepted(totals)}"
+
+
+def shown(state: SpeculationState) -> DraftTotals:
+    """Return the counts of the last iteration, which stand still; of this one, while that has none."""
+    return state.before if state.before.steps else state.iteration
+
+
+def _gain(totals: DraftTotals) -> str:
+    return f"{totals.tokens_per_step:.2f} tokens a step, drafts in {totals.drafted_share:.0%} of the steps"
+
+
+def _accepted(totals: DraftTotals) -> str:
+    drafted = totals.drafted.total()
+    if not drafted:
+        return "nothing was drafted"
+    parts = []
+    for drafter in sorted({name for name, _ in totals.drafted}):
+        of_drafter, accepted = totals.of_drafter(drafter)
+        parts.append(f"{drafter} {accepted / max(1, of_drafter):.0%} of {of_drafter}")
+    return f"{totals.acceptance:.0%} of {drafted} drafted tokens were accepted ({', '.join(parts)})"

@@ -1,0 +1,61 @@
+"""The refill of an iteration: which prompt groups were dropped, how many groups there are, and what the batch is of.
+
+Rule: pure, and a part of the ledger, which alone changes it; the rule and what follows from it is
+`rlhf_api.algorithms.refill`. Rewards are judged as they are given, before anything shapes them. A group is judged once,
+when all of its samples are scored or failed; one of which every sample failed stays in the batch, masked out.
+"""
+
+from bisect import insort
+from collections.abc import Sequence
+from typing import Final
+
+import numpy as np
+
+from rlhf_api.algorithms import Graph, Task
+from rlhf_api.algorithms.refill import RefillRule, round_ends, teaches_nothing
+from rlhf_coordinator.state.sample import Sample, SampleState
+
+NO_REFILL: Final = RefillRule(0)
+
+
+class BatchRefill:
+    """The dropped groups of one iteration."""
+
+    def __init__(self, rule: RefillRule, tasks: Sequence[Task], groups: int) -> None:
+        """`tasks`: the scoring tasks of the graph; `groups`: prompts of the batch."""
+        self.rule, self.first = rule, groups
+        self._reward = next(iter(Graph("", tuple(tasks)).reward_fields), "")
+        self.dropped: list[int] = []
+        """Numbers of the dropped groups, in ascending order."""
+
+    def drops(self, group: int, members: Sequence[Sample]) -> bool:
+        """Judge a group by those of its samples that did not fail; return whether it is dropped."""
+        if not self.rule.rounds or not members or any(sample.state is not SampleState.SCORED for sample in members):
+            return False
+        given = [sample.fields[self._reward] for sample in members if self._reward in sample.fields]
+        if not teaches_nothing([float(np.frombuffer(reward, dtype="<f4")[0]) for reward in given]):
+            return False
+        insort(self.dropped, group)
+        return True
+
+    @property
+    def groups(self) -> int:
+        """How many groups the iteration has, as far as is known."""
+        return round_ends(self.first, self.dropped, self.rule.rounds)[-1]
+
+    @property
+    def rounds(self) -> int:
+        """Rounds that added groups."""
+        return len(round_ends(self.first, self.dropped, self.rule.rounds)) - 1
+
+    @property
+    def missing(self) -> int:
+        """Groups by which the batch is short, once everything is scored."""
+        return self.first - (self.groups - len(self.dropped))
+
+    def batch(self) -> list[tuple[int, bool]]:
+        """Return the groups of the batch, and whether each is masked out: those that were kept in their order, and
+        in the places that no round could fill dropped ones, the first ones first."""
+        gone = set(self.dropped)
+        kept = [(group, False) for group in range(self.groups) if group not in gone]
+        return [*kept, *((group, self.rule.used_up != "Train") for group in self.dropped[: self.first - len(kept)])]

@@ -1,0 +1,117 @@
+"""The group table of an iteration: which task of which prompt's group waits, is open, or is leased to a worker.
+
+The unit of such a task is a group: all samples of one prompt. It is open once every sample of the group has what the
+task needs, goes to one worker in one lease, and is done when that worker gave a result for each of them. What came of
+a group that is not complete is forgotten with its lease: a judge that compares is never mixed with another's answer.
+A sample that failed is in no group any more; the others are a group without it.
+Rule: pure, and a part of the ledger, which alone uses it. Leases of the samples are the scoring table's, under attempts
+of their own; this knows which of them belong together.
+"""
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from rlhf_api.algorithms import Scope, Task
+from rlhf_coordinator.state.sample import Sample, SampleState
+
+GroupTask = tuple[int, str]
+"""(group, name of the task)."""
+Results = Mapping[int, bytes | None]
+"""Sample -> float32 values; None: abstained."""
+
+
+@dataclass
+class GroupLease:
+    """A group that one worker has for one task."""
+
+    members: tuple[int, ...]
+    results: dict[int, bytes | None] = field(default_factory=dict)
+    """Those that came, by sample."""
+
+
+class GroupTable:
+    """The group tasks of one iteration."""
+
+    def __init__(self, tasks: Sequence[Task], group_size: int) -> None:
+        """`tasks`: all scoring tasks of the graph; those of scope GROUP are this table's. `group_size`: samples of one
+        prompt, next to each other."""
+        self.names = frozenset(task.name for task in tasks if task.scope is Scope.GROUP)
+        maker = {made: task.name for task in tasks for made in task.produces}
+        self._after = {
+            task.name: frozenset(maker[need] for need in task.needs if need in maker)
+            for task in tasks
+            if task.name in self.names
+        }
+        self._size = group_size
+        self._open: dict[GroupTask, None] = {}
+        self._leased: dict[GroupTask, GroupLease] = {}
+        self._done: set[GroupTask] = set()
+
+    def open(self) -> Collection[GroupTask]:
+        """Return what can be leased, in the order in which it became so."""
+        return self._open.keys()
+
+    def group_of(self, index: int) -> int:
+        """Return the group of a sample."""
+        return index // self._size
+
+    def members(self, group: int, samples: Sequence[Sample]) -> list[Sample]:
+        """Return the samples of a group that did not fail. `samples`: all of the iteration, by index."""
+        return [sample for sample in samples[group * self._size : (group + 1) * self._size] if not sample.failed]
+
+    def refresh(self, index: int, samples: Sequence[Sample]) -> None:
+        """Open the tasks of a sample's group that have become possible: something of the sample is known now."""
+        if not self.names:
+            return
+        group = self.group_of(index)
+        members = self.members(group, samples)
+        for name in sorted(self.names):
+            item = (group, name)
+            if item in self._open or item in self._leased or item in self._done or not members:
+                continue
+            if all(self._has_needs(sample, name) for sample in members):
+                self._open[item] = None
+
+    def lease(self, group: int, task: str, samples: Sequence[Sample]) -> list[Sample]:
+        """Take a task that is open; return the samples that belong to it."""
+        del self._open[group, task]
+        members = self.members(group, samples)
+        self._leased[group, task] = GroupLease(tuple(sample.index for sample in members))
+        return members
+
+    def collect(self, index: int, task: str, values: bytes | None) -> Results | None:
+        """Take in the result of one sample; return those of all once the last has come, and None before. A second
+        result of a sample is passed over."""
+        item = self.group_of(index), task
+        lease = self._leased[item]
+        lease.results.setdefault(index, values)
+        if len(lease.results) < len(lease.members):
+            return None
+        del self._leased[item]
+        self._done.add(item)
+        return {member: lease.results[member] for member in lease.members}
+
+    def give_back(self, index: int, task: str) -> tuple[int, ...]:
+        """Open a leased task again, whose results are forgotten; return its samples."""
+        item = self.group_of(index), task
+        self._open[item] = None
+        return self._leased.pop(item).members
+
+    def restore(self, task: str, indices: Collection[int]) -> None:
+        """Take in that a task is done for these samples, as was written down. Raises ValueError when it cannot be."""
+        item = self.group_of(min(indices)), task
+        if item not in self._open:
+            raise ValueError(f"task {task} of prompt group {item[0]} is not open")
+        del self._open[item]
+        self._done.add(item)
+
+    def drop(self, group: int) -> None:
+        """Nothing of a group is to be done any more."""
+        for of_group in [item for item in (*self._open, *self._leased) if item[0] == group]:
+            self._open.pop(of_group, None)
+            self._leased.pop(of_group, None)
+
+    def _has_needs(self, sample: Sample, task: str) -> bool:
+        if sample.state not in (SampleState.GENERATED, SampleState.SCORED):
+            return False
+        return self._after[task].isdisjoint({*sample.open_tasks, *sample.scoring, *sample.group_tasks})

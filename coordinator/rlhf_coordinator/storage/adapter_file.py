@@ -1,0 +1,51 @@
+"""One safetensors file of several: PEFT reads an adapter from one, and each training rank writes its own stage's.
+
+Rule: bytes of tensors are copied as they are; only the header is made anew. The parts were checked against what their
+ranks reported before. Raises OSError and ValueError; what is half-written lies in a temporary folder.
+"""
+
+import json
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Final
+
+_LENGTH_BYTES: Final = 8
+"""Of the length of the header, before it."""
+_ALIGNMENT: Final = 8
+"""Bytes that a header is padded to, so that data starts aligned."""
+_MAX_HEADER: Final = 100 * 1024 * 1024
+"""Bytes of a header, as the format's own library limits it."""
+
+
+def join(parts: Sequence[Path], target: Path) -> None:
+    """Write all tensors of `parts` into `target`, in their order. ValueError when two parts hold one tensor."""
+    merged: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    end, starts = 0, []
+    for part in parts:
+        header, start = _header(part)
+        header.pop("__metadata__", None)
+        for name, entry in header.items():
+            if name in merged:
+                raise ValueError(f"{name} is in {part.name} and in a file before it")
+            merged[name] = entry | {"data_offsets": [offset + end for offset in entry["data_offsets"]]}
+        end += part.stat().st_size - start
+        starts.append(start)
+    text = json.dumps(merged, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % _ALIGNMENT)
+    with target.open("wb") as out:
+        out.write(len(text).to_bytes(_LENGTH_BYTES, "little") + text)
+        for part, start in zip(parts, starts, strict=True):
+            with part.open("rb") as stream:
+                stream.seek(start)
+                shutil.copyfileobj(stream, out)
+
+
+def _header(file: Path) -> tuple[dict[str, Any], int]:
+    """Return the header, and where the data of the tensors begins."""
+    with file.open("rb") as stream:
+        length = int.from_bytes(stream.read(_LENGTH_BYTES), "little")
+        if length > _MAX_HEADER:
+            raise ValueError(f"{file}: header of {length} bytes")
+        header: dict[str, Any] = json.loads(stream.read(length))
+    return header, _LENGTH_BYTES + length

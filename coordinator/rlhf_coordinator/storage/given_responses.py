@@ -1,0 +1,59 @@
+"""Responses that the prompt file holds, as tokens that follow the prompt's; and a ledger that has them from the start.
+
+The tokens are those of prompt and response written together, without the prompt's, so that a word's space is where the
+model will see it; where the two would share a token, the response is tokenized alone, as generation would have gone on
+after the prompt. Each ends in the end-of-sequence token, once: what the model is to learn includes where to stop.
+Rule: a response depends on its line and the tokenizer alone, so nothing of it is journaled: who comes back makes the
+same ledger again.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from rlhf_api.names import ExitCode
+from rlhf_coordinator.failures import JobError
+from rlhf_coordinator.storage.prompt_lines import PromptLine
+
+
+@dataclass(frozen=True, slots=True)
+class GivenResponse:
+    """A response of the prompt file."""
+
+    tokens: bytes
+    """int32, little endian, the end-of-sequence token included."""
+    text: str
+
+
+def tokenized_responses(
+    lines: Sequence[PromptLine], prompts: Sequence[list[int]], tokenizer: Any, *, special: bool
+) -> list[tuple[GivenResponse, ...]]:
+    """Return the responses of each line. `prompts`: the tokens of its prompt; `special`: whether the tokenizer adds its
+    special tokens, as it did to the prompts. Raises JobError where the tokenizer has no end-of-sequence token."""
+    end = tokenizer.eos_token_id
+    if end is None:
+        message = "its tokenizer has no end-of-sequence token, so no model could learn where a response ends; add one"
+        raise JobError("BadData", message, field="spec.models.actor.path", exit_code=ExitCode.BAD_DATA)
+    asked = [
+        (line.text, response.written, tokens)
+        for line, tokens in zip(lines, prompts, strict=True)
+        for response in line.responses
+    ]
+    whole = tokenizer([prompt + said for prompt, said, _ in asked], add_special_tokens=special)["input_ids"]
+    alone = tokenizer([said for _, said, _ in asked], add_special_tokens=False)["input_ids"]
+    ids = iter(
+        _ended(together[len(prompt) :] if together[: len(prompt)] == prompt else separate, end)
+        for (_, _, prompt), together, separate in zip(asked, whole, alone, strict=True)
+    )
+    return [
+        tuple(GivenResponse(np.array(next(ids), dtype="<i4").tobytes(), said.text) for said in line.responses)
+        for line in lines
+    ]
+
+
+def _ended(ids: list[int], end: int) -> list[int]:
+    """Return the tokens up to the last end of sequence, behind which a template may write more; with one at least."""
+    last = len(ids) - 1 - ids[::-1].index(end) if end in ids else len(ids)
+    return [*ids[:last], end]

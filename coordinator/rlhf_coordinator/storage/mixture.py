@@ -1,0 +1,52 @@
+"""The order in which prompts are taken from several sources: which source the n-th prompt is from, and which of it.
+
+Sources take turns in cycles of as many prompts as their weights sum to (divided by what these have in common), and in
+each a source has exactly its weight. A source with the share p has its j-th turn between turns (j - 1) / p and j / p,
+and of those whose time has come the one whose time ends first is taken (earliest deadline first, by which all are in
+time). So after any number n of prompts a source has had n p of them, give or take less than one.
+Rule: a pure function of weights; it knows no seed, no file and no iteration.
+"""
+
+from collections.abc import Sequence
+from math import gcd
+
+
+class Mixture:
+    """Turns of sources with whole weights from 1."""
+
+    def __init__(self, weights: Sequence[int]) -> None:
+        common = gcd(*weights)
+        self._weights = [weight // common for weight in weights]
+        self._turns = _cycle(self._weights)
+        self._ranks: list[int] = []
+        seen = [0] * len(weights)
+        for source in self._turns:
+            self._ranks.append(seen[source])
+            seen[source] += 1
+
+    def place(self, number: int) -> tuple[int, int]:
+        """Return (source, which of it, from 0) of the prompt with a number from 0."""
+        cycles, turn = divmod(number, len(self._turns))
+        source = self._turns[turn]
+        return source, cycles * self._weights[source] + self._ranks[turn]
+
+    def counts(self, count: int) -> list[int]:
+        """Return how many of the first `count` prompts are from each source."""
+        cycles, rest = divmod(count, len(self._turns))
+        result = [cycles * weight for weight in self._weights]
+        for source in self._turns[:rest]:
+            result[source] += 1
+        return result
+
+
+def _cycle(weights: Sequence[int]) -> list[int]:
+    """Return the source of each turn of a cycle."""
+    total = sum(weights)
+    taken = [0] * len(weights)
+    turns = []
+    for turn in range(total):
+        begun = (source for source, weight in enumerate(weights) if taken[source] * total < (turn + 1) * weight)
+        source = min(begun, key=lambda one: (-(-(taken[one] + 1) * total // weights[one]), one))
+        turns.append(source)
+        taken[source] += 1
+    return turns

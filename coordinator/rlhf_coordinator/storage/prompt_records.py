@@ -1,0 +1,143 @@
+"""The records of a prompt file, whatever its format: JSON objects, each with its place and its text.
+
+Lines of a JSONL file are records; so are rows of tables (`prompt_tables`), with their columns as keys.
+Rule: a bad record is an error that names its place; nothing is skipped but blank lines, and nothing is cut. Whoever
+reads records must never ask of which format they are.
+"""
+
+import hashlib
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Final
+
+from rlhf_api.job.rollout import Prompts, PromptSource
+from rlhf_coordinator.failures import JobError
+from rlhf_coordinator.storage.prompt_places import Place
+from rlhf_coordinator.storage.prompt_tables import PARQUET_MARK, table_rows
+from rlhf_coordinator.storage.table_folder import is_table, tables_of
+
+_BLOCK: Final = 1 << 20
+"""Bytes of a file that are read at once, to be hashed."""
+
+
+@dataclass(frozen=True, slots=True)
+class PromptRecord:
+    """One record."""
+
+    number: int
+    """From 1: the line of a JSONL file, the row of a table or of all tables of a folder."""
+    place: Place
+    data: dict[str, Any]
+    text: str
+    """The JSON object; of a line that is taken whole, as it is written there."""
+
+
+def places(prompts: Prompts) -> list[tuple[PromptSource, Place]]:
+    """Return the files of the prompts, in order, and the place of each."""
+    field = "spec.prompts.path"
+    return [
+        (file, Place(Path(file.path), field=f"spec.prompts.sources[{at}].path" if prompts.sources else field))
+        for at, file in enumerate(prompts.files)
+    ]
+
+
+def read_records(
+    prompts: Prompts, file: PromptSource, whole: Place, response_keys: Sequence[str] = ()
+) -> Iterator[PromptRecord]:
+    """Yield the records of a file of the prompts, whose place is `whole`. Raises JobError naming the first bad one.
+
+    Each has the prompt and `response_keys`, and of the other keys those of `prompts.columns`, or all.
+    """
+    key = file.prompt_key or prompts.prompt_key
+    needed = {key: "prompts.promptKey"}
+    needed |= dict.fromkeys(response_keys, "the key of a response in spec.algorithm")
+    needed |= {name: "prompts.columns" for name in prompts.columns if name not in needed}
+    number = 0
+    for place, record, text in _objects(whole, needed, prompts.columns):
+        # Lines count blank ones, too; rows of a folder go on counting from file to file.
+        number = max(number + 1, place.number)
+        if key == prompts.prompt_key:
+            yield PromptRecord(number, place, record, text)
+            continue
+        if prompts.prompt_key in record:
+            message = f"has the key {prompts.prompt_key!r} beside {key!r}, which takes that name (prompts.promptKey)"
+            raise place.bad(f"{message}; name the columns to read with prompts.columns")
+        renamed = {prompts.prompt_key if name == key else name: value for name, value in record.items()}
+        yield PromptRecord(number, place, renamed, json.dumps(renamed, ensure_ascii=False))
+
+
+def _objects(
+    whole: Place, needed: Mapping[str, str], columns: Sequence[str]
+) -> Iterator[tuple[Place, dict[str, Any], str]]:
+    """Yield the place, the object and the text of each record; with `columns` it has what is needed, and no more."""
+    if whole.path.is_dir() or is_table(whole.path):
+        for path in tables_of(whole) if whole.path.is_dir() else [whole.path]:
+            for row in table_rows(replace(whole, path=path), needed, all_columns=not columns):
+                yield row.place, row.data, row.text
+        return
+    for place, line in _lines(whole):
+        record = _object(place, line)
+        for key, field in needed.items():
+            if key not in record:
+                raise place.bad(f"has no key {key!r} ({field}); it has {', '.join(record) or 'none'}")
+        if columns:
+            record = {key: record[key] for key in needed}
+            yield place, record, json.dumps(record, ensure_ascii=False)
+        else:
+            yield place, record, line.strip()
+
+
+def content(whole: Place) -> Iterator[bytes]:
+    """Yield what a file holds, byte for byte, or the name and digest of each file of a folder. Raises JobError when it
+    cannot be read."""
+    if whole.path.is_dir():
+        for path in tables_of(whole):
+            yield path.name.encode() + b"\0" + content_digest(replace(whole, path=path))
+        return
+    try:
+        with whole.path.open("rb") as file:
+            while block := file.read(_BLOCK):
+                yield block
+    except OSError as error:
+        raise _unreadable(whole, error) from error
+
+
+def content_digest(whole: Place) -> bytes:
+    """Return the SHA-256 of what a file or folder holds. Raises JobError."""
+    digest = hashlib.sha256()
+    for block in content(whole):
+        digest.update(block)
+    return digest.digest()
+
+
+def _lines(whole: Place) -> Iterator[tuple[Place, str]]:
+    try:
+        data = whole.path.read_bytes()
+    except OSError as error:
+        raise _unreadable(whole, error) from error
+    if data.startswith(PARQUET_MARK):
+        raise whole.bad("is a parquet file by its content; give it a name that ends in .parquet")
+    try:
+        text = data.decode("utf-8")
+    except UnicodeDecodeError as error:
+        where = replace(whole, number=data[: error.start].count(b"\n") + 1)
+        raise where.bad(f"is not UTF-8: {error.reason}") from error
+    for number, line in enumerate(text.split("\n"), start=1):
+        if line.strip():
+            yield replace(whole, number=number), line
+
+
+def _object(place: Place, line: str) -> dict[str, Any]:
+    try:
+        record = json.loads(line)
+    except (ValueError, RecursionError) as error:
+        raise place.bad(f"is not JSON: {error}") from error
+    if not isinstance(record, dict):
+        raise place.bad(f"is a JSON {type(record).__name__}, not an object")
+    return record
+
+
+def _unreadable(whole: Place, error: OSError) -> JobError:
+    return whole.bad(f"cannot be read: {error.strerror or error}")

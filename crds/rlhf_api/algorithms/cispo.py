@@ -1,0 +1,38 @@
+"""Clipped importance sampling policy optimisation: fields and graph. Its losses are `rlhf_workers.algorithms.cispo`."""
+
+from collections.abc import Iterator
+from typing import ClassVar
+
+from rlhf_api.algorithms.fields import LossAggregation, NonNegative, Positive
+from rlhf_api.algorithms.grpo import GRPO
+from rlhf_api.rules.rule import Rule
+
+
+class CISPO(GRPO):
+    """REINFORCE weighted by clipped ratios: no token loses its gradient, however far the policy moved."""
+
+    summary: ClassVar = "Clipped importance sampling policy optimisation, no critic."
+
+    kl_coefficient: NonNegative = 0.0
+    """Weight of the KL divergence to the reference model; 0 trains without a reference."""
+    clip_range: Positive = 1.0
+    """The weight of a token is its ratio clipped to [1 - clipRange, 1 + clipRangeHigh]; from 1 on there is no lower
+    bound."""
+    clip_range_high: Positive | None = 0.2
+    """Upper clip range; clipRange when null."""
+    loss_aggregation: LossAggregation = "TokenMean"
+    """How losses of tokens become one number: SequenceMean averages over the tokens of a response, then over responses;
+    TokenMean over all tokens of a mini-batch; ConstantLength divides their sum by responses x
+    rollout.maxResponseTokens."""
+
+    @classmethod
+    def rules(cls, path: str) -> Iterator[Rule]:
+        yield from super().rules(path)
+        below = path.replace("spec.", "self.", 1)
+        yield Rule(
+            field=f"{path}.dualClip",
+            node="spec",
+            cel=f"!has({below}) || !has({below}.dualClip)",
+            holds=lambda values: not values.has(f"{path}.dualClip"),
+            message=f"bounds a clipped loss, which this is not: remove it, {path}.clipRangeHigh bounds every weight",
+        )

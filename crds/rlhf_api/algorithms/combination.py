@@ -1,0 +1,53 @@
+"""How several rewards of a response become one number.
+
+Rule: pure; one response at a time, in float64, by sums whose result does not depend on the order of arrival. A reward
+that abstained is left out, never taken to be zero; where all abstained there is no number. What needs the whole batch
+(`Combine.NORMALIZED_SUM`) is done again where the batch is, by the ranks; here it is the plain sum, the number that
+people are shown.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+
+
+class Combine(StrEnum):
+    """What is done with the numbers; w_k are weights, r_k rewards that did not abstain."""
+
+    SUM = "Sum"
+    """sum w_k r_k."""
+    NORMALIZED_SUM = "NormalizedSum"
+    """sum w_k (r_k - mean of k over the batch) / standard deviation of k over the batch."""
+    MIN = "Min"
+    """min w_k r_k."""
+    MEAN_MINUS_VARIANCE = "MeanMinusVariance"
+    """m - lambda v, with m = sum w_k r_k / sum w_k and v = sum w_k (r_k - m)^2 / sum w_k."""
+
+
+@dataclass(frozen=True)
+class Combination:
+    """Names and weights of the rewards, and what is done with them."""
+
+    weights: tuple[tuple[str, float], ...]
+    """(name, weight), in the order of the manifest."""
+    method: Combine = Combine.SUM
+    variance_weight: float = 1.0
+    """lambda."""
+
+    def of(self, rewards: Mapping[str, float]) -> float | None:
+        """Return the one number of a response; `rewards` by name, without those that abstained. None: all did."""
+        given = [(weight, rewards[name]) for name, weight in self.weights if name in rewards]
+        if not given:
+            return None
+        products = [weight * reward for weight, reward in given]
+        match self.method:
+            case Combine.SUM | Combine.NORMALIZED_SUM:
+                return math.fsum(products)
+            case Combine.MIN:
+                return min(products)
+            case Combine.MEAN_MINUS_VARIANCE:
+                whole = math.fsum(weight for weight, _ in given)
+                mean = math.fsum(products) / whole
+                variance = math.fsum(weight * (reward - mean) ** 2 for weight, reward in given) / whole
+                return mean - self.variance_weight * variance

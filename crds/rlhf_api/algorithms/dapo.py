@@ -1,0 +1,71 @@
+"""DAPO, decoupled clip and dynamic sampling: fields and graph. Its losses are `rlhf_workers.algorithms.dapo`.
+
+Source: Yu et al., "DAPO" (2025, arXiv 2503.14476); the limit of rounds and what follows it are this project's.
+"""
+
+from collections.abc import Iterator
+from typing import Annotated, ClassVar, Literal
+
+from pydantic import Field
+
+from rlhf_api.algorithms.fields import NonNegative, Positive
+from rlhf_api.algorithms.graph import GENERATE, SCORE_REFERENCE, SCORE_REWARD, TRAIN_ACTOR
+from rlhf_api.algorithms.group_gradient_fields import GroupGradientFields, GroupSize
+from rlhf_api.algorithms.refill import RefillRule, UsedUp
+from rlhf_api.rules.rule import Rule
+
+
+class DAPO(GroupGradientFields):
+    """DAPO: GRPO with a higher upper clip range, the mean over tokens, no divergence term, responses that run long
+    punished, and prompts that teach nothing replaced by others."""
+
+    summary: ClassVar = "DAPO: GRPO with decoupled clipping, dynamic sampling and overlong shaping, no critic."
+    all_tasks: ClassVar = (GENERATE, SCORE_REFERENCE, SCORE_REWARD, TRAIN_ACTOR)
+
+    group_size: GroupSize = 16
+    """Responses per prompt; must divide rollout.batchSize and algorithm.dapo.miniBatchSize."""
+    kl_coefficient: NonNegative = 0.0
+    """Weight of the KL divergence to the reference model; 0 trains without a reference."""
+    clip_range_high: Positive | None = 0.28
+    """Upper clip range."""
+    overlong_penalty: NonNegative = 1.0
+    """Largest amount that is taken off the reward of a response for its length; 0 takes nothing."""
+    overlong_share: Annotated[float, Field(gt=0, le=1)] = 0.2
+    """Last part of rollout.maxResponseTokens, as a share of it, over which the penalty grows from 0 to
+    overlongPenalty."""
+    refill_rounds: Annotated[int, Field(ge=0, le=64)] = 10
+    """Prompts whose rewards, before the penalty, are all equal are dropped, and others take their place, as do others
+    that of these are dropped, at most so many times; 0 drops none."""
+    when_rounds_used_up: Literal["Mask", "Train", "Fail"] = "Mask"
+    """What becomes of the places of a batch that no round could fill. Mask: they are left out of the losses, so that a
+    job goes on with what it has. Train: dropped groups are trained on, whose advantages are 0 and whose tokens count in
+    means. Fail: the job fails, as its prompts teach the policy nothing any more."""
+
+    @property
+    def refill(self) -> RefillRule:
+        return RefillRule(self.refill_rounds, UsedUp(self.when_rounds_used_up))
+
+    @classmethod
+    def rules(cls, path: str) -> Iterator[Rule]:
+        yield from super().rules(path)
+        below = path.replace("spec.", "self.", 1)
+        yield Rule(
+            field="spec.rewardShaping.overlongBuffer",
+            node="spec",
+            cel=f"!has({below}) || {below}.overlongPenalty == 0.0 || self.rewardShaping.overlongBuffer == 0",
+            holds=lambda values: (
+                not values.has(path)
+                or not values[f"{path}.overlongPenalty"]
+                or not values["spec.rewardShaping.overlongBuffer"]
+            ),
+            message=f"must be 0 while {path}.overlongPenalty is above 0, or a long response is punished twice: set one",
+        )
+        yield Rule(
+            field="spec.rollout.oversample",
+            node="spec",
+            cel=f"!has({below}) || {below}.refillRounds == 0 || self.rollout.oversample == 0",
+            holds=lambda values: (
+                not values.has(path) or not values[f"{path}.refillRounds"] or not values["spec.rollout.oversample"]
+            ),
+            message=f"must be 0 while {path}.refillRounds is above 0, which fills the batch already: set one of them",
+        )

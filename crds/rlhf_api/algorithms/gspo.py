@@ -1,0 +1,24 @@
+"""Group sequence policy optimisation: fields and graph. Its losses are `rlhf_workers.algorithms.gspo`."""
+
+from typing import Annotated, ClassVar, Literal
+
+from pydantic import Field
+
+from rlhf_api.algorithms.fields import NonNegative, Positive
+from rlhf_api.algorithms.grpo import GRPO
+
+
+class GSPO(GRPO):
+    """Group sequence policy optimisation: the ratio of new to old probability is the geometric mean over a response."""
+
+    summary: ClassVar = "Group sequence policy optimisation, ratios of whole responses, no critic."
+
+    kl_coefficient: NonNegative = 0.0
+    """Weight of the KL divergence to the reference model; 0 trains without a reference."""
+    clip_range: Annotated[float, Field(gt=0, lt=1)] = 3e-4
+    """The ratio of a response is clipped to [1 - clipRange, 1 + clipRangeHigh]; means over a response are near 1."""
+    clip_range_high: Positive | None = 4e-4
+    """Upper clip range; clipRange when null."""
+    ratio_level: Literal["Token", "Sequence"] = "Sequence"
+    """Whose slope the ratio has: Sequence that of the whole response, Token that of each token (GSPO-token), which is
+    another one where advantages differ within a response. Its value is that of the response in both."""

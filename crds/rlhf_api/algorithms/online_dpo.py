@@ -1,0 +1,25 @@
+"""Online direct preference optimisation: two responses are sampled, and the reward says which is better.
+
+Fields and graph; its loss is `rlhf_workers.algorithms.online_dpo`.
+"""
+
+from collections.abc import Iterator
+from typing import ClassVar
+
+from rlhf_api.algorithms.dpo import PreferenceFields
+from rlhf_api.algorithms.graph import GENERATE, SCORE_REFERENCE, SCORE_REWARD, TRAIN_ACTOR
+from rlhf_api.rules.common_rules import drawn_at_random
+from rlhf_api.rules.rule import Rule
+
+
+class OnlineDPO(PreferenceFields):
+    """Direct preference optimisation on pairs of its own responses: the one with the higher reward is chosen, and of
+    equal ones the first."""
+
+    summary: ClassVar = "Direct preference optimisation on two sampled responses, ranked by the reward; no critic."
+    all_tasks: ClassVar = (GENERATE, SCORE_REFERENCE, SCORE_REWARD, TRAIN_ACTOR)
+
+    @classmethod
+    def rules(cls, path: str) -> Iterator[Rule]:
+        yield from super().rules(path)
+        yield drawn_at_random(path, "the two responses of a pair")

@@ -1,0 +1,54 @@
+"""What algorithms on pairs of responses share in the manifest: where a file has them, and that pairs stay whole."""
+
+from collections.abc import Iterator
+from typing import Annotated, ClassVar
+
+from pydantic import Field
+
+from rlhf_api.algorithms.fields import AlgorithmFields, Epochs, MiniBatchSize
+from rlhf_api.rules.rule import Rule
+
+PAIR = 2
+"""Samples of a pair."""
+Key = Annotated[str, Field(min_length=1, max_length=253)]
+
+
+class PairFields(AlgorithmFields):
+    """An algorithm that compares two responses to a prompt. Both are in one micro-batch, next to each other."""
+
+    samples_together: ClassVar = PAIR
+
+    epochs: Epochs = 1
+    """Passes over the samples of an iteration."""
+    mini_batch_size: MiniBatchSize = 64
+    """Samples (two a pair) per optimizer step; must divide rollout.batchSize."""
+
+    @property
+    def responses_per_prompt(self) -> int:
+        return PAIR
+
+    @classmethod
+    def rules(cls, path: str) -> Iterator[Rule]:
+        field = "spec.training.microBatchSize"
+        yield Rule(
+            field=field,
+            node="spec",
+            cel=f"!has({path.replace('spec.', 'self.', 1)}) || self.training.microBatchSize % {PAIR} == 0",
+            holds=lambda values: not values.has(path) or values[field] % PAIR == 0,
+            message=f"must be even with algorithm {path.rsplit('.', 1)[-1]}, as the two responses of a pair stay "
+            "together: use 2 or a multiple of it",
+        )
+
+
+class FilePairFields(PairFields):
+    """Pairs that spec.prompts.path holds."""
+
+    chosen_key: Key = "chosen"
+    """Key of the better response in each object of spec.prompts.path: a string, to which the end-of-sequence token is
+    added. With spec.prompts.chatTemplate it may be a list of messages, too."""
+    rejected_key: Key = "rejected"
+    """Key of the worse response, as chosenKey."""
+
+    @property
+    def response_keys(self) -> tuple[str, ...]:
+        return (self.chosen_key, self.rejected_key)

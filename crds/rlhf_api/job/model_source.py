@@ -1,0 +1,10 @@
+"""A folder of a model, as every part of the manifest names one."""
+
+from rlhf_api.api_model import ApiModel, Location
+
+
+class ModelSource(ApiModel):
+    """A causal language model in the Hugging Face format."""
+
+    path: Location
+    """Folder with config.json, tokenizer and safetensors, relative to the manifest, or a hub id such as owner/name."""

@@ -1,0 +1,27 @@
+"""`spec.samples`: the tables of samples that the coordinator writes for people to read."""
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from rlhf_api.api_model import ApiModel
+
+
+class SampleSelection(ApiModel):
+    """Tables of samples in the run folder: prompts, responses, rewards, advantages, and how they came about."""
+
+    mode: Literal["Enabled", "Disabled"] = "Enabled"
+    """Enabled writes a table of some samples at some iterations. Disabled writes none."""
+    every: Annotated[int, Field(ge=1, le=1000000)] = 10
+    """Iterations between two tables. The first and the last iteration have one as well."""
+    per_iteration: Annotated[int, Field(ge=0, le=1048576)] = 16
+    """Samples in a table, spread evenly over the batch; 0 takes all of them."""
+
+    def due(self, iteration: int, iterations: int) -> bool:
+        """Return whether an iteration, counted from 0, of a job with so many has a table."""
+        return self.mode == "Enabled" and (iteration % self.every == 0 or iteration + 1 >= iterations)
+
+    def chosen(self, batch_size: int) -> list[int]:
+        """Return the indices, in order, of the samples of a batch that are in its table."""
+        count = min(self.per_iteration or batch_size, batch_size)
+        return [place * batch_size // count for place in range(count)]

@@ -1,0 +1,143 @@
+"""What a metric and a label of it are.
+
+Rule: plain data, checked when it is made: units are base units and names end in them as Prometheus asks, counters end
+in `_total`. A label is bounded, in words and as a number, by what exists; a value that only a user chooses is none.
+"""
+
+import re
+from dataclasses import dataclass
+from enum import StrEnum
+from math import prod
+from typing import Final
+
+_NAME: Final = re.compile(r"(rlhf|process)_[a-z0-9]+(_[a-z0-9]+)*")
+
+
+class MetricKind(StrEnum):
+    """Types of Prometheus."""
+
+    GAUGE = "gauge"
+    COUNTER = "counter"
+    HISTOGRAM = "histogram"
+
+
+class Unit(StrEnum):
+    """What a value counts."""
+
+    SECONDS = "seconds"
+    TIMESTAMP = "seconds since 1970"
+    BYTES = "bytes"
+    TOKENS = "tokens"
+    TOKENS_PER_SECOND = "tokens per second"
+    SAMPLES = "samples"
+    SAMPLES_PER_SECOND = "samples per second"
+    RATIO = "ratio"
+    NATS = "nats"
+    REWARD = "reward"
+    STATE = "0 or 1"
+    NUMBER = "number"
+
+
+class Server(StrEnum):
+    """Whose endpoint has it."""
+
+    OPERATOR = "operator"
+    COORDINATOR = "coordinator"
+    WORKER = "worker"
+
+
+_ENDINGS: Final = {
+    Unit.SECONDS: ("_seconds",),
+    Unit.TIMESTAMP: ("_timestamp_seconds", "process_start_time_seconds"),
+    Unit.BYTES: ("_bytes",),
+    Unit.RATIO: ("_ratio", "_share"),
+}
+"""How a name ends, before `_total`, by its unit."""
+
+
+@dataclass(frozen=True, slots=True)
+class Label:
+    """One label of a metric."""
+
+    name: str
+    meaning: str
+    values: tuple[str, ...] = ()
+    """All that it can be; empty: `bound` says what bounds it."""
+    bound: str = ""
+    """What bounds its values, such as "workers of the job"."""
+    limit: int = 0
+    """How many values it has at the scale that is measured: 1,024 workers in a job, 1,000 jobs at an operator."""
+
+    def __post_init__(self) -> None:
+        if bool(self.values) == bool(self.bound) or bool(self.bound) != bool(self.limit):
+            raise ValueError(f"label {self.name}: give either its values, or what bounds them and how many they are")
+
+    @property
+    def count(self) -> int:
+        """How many values it has at most, at the scale that is measured."""
+        return len(self.values) or self.limit
+
+
+@dataclass(frozen=True, slots=True)
+class Metric:
+    """One metric: everything that exporters, dashboards, alerts and the documentation need to know of it."""
+
+    name: str
+    """As a query says it: a counter with `_total`, a histogram without `_bucket`."""
+    kind: MetricKind
+    unit: Unit
+    servers: tuple[Server, ...]
+    meaning: str
+    """One sentence."""
+    source: str
+    """The formula, or where the value comes from."""
+    normal: str
+    """What a reader should expect to see."""
+    labels: tuple[Label, ...] = ()
+    buckets: tuple[float, ...] = ()
+    """Upper bounds of a histogram, without infinity."""
+    absent: str = ""
+    """When there is no series; empty: always there is one."""
+    run_metric: str = ""
+    """The name in metrics.jsonl and TensorBoard of the same number; `{model}` and the like stand for a label."""
+    one_a_set: bool = False
+    """Of all combinations of its last label only one has a series at a time, such as the phase that a job is in."""
+    job_label: bool = False
+    """Series have the label `job` (of a coordinator) or `name` (of the operator) as well, until the next version."""
+
+    def __post_init__(self) -> None:
+        stem = self.name.removesuffix("_total")
+        problem = ""
+        if not _NAME.fullmatch(self.name):
+            problem = "must be words in lower case, joined by _, after rlhf_"
+        elif (self.kind is MetricKind.COUNTER) != self.name.endswith("_total"):
+            problem = "must end in _total if it is a counter, and only then"
+        elif not stem.endswith(_ENDINGS.get(self.unit, ("",))):
+            problem = f"must name its unit, {self.unit}, at its end"
+        elif bool(self.buckets) != (self.kind is MetricKind.HISTOGRAM) or list(self.buckets) != sorted(
+            set(self.buckets)
+        ):
+            problem = "must have rising buckets if it is a histogram, and only then"
+        elif not self.meaning.endswith(".") or not self.source or not self.normal:
+            problem = "must have a meaning that is a sentence, a source, and what is normal"
+        if problem:
+            raise ValueError(f"metric {self.name}: {problem}")
+
+    @property
+    def label_names(self) -> tuple[str, ...]:
+        """Names of its labels, in order."""
+        return tuple(label.name for label in self.labels)
+
+    @property
+    def series(self) -> int:
+        """How many series one process has at most, at the scale that is measured; every bucket is one."""
+        labels = self.labels[:-1] if self.one_a_set else self.labels
+        sets = prod(label.count for label in labels)
+        return sets * (len(self.buckets) + 3 if self.kind is MetricKind.HISTOGRAM else 1)
+
+    @property
+    def sample_names(self) -> tuple[str, ...]:
+        """The names that series have in a query."""
+        if self.kind is MetricKind.HISTOGRAM:
+            return (f"{self.name}_bucket", f"{self.name}_sum", f"{self.name}_count")
+        return (self.name,)

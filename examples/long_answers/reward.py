@@ -1,0 +1,16 @@
+"""The verifiable reward of the long-answers example: the share of sums that are right before the first wrong one."""
+
+from typing import Any
+
+GOAL = 200
+
+
+def score(prompt: str, response: str, record: dict[str, Any]) -> float:
+    """`137+9=` is answered `146;146+9=155;...`: 1 when every sum up to the first of 200 or more is right."""
+    total, step = map(int, record["prompt"].rstrip("=").split("+"))
+    wanted = list(range(total + step, GOAL + step, step))
+    said = [part[-3:] for part in response.split(";")[:-1]]
+    right = 0
+    while right < min(len(said), len(wanted)) and said[right] == f"{wanted[right]:03d}":
+        right += 1
+    return right / max(len(wanted), len(said))

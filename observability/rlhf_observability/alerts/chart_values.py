@@ -1,0 +1,103 @@
+"""What a cluster may change of the alerts: the section `alerts` of the chart's values.yaml and of its schema.
+
+Rule: written from the families; the rest of both files is left as it is. A value that no alert has is refused by name.
+"""
+
+import json
+import textwrap
+from collections.abc import Iterable
+from typing import Any, Final
+
+from rlhf_observability.alerts.alert import DURATION, Alert, AlertSeverity, Family, Threshold
+from rlhf_observability.alerts.rule_file import RUNBOOKS
+
+BEGIN: Final = "# ---- alerts: written by `make alerts`\n"
+END: Final = "# ---- end of alerts\n"
+_WIDTH: Final = 120
+
+
+def with_section(values_yaml: str, families: Iterable[Family]) -> str:
+    """Return values.yaml with its section of alerts written anew, or appended when it has none."""
+    before, begun, rest = values_yaml.partition(BEGIN)
+    after = rest.partition(END)[2] if begun else ""
+    return before + ("" if begun else "\n") + BEGIN + section(families) + END + after
+
+
+def section(families: Iterable[Family]) -> str:
+    """Return the section of values.yaml."""
+    lines = [
+        "alerts:",
+        "  # -- A PrometheusRule with the rules below. Needs the definitions of the Prometheus operator; for a",
+        "  # Prometheus without it there is alerts/rlhf-operator.rules.yaml.",
+        "  enabled: false",
+        "  # -- What your Prometheus selects PrometheusRules by.",
+        "  labels: {}",
+        "  # -- Labels added to every alert, such as a team by which Alertmanager routes.",
+        "  alertLabels: {}",
+        "  # -- Where the runbook pages are, for the links of alerts.",
+        f"  runbookUrl: {RUNBOOKS}",
+        "  # -- Every alert, by its name: whether it is on, for how long its condition must hold, how bad it is",
+        "  # (critical, warning, info), and its thresholds. The comment says when it fires.",
+        "  rules:",
+    ]
+    for family in families:
+        for alert in family.alerts:
+            lines += _rule(alert)
+    return "\n".join(lines) + "\n"
+
+
+def with_schema(schema_json: str, families: Iterable[Family]) -> str:
+    """Return values.schema.json with its property of alerts written anew."""
+    document = json.loads(schema_json)
+    document["properties"]["alerts"] = schema(families)
+    return json.dumps(document, indent=2) + "\n"
+
+
+def schema(families: Iterable[Family]) -> dict[str, Any]:
+    """Return the JSON schema of the section."""
+    rules = {alert.name: _schema(alert) for family in families for alert in family.alerts}
+    return _closed(
+        {
+            "enabled": {"type": "boolean"},
+            "labels": {"$ref": "#/definitions/labels"},
+            "alertLabels": {
+                "type": "object",
+                "propertyNames": {"pattern": "^[a-zA-Z_][a-zA-Z0-9_]*$", "not": {"enum": ["severity", "alertname"]}},
+                "additionalProperties": {"type": "string"},
+            },
+            "runbookUrl": {"type": "string", "pattern": "^https?://[^ ]*[^ /]$"},
+            "rules": _closed(rules),
+        }
+    )
+
+
+def _rule(alert: Alert) -> list[str]:
+    comment = textwrap.wrap(f"{alert.when}.", _WIDTH - 6, break_long_words=False, break_on_hyphens=False)
+    values = {"enabled": "true", "for": alert.lasts, "severity": alert.severity.value, **alert.values()}
+    flow = ", ".join(f"{name}: {value}" for name, value in values.items())
+    return [*(f"    # {line}" for line in comment), f"    {alert.name}: {{{flow}}}"]
+
+
+def _schema(alert: Alert) -> dict[str, Any]:
+    return _closed(
+        {
+            "enabled": {"type": "boolean"},
+            "for": _duration(),
+            "severity": {"enum": [severity.value for severity in AlertSeverity]},
+            **{threshold.name: _threshold(threshold) for threshold in alert.thresholds},
+        }
+    )
+
+
+def _threshold(threshold: Threshold) -> dict[str, Any]:
+    kind = "integer" if isinstance(threshold.default, int) else "number"
+    result = {"type": kind, "description": threshold.meaning, "minimum": threshold.least}
+    return result if threshold.most is None else result | {"maximum": threshold.most}
+
+
+def _duration() -> dict[str, Any]:
+    return {"type": "string", "pattern": f"^({DURATION.pattern})$"}
+
+
+def _closed(properties: dict[str, Any]) -> dict[str, Any]:
+    return {"type": "object", "additionalProperties": False, "properties": properties}

@@ -1,0 +1,97 @@
+"""The rules as Prometheus reads them from a file, and as data that the chart's template fills with a cluster's values.
+
+Rule: pure; both are made of the same families, so a rule in a PrometheusRule is that of the file but for values.
+"""
+
+from collections.abc import Iterable, Mapping
+from typing import Any, Final
+
+import yaml
+
+from rlhf_observability.alerts.alert import Alert, Family, filled
+
+RUNBOOKS: Final = "https://github.com/rlhf-operator/rlhf-operator/blob/main/docs/runbooks"
+"""Where runbook pages are, unless the value alerts.runbookUrl says so; no slash at its end."""
+HEADER: Final = """\
+# Alerts and recording rules of rlhf-operator for a Prometheus without the Prometheus operator, with the thresholds that
+# the chart has by default: put the file under rule_files. Written by `make alerts`; docs/alerts.md explains each.
+"""
+
+
+def rule_file(families: Iterable[Family], given: Mapping[str, Mapping[str, Any]] | None = None) -> dict[str, Any]:
+    """Return the content of a rule file. `given`: alert -> what replaces its defaults, as under alerts.rules."""
+    given = given or {}
+    return {
+        "groups": [
+            {
+                "name": f"rlhf-{family.name}",
+                "rules": [
+                    *({"record": each.name, "expr": each.expression} for each in family.recordings),
+                    *(_rule(family, alert, given.get(alert.name, {})) for alert in family.alerts),
+                ],
+            }
+            for family in families
+        ]
+    }
+
+
+def rule_file_text(families: Iterable[Family]) -> str:
+    """Return the file with the default thresholds."""
+    return HEADER + yaml.dump(rule_file(families), Dumper=_BlockDumper, sort_keys=False, width=120, allow_unicode=True)
+
+
+class _BlockDumper(yaml.SafeDumper):
+    """Writes queries of several lines as they are read."""
+
+
+_BlockDumper.add_representer(
+    str,
+    lambda dumper, text: dumper.represent_scalar("tag:yaml.org,2002:str", text, style="|" if "\n" in text else None),
+)
+
+
+def chart_data(families: Iterable[Family]) -> dict[str, Any]:
+    """Return what the chart's template reads: expressions and texts with placeholders, and their defaults."""
+    return {
+        "runbooks": RUNBOOKS,
+        "groups": [
+            {
+                "name": f"rlhf-{family.name}",
+                "recordings": [{"record": each.name, "expr": each.expression} for each in family.recordings],
+                "alerts": [_chart_alert(family, alert) for alert in family.alerts],
+            }
+            for family in families
+        ],
+    }
+
+
+def _chart_alert(family: Family, alert: Alert) -> dict[str, Any]:
+    return {
+        "name": alert.name,
+        "expr": alert.expression,
+        "for": alert.lasts,
+        "severity": alert.severity.value,
+        "summary": alert.summary,
+        "description": alert.description,
+        "runbook": f"{family.name}.md#{alert.anchor}",
+        "thresholds": {threshold.name: threshold.default for threshold in alert.thresholds},
+    }
+
+
+def _text(value: Any) -> str:
+    return value if isinstance(value, str) else f"{value:.12g}"
+
+
+def _rule(family: Family, alert: Alert, given: Mapping[str, Any]) -> dict[str, Any]:
+    values = alert.values() | {name: _text(value) for name, value in given.items()}
+    return {
+        "alert": alert.name,
+        "expr": filled(alert.expression, values),
+        "for": values.get("for", alert.lasts),
+        "labels": {"severity": values.get("severity", alert.severity.value)},
+        "annotations": {
+            "summary": filled(alert.summary, values),
+            "description": filled(alert.description, values),
+            "runbook_url": f"{RUNBOOKS}/{family.name}.md#{alert.anchor}",
+        },
+    }

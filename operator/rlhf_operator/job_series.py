@@ -1,0 +1,136 @@
+"""What is true of a job, as values of the metrics that every job has.
+
+Rule: pure; the time is an argument. It reads the stored job and its status, which somebody may have written by hand: a
+number that is none counts as 0, a word that we do not know has no series.
+"""
+
+from collections import Counter as Tally
+from collections.abc import Mapping
+from typing import Any, Final, NamedTuple
+
+from rlhf_api.conditions import ConditionType, RunningReason
+from rlhf_api.job.scheduling import QUEUE_LABEL
+from rlhf_api.metrics import labels, operator
+from rlhf_api.metrics.metric import Metric
+from rlhf_operator.job_metrics import JobValues
+from rlhf_operator.reconcile import ObservedJob
+from rlhf_operator.reconcile.timestamps import time_of
+
+_CONDITIONS: Final = frozenset(labels.CONDITION.values)
+_PHASES: Final = frozenset(labels.JOB_PHASE.values)
+_POD_PHASES: Final = frozenset(labels.POD_PHASE.values)
+_GROUPS: Final = frozenset(labels.POD_GROUP.values)
+MAX_QUEUE_CHARACTERS: Final = 253
+"""Of the name of a queue."""
+
+
+class JobPhase(NamedTuple):
+    """The phase that a job is in, and since when."""
+
+    name: str
+    """Empty: it has none yet."""
+    since: float
+    """Seconds since 1970."""
+
+
+def phase_of(before: JobPhase | None, status: Mapping[str, Any], now: float) -> JobPhase:
+    """Return the phase of a job, and since when it is in it. `before`: what this process knew last.
+
+    The condition says when it last became True or False, not when its reason changed; where another process wrote the
+    reason that is the best there is for a job that runs, and now for others, which are waited for.
+    """
+    running = next((item for item in status.get("conditions") or [] if item["type"] == ConditionType.RUNNING), None)
+    reason = str(running["reason"]) if running is not None else ""
+    name = reason if reason in _PHASES else ""
+    if before is not None:
+        return before if before.name == name else JobPhase(name, now)
+    became = time_of(running["lastTransitionTime"]) if running is not None else None
+    if name == RunningReason.RUNNING and became is not None:
+        return JobPhase(name, became.timestamp())
+    return JobPhase(name, now)
+
+
+def shared_values(
+    job: Mapping[str, Any], observed: ObservedJob, status: Mapping[str, Any], phase: JobPhase
+) -> JobValues:
+    """Return what jobs in the same state have in common."""
+    listed = (condition for condition in status.get("conditions") or [] if condition["type"] in _CONDITIONS)
+    tally = Tally(
+        (str(pod.group), pod.phase if pod.phase in _POD_PHASES else "Unknown") for pod in observed.pods.values()
+    )
+    ended = _mapping(status.get("restarts"))
+    values: dict[Metric, Any] = {
+        operator.CONDITION: {(str(item["type"]), str(item["status"])): 1.0 for item in listed},
+        operator.PHASE: {(phase.name,): 1.0} if phase.name else {},
+        operator.INFO: {(str(status.get("algorithm") or ""), _queue(job)): 1.0},
+        operator.PODS: {place: float(count) for place, count in sorted(tally.items())},
+        operator.RESTARTS: {
+            ("failure",): _number(ended.get("failures")),
+            ("disruption",): _number(ended.get("disruptions")),
+        },
+        operator.MEMORY_KILLS: {
+            (str(group["name"]),): _number(group.get("outOfMemory"))
+            for group in status.get("groups") or []
+            if group["name"] in _GROUPS
+        },
+    }
+    return values | _gpus(job, observed, status) | _sizes(observed, status)
+
+
+def own_values(job: Mapping[str, Any], status: Mapping[str, Any], phase: JobPhase) -> JobValues:
+    """Return what is a job's own: its times and its progress."""
+    values: dict[Metric, Any] = {operator.PHASE_SINCE: {(): phase.since}}
+    created = time_of(job["metadata"].get("creationTimestamp"))
+    if created is not None:
+        values[operator.CREATED] = {(): created.timestamp()}
+    if phase.name in labels.WAITING_REASONS:
+        values[operator.WAITING_SINCE] = {(phase.name,): phase.since}
+    if progress := _mapping(status.get("progress")):
+        values[operator.ITERATION] = {(): _number(progress.get("iteration"))}
+        values[operator.ITERATIONS] = {(): _number(progress.get("iterations"))}
+    return values
+
+
+def _gpus(job: Mapping[str, Any], observed: ObservedJob, status: Mapping[str, Any]) -> dict[Metric, Any]:
+    groups = {str(group["name"]): _number(group.get("desired")) for group in status.get("groups") or []}
+    groups = {name: desired for name, desired in groups.items() if name in _GROUPS}
+    each = {name: _gpus_of(job, name) for name in groups}
+    placed = Tally(str(pod.group) for pod in observed.pods.values() if pod.scheduled is not None and not pod.over)
+    return {
+        operator.GPUS_REQUESTED: {(name,): each[name] * desired for name, desired in groups.items()},
+        operator.GPUS_HELD: {(name,): each[name] * placed[name] for name in groups},
+    }
+
+
+def _gpus_of(job: Mapping[str, Any], group: str) -> float:
+    return _number(_mapping(_mapping(job.get("spec")).get(group)).get("gpusPerReplica"))
+
+
+def _sizes(observed: ObservedJob, status: Mapping[str, Any]) -> dict[Metric, Any]:
+    groups = status.get("groups") or []
+    desired = {
+        (str(group["name"]),): _number(group.get("desired"))
+        for group in groups
+        if group["name"] in labels.RESIZED_GROUP.values
+    }
+    values: dict[Metric, Any] = {operator.POOL_DESIRED: desired}
+    if (reading := observed.reading) is not None:
+        values[operator.POOL] = {(): float(len(reading.pool))}
+        values[operator.THRESHOLD] = {(): float(reading.threshold)}
+        values[operator.STREAMS] = {(): float(reading.streams)}
+    return values
+
+
+def _queue(job: Mapping[str, Any]) -> str:
+    """The queue that admits a job: Kueue's by its label, Volcano's by the manifest."""
+    named = _mapping(job["metadata"].get("labels")).get(QUEUE_LABEL)
+    gang = _mapping(_mapping(_mapping(job.get("spec")).get("scheduling")).get("gang"))
+    return str(named or gang.get("queue") or "")[:MAX_QUEUE_CHARACTERS]
+
+
+def _mapping(value: object) -> Mapping[str, Any]:
+    return value if isinstance(value, Mapping) else {}
+
+
+def _number(value: object) -> float:
+    return float(value) if isinstance(value, int | float) else 0.0

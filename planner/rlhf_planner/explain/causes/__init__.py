@@ -1,0 +1,1 @@
+"""The causes of a slow iteration, one module each; `registry.CAUSES` lists them."""

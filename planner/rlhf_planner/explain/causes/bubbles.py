@@ -1,0 +1,33 @@
+"""Bubbles: the ranks of a pipeline wait for each other, as its stages are uneven or its micro-batches few.
+
+Rule: the share is the one that ranks measured, and no gain is named: other splits were not measured.
+"""
+
+from collections.abc import Sequence
+
+from rlhf_planner.explain.facts import IterationFacts
+from rlhf_planner.explain.finding import Finding, mean_seconds, spent
+
+
+class Bubbles:
+    """See the module."""
+
+    name = "pipeline bubbles"
+
+    def find(self, facts: Sequence[IterationFacts]) -> Finding | None:
+        """See `finding.LossCause`."""
+        share = sum(one.training.get("bubble_share", 0.0) for one in facts) / len(facts)
+        settings, seconds = facts[-1].settings, mean_seconds(facts, "Training")
+        if settings.pipeline < 2 or not 0 < share <= 1:
+            return None
+        summary = (
+            f"ranks idle for {share:.0%} of {seconds:.3g} s of training, in a pipeline of {settings.pipeline} stages; "
+            f"intraStage is {settings.intra_stage}"
+        )
+        if settings.intra_stage == "Disabled":
+            why = "mode Auto measures its schedules at the start of a job"
+            field = "spec.fusion.intraStage.mode"
+            return spent(self.name, facts, share * seconds, summary, why, field=field, value="Auto")
+        why = "stages and micro-batches of other sizes were not measured"
+        remedy = "give a mini-batch more micro-batches (spec.training.microBatchSize), or the pipeline fewer stages"
+        return spent(self.name, facts, share * seconds, summary, why, remedy=remedy)

@@ -1,0 +1,37 @@
+"""Checkpoints: the next iteration waits until one is written.
+
+The gain is arithmetic: what one took, spread over more iterations. Rule: the time in which the same phase
+waited for an evaluation is no part of it.
+"""
+
+from collections.abc import Sequence
+from typing import Final
+
+from rlhf_planner.explain.facts import IterationFacts
+from rlhf_planner.explain.finding import Finding, gained
+
+TIMES: Final = 10
+"""As many times as seldom is suggested."""
+
+
+class SeldomCheckpoints:
+    """See the module."""
+
+    name = "checkpoints"
+
+    def find(self, facts: Sequence[IterationFacts]) -> Finding | None:
+        """See `finding.LossCause`."""
+        every = facts[-1].settings.checkpoint_every
+        due = [
+            max(0.0, one.seconds("Checkpointing") - (one.evaluation_waited or 0.0))
+            for one in facts
+            if every and (one.iteration + 1) % every == 0
+        ]
+        if not due:
+            return None
+        each = sum(due) / len(due)
+        summary = f"a checkpoint holds the job up for {each:.3g} s, every {every} iteration{'s' * (every > 1)}"
+        how = "what one takes, spread over more iterations; more is lost when a rank dies"
+        saved = each / every - each / (TIMES * every)
+        value = str(TIMES * every)
+        return gained(self.name, facts, saved, summary, how, field="spec.checkpoints.every", value=value)

@@ -1,0 +1,34 @@
+"""Evaluations: the next iteration waits until one is finished.
+
+The gain is arithmetic: what one took, spread over more iterations. Rule: only the time in which the
+iteration waited for nothing else counts.
+"""
+
+from collections.abc import Sequence
+from typing import Final
+
+from rlhf_planner.explain.facts import IterationFacts
+from rlhf_planner.explain.finding import Finding, gained
+
+TIMES: Final = 10
+"""As many times as seldom is suggested."""
+
+
+class SeldomEvaluations:
+    """See the module."""
+
+    name = "evaluations"
+
+    def find(self, facts: Sequence[IterationFacts]) -> Finding | None:
+        """See `finding.LossCause`."""
+        settings = facts[-1].settings
+        every = settings.evaluation_every
+        held = [one.evaluation_waited for one in facts if one.evaluation_waited is not None]
+        if not every or not held:
+            return None
+        each = sum(held) / len(held)
+        summary = f"an evaluation holds the job up for {each:.3g} s, every {every} iteration{'s' * (every > 1)}"
+        how = "what one takes, spread over more iterations"
+        saved = each / every - each / (TIMES * every)
+        value = str(TIMES * every)
+        return gained(self.name, facts, saved, summary, how, field="spec.evaluation.every", value=value)

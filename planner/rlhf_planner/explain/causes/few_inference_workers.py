@@ -1,0 +1,34 @@
+"""Too few inference workers: every response is finished, and the iteration waits for a model that scores.
+
+The gain is that of more inference workers on devices of their own. Rule: only where samples waited for a model of
+the job; what waits for a call is `slow_reward`.
+"""
+
+from collections.abc import Sequence
+
+from rlhf_planner.explain.facts import IterationFacts
+from rlhf_planner.explain.finding import Finding, gained, spent
+from rlhf_planner.explain.scoring_queue import awaited_task, more_workers
+
+
+class FewInferenceWorkers:
+    """See the module."""
+
+    name = "too few inference workers"
+
+    def find(self, facts: Sequence[IterationFacts]) -> Finding | None:
+        """See `finding.LossCause`."""
+        task, more, last = awaited_task(facts[-1]), more_workers(facts), facts[-1]
+        if task is None or task.call or more is None:
+            return None
+        present = last.settings.inference_workers
+        callers = "1 inference worker scores" if present == 1 else f"{present} inference workers score"
+        summary = (
+            f"{more.waits / last.total:.0%} of the iteration ({more.waits:.3g} s) waits for the task {task.name!r} "
+            f"after the last response; {callers}"
+        )
+        change = {"field": "spec.inference.replicas", "value": str(more.workers)}
+        if more.saved is None:
+            why = "a replay of its queue does not meet what was measured"
+            return spent(self.name, facts[-1:], more.waits, summary, why, **change)
+        return gained(self.name, facts[-1:], more.saved, summary, "its queue replayed with as many workers", **change)

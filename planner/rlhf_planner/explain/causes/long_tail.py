@@ -1,0 +1,108 @@
+"""The long tail: most of the batch is finished, and generation waits for a few long responses.
+
+The gain is that of inter-stage fusion, which lets the workers that are done score meanwhile: simulated by the planner
+that mode Auto goes by, over the lengths that were recorded. Rule: without fusion the same simulation must come near to
+what was measured, or the gain is not known.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Final
+
+from rlhf_planner.explain.causes.slow_worker import SLOW
+from rlhf_planner.explain.decode_costs import DecodeCosts, decode_costs
+from rlhf_planner.explain.facts import IterationFacts, SampleFacts
+from rlhf_planner.explain.finding import MIN_SHARE, Finding, gained, spent
+from rlhf_planner.explain.replays import meets
+from rlhf_planner.inter_stage.choose import choose
+from rlhf_planner.inter_stage.costs import StageCosts
+from rlhf_planner.inter_stage.fitted_costs import PassFormula, StepTime
+from rlhf_planner.inter_stage.forecast import IterationSetup
+from rlhf_planner.inter_stage.lengths import LengthModel
+from rlhf_planner.inter_stage.simulate import simulate
+
+TAIL: Final = 1 / 6
+"""Share of the samples that are unfinished in the tail."""
+LINK_BYTES: Final = 4e8
+"""Bytes per second between workers, as the coordinator assumes until a move was observed."""
+CONTEXTS: Final = (64, 1024)
+"""Keys at which the formula of a step is written down as points."""
+FIELD: Final = "spec.fusion.interStage.mode"
+
+
+class LongTail:
+    """See the module."""
+
+    name = "long tail"
+
+    def find(self, facts: Sequence[IterationFacts]) -> Finding | None:
+        """See `finding.LossCause`."""
+        last = facts[-1]
+        samples, settings = last.samples, last.settings
+        if samples is None or len(samples.finished) < 2 or last.generation <= 0:
+            return None
+        finished = sorted(samples.finished)
+        count = max(1, round(TAIL * len(finished)))
+        waits = finished[-1] - finished[-1 - count] if len(finished) > count else 0.0
+        if waits < MIN_SHARE * last.total or uneven(last):
+            return None
+        summary = (
+            f"{waits / last.generation:.0%} of generation ({waits:.3g} s) waits for the last {count} of "
+            f"{len(finished)} samples, the longest of {max(samples.responses):,.0f} tokens; "
+            f"interStage is {settings.inter_stage}"
+        )
+        if settings.inter_stage != "Disabled" or settings.generation_workers < 2 or settings.overlap == "Disabled":
+            why = "fusion is on already" if settings.inter_stage != "Disabled" else "nobody could score meanwhile"
+            return spent(self.name, facts[-1:], waits, summary, why)
+        ratio = _simulated(last, samples)
+        if ratio is None:
+            why = "the simulation of what was recorded does not meet what was measured"
+            return spent(self.name, facts[-1:], waits, summary, why)
+        saved = last.fused * (1 - ratio)
+        how = "simulated by the planner over these lengths"
+        return gained(self.name, facts[-1:], saved, summary, how, field=FIELD, value="Auto")
+
+
+def uneven(facts: IterationFacts) -> bool:
+    """Return whether a worker is so slow that what looks like a tail is its own."""
+    costs = decode_costs(facts.steps)
+    return costs is not None and max(costs.paces.values()) >= SLOW
+
+
+def _simulated(facts: IterationFacts, samples: SampleFacts) -> float | None:
+    """Return the share of generation and inference that fusion leaves; None where that is not known."""
+    observed = decode_costs(facts.steps)
+    if observed is None:
+        return None
+    settings = facts.settings
+    costs = _stage_costs(facts, observed)
+    lengths, prompts = [round(value) for value in samples.responses], [round(value) for value in samples.prompts]
+    setup = IterationSetup(settings.generation_workers, settings.inference_workers, prompts)
+    without = simulate(lengths, setup, costs)
+    if not meets(without.seconds, facts.fused):
+        return None
+    model = LengthModel.prior(settings.max_response_tokens).with_batch(zip(prompts, lengths, strict=True))
+    choice = choose(model, setup, costs)
+    if not choice.fused:
+        return 1.0
+    fused = simulate(lengths, setup, costs, choice.threshold, choice.pool, choice.transfer, model=model)
+    return fused.seconds / without.seconds
+
+
+def _stage_costs(facts: IterationFacts, observed: DecodeCosts) -> StageCosts:
+    """Return the planner's costs by what was recorded."""
+    rows = facts.settings.max_batch_size
+    sizes = sorted({1, 2, max(1, rows // 4), max(1, rows // 2), rows})
+    points = [StepTime(size, keys, observed.seconds(size, keys)) for size in sizes for keys in CONTEXTS]
+    score = PassFormula(
+        setup=sum(task.setup for task in facts.tasks), per_token=sum(task.per_token for task in facts.tasks)
+    )
+    costs = StageCosts.measured(
+        decode=points,
+        max_batch_size=rows,
+        kv_bytes_per_token=1.0,
+        bandwidth=LINK_BYTES,
+        replays=facts.settings.tokens_replayed,
+        padded=False,
+    )
+    return replace(costs, score=score)

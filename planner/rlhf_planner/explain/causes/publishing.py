@@ -1,0 +1,27 @@
+"""Weight publishing: all workers wait for the new weights, by a link or a copy that is slow.
+
+Rule: the seconds are those that were measured, and no gain is named: what a faster link would take is not known.
+"""
+
+from collections.abc import Sequence
+
+from rlhf_planner.explain.facts import IterationFacts
+from rlhf_planner.explain.finding import Finding, mean_seconds, spent
+
+
+class Publishing:
+    """See the module."""
+
+    name = "weight publishing"
+
+    def find(self, facts: Sequence[IterationFacts]) -> Finding | None:
+        """See `finding.LossCause`."""
+        seconds = mean_seconds(facts, "Publishing")
+        sharing = facts[-1].settings.weight_sharing
+        summary = f"all workers wait {seconds:.3g} s for new weights; weightSharing is {sharing}"
+        why = "the link that it would take is not measured"
+        if sharing == "Disabled":
+            field = "spec.training.weightSharing"
+            return spent(self.name, facts, seconds, summary, why, field=field, value="Auto")
+        remedy = "look at the link between the training ranks and the workers, or train adapters (spec.training.lora)"
+        return spent(self.name, facts, seconds, summary, why, remedy=remedy)

@@ -1,0 +1,27 @@
+"""Recovery: training ranks died, and the iteration waited for those that took their place.
+
+Rule: the seconds are those that were measured, and no gain is named.
+"""
+
+from collections.abc import Sequence
+
+from rlhf_planner.explain.facts import IterationFacts
+from rlhf_planner.explain.finding import Finding, mean_seconds, spent
+
+
+class Recovery:
+    """See the module."""
+
+    name = "recovery after faults"
+
+    def find(self, facts: Sequence[IterationFacts]) -> Finding | None:
+        """See `finding.LossCause`."""
+        seconds = mean_seconds(facts, "Recovering")
+        returned = sum(one.returned for one in facts)
+        summary = (
+            f"{seconds:.3g} s of an iteration are spent on waiting for training ranks that came back; {returned:.0f} "
+            "leases were taken back from lost workers"
+        )
+        why = "what is lost besides waiting is not measured"
+        remedy = "see why they died: rlhf describe, or events.jsonl of the run"
+        return spent(self.name, facts, seconds, summary, why, remedy=remedy)

@@ -1,0 +1,41 @@
+"""Small batches: samples wait for a row while each step decodes few, and a step of more would hardly take longer.
+
+The gain is that of more rows on each worker, replayed by the cost of a row as it was fitted. Rule: at most MAX_TIMES
+the largest step that was seen, as what is far from anything that was measured is a guess. Whether memory holds the
+rows is not known.
+"""
+
+from collections.abc import Sequence
+from typing import Final
+
+from rlhf_planner.explain.facts import IterationFacts
+from rlhf_planner.explain.finding import Finding, gained
+from rlhf_planner.explain.generation_queue import least_with, queued_generation
+
+MAX_TIMES: Final = 4
+"""Times the rows of the largest step that was seen."""
+
+
+class SmallBatches:
+    """See the module."""
+
+    name = "small batches"
+
+    def find(self, facts: Sequence[IterationFacts]) -> Finding | None:
+        """See `finding.LossCause`."""
+        last = facts[-1]
+        queued, settings = queued_generation(last), last.settings
+        if queued is None or queued.costs.largest < settings.max_batch_size / 2:
+            return None
+        choices = [times * settings.max_batch_size for times in (2, MAX_TIMES)]
+        shares = [queued.share(rows, settings.generation_workers) for rows in choices]
+        place = least_with(choices, shares)
+        saved = last.generation * (1 - shares[place])
+        waited = queued.last_leased / max(queued.samples.finished)
+        summary = (
+            f"steps decode at most {settings.max_batch_size} samples, and samples wait for a row for the first "
+            f"{waited:.0%} of generation ({queued.last_leased:.3g} s)"
+        )
+        how = "replayed by the cost of a row, extrapolated beyond the steps that were seen, if memory holds them"
+        field = "spec.generation.maxBatchSize"
+        return gained(self.name, facts[-1:], saved, summary, how, field=field, value=str(choices[place]))

@@ -1,0 +1,46 @@
+"""Drafts that are seldom right: verifying them costs more than the tokens that they give.
+
+The gain is that of decoding token by token, by the cost of a row fitted to the steps that were seen: a drafted token is
+a row of its pass. Rule: only for mode Fixed, as Auto stops where drafts do not pay; where speculation is Disabled what
+it would give is not known, and nothing is said.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from rlhf_planner.explain.facts import IterationFacts
+from rlhf_planner.explain.finding import Finding, gained
+from rlhf_planner.inter_stage.fitted_costs import non_negative
+
+
+class UselessDrafts:
+    """See the module."""
+
+    name = "useless drafts"
+
+    def find(self, facts: Sequence[IterationFacts]) -> Finding | None:
+        """See `finding.LossCause`."""
+        last = facts[-1]
+        drafts, rows = last.drafts, [row for row in last.steps if row.steps >= 1 and row.rows > 0 and row.seconds > 0]
+        if drafts is None or not drafts.drafted or not drafts.samples or last.settings.speculation != "Fixed":
+            return None
+        wide = 1 + drafts.drafted / drafts.samples
+        features = np.array([[1.0, row.rows * (wide if row.verified else 1.0)] for row in rows])
+        if len(rows) < 2:
+            return None
+        draft_share = 1 - drafts.draft_seconds / max(drafts.seconds, 1e-9)
+        seconds = np.array([row.seconds / row.steps * draft_share for row in rows])
+        step, a_row = non_negative(features, seconds, np.array([row.steps for row in rows]))
+        taken = sum(row.seconds for row in rows)
+        plain = sum(row.steps * row.tokens * (step + a_row * row.rows) for row in rows)
+        if plain >= taken:
+            return None
+        summary = (
+            f"of {drafts.drafted:,.0f} drafted tokens {drafts.accepted / drafts.drafted:.0%} were right, "
+            f"{drafts.tokens / drafts.samples:.2f} tokens a step; speculation is Fixed"
+        )
+        saved = last.generation * (1 - plain / taken)
+        how = "the same tokens one by one, by the fitted cost of a row"
+        field = "spec.generation.speculation.mode"
+        return gained(self.name, facts[-1:], saved, summary, how, field=field, value="Disabled")

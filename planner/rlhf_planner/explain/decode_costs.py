@@ -1,0 +1,81 @@
+"""What a decode step costs, and how fast each worker is beside the others, by the steps that were recorded.
+
+Rule: one formula for all workers, `step + row * rows + key * rows * keys` seconds, and for each worker how many times
+as long it takes. Steps that verified drafts are left out, unless there are no others. Raises nothing: without steps
+there are no costs.
+"""
+
+import math
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+from rlhf_planner.explain.facts import StepFacts
+from rlhf_planner.inter_stage.fitted_costs import non_negative
+
+MIN_STEPS: Final = 8
+"""Of one kind: fewer mostly show what begins and ends them."""
+
+
+@dataclass(frozen=True)
+class DecodeCosts:
+    """Seconds of a step of one token for each sample, on a worker of pace 1."""
+
+    step: float
+    row: float
+    key: float
+    paces: dict[str, float]
+    """Worker -> how many times as long it takes, at least 1 / 10 and at most 100."""
+    largest: float
+    """Rows of the largest steps that were seen."""
+
+    def seconds(self, rows: float, keys: float) -> float:
+        """Return the seconds of a step over so many samples with so many keys each."""
+        return self.step + rows * (self.row + self.key * keys)
+
+
+def decode_costs(steps: Sequence[StepFacts]) -> DecodeCosts | None:
+    """Return the costs that fit the steps; None where too few were recorded."""
+    enough = [row for row in steps if row.steps >= MIN_STEPS and row.seconds > 0 and row.rows > 0]
+    known = [row for row in enough if not row.verified] or enough
+    if not known:
+        return None
+    paces = worker_paces(known)
+    features = np.array([[1.0, row.rows, row.rows * row.keys] for row in known])
+    seconds = np.array([_token_seconds(row) / paces[row.worker] for row in known])
+    step, a_row, a_key = non_negative(features, seconds, np.array([row.steps for row in known]))
+    return DecodeCosts(step, a_row, a_key, paces, max(row.rows for row in known))
+
+
+def worker_paces(steps: Sequence[StepFacts]) -> dict[str, float]:
+    """Return how many times as long each worker takes as the median one does for steps of about as many samples.
+    Of two workers the faster one is the median, as a machine is seldom too fast."""
+    by_size: dict[int, list[StepFacts]] = {}
+    for row in steps:
+        by_size.setdefault(round(math.log2(max(1.0, row.rows))), []).append(row)
+    sums: dict[str, list[float]] = {}
+    for rows in by_size.values():
+        own: dict[str, list[StepFacts]] = {}
+        for row in rows:
+            own.setdefault(row.worker, []).append(row)
+        per_step = {
+            name: sum(row.seconds / max(row.tokens, 1.0) for row in rows) / sum(row.steps for row in rows)
+            for name, rows in own.items()
+        }
+        middle = statistics.median_low(sorted(per_step.values()))
+        if len(own) < 2 or middle <= 0:
+            continue
+        for name, seconds in per_step.items():
+            weight = sum(row.steps for row in own[name])
+            total = sums.setdefault(name, [0.0, 0.0])
+            total[0] += weight * math.log(min(100.0, max(0.1, seconds / middle)))
+            total[1] += weight
+    return {row.worker: 1.0 for row in steps} | {name: math.exp(log / weight) for name, (log, weight) in sums.items()}
+
+
+def _token_seconds(row: StepFacts) -> float:
+    """Seconds of one token of every sample."""
+    return row.seconds / row.steps / max(row.tokens, 1.0)

@@ -1,0 +1,37 @@
+"""Every cause, in the order in which equal losses are named.
+
+To add one: a module in `causes` with a class that follows `finding.LossCause`, and a line here.
+"""
+
+from typing import Final
+
+from rlhf_planner.explain.causes.bubbles import Bubbles
+from rlhf_planner.explain.causes.checkpoints import SeldomCheckpoints
+from rlhf_planner.explain.causes.evaluations import SeldomEvaluations
+from rlhf_planner.explain.causes.few_generation_workers import FewGenerationWorkers
+from rlhf_planner.explain.causes.few_inference_workers import FewInferenceWorkers
+from rlhf_planner.explain.causes.long_tail import LongTail
+from rlhf_planner.explain.causes.publishing import Publishing
+from rlhf_planner.explain.causes.recovery import Recovery
+from rlhf_planner.explain.causes.scoring_overlap import ScoringOverlap
+from rlhf_planner.explain.causes.slow_reward import SlowReward
+from rlhf_planner.explain.causes.slow_worker import SlowWorker
+from rlhf_planner.explain.causes.small_batches import SmallBatches
+from rlhf_planner.explain.causes.useless_drafts import UselessDrafts
+from rlhf_planner.explain.finding import LossCause
+
+CAUSES: Final[tuple[LossCause, ...]] = (
+    Recovery(),
+    SlowWorker(),
+    SlowReward(),
+    FewInferenceWorkers(),
+    ScoringOverlap(),
+    SmallBatches(),
+    FewGenerationWorkers(),
+    UselessDrafts(),
+    LongTail(),
+    Bubbles(),
+    Publishing(),
+    SeldomCheckpoints(),
+    SeldomEvaluations(),
+)

@@ -1,0 +1,1 @@
+"""Speculative decoding as decisions: what drafts are expected to give, and how far to draft."""

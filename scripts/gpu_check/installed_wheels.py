@@ -1,0 +1,71 @@
+"""Puts the prepared wheels that a machine needs into a folder of their own, beside what is installed and never into it.
+
+Rule: standard library alone, no pip, no network. A wheel is used where the machine has no such package, or one older
+than the project takes; what is new enough there stays in use, since torch and transformers were built beside it.
+"""
+
+import importlib.metadata
+import json
+import re
+import sys
+import zipfile
+from pathlib import Path
+
+from gpu_check.source import NOTE
+
+DATA = re.compile(r"^[^/]+\.data/(?:purelib|platlib)/(.+)$")
+OTHER_DATA = re.compile(r"^[^/]+\.data/")
+"""Scripts and headers: nothing imports them."""
+
+
+def install(prepared: Path, site: Path) -> list[str]:
+    """Unpacks into `site` what is needed; what is not as it is on the machine, in words."""
+    wheels = sorted((prepared / "wheels").glob("*.whl"))
+    if not wheels:
+        return []
+    note = json.loads((prepared / NOTE).read_text())
+    done = []
+    for wheel in wheels:
+        name, version, tags = wheel.stem.split("-")[0], wheel.stem.split("-")[1], wheel.stem.split("-")[-3]
+        name = re.sub(r"[-_.]+", "-", name).lower()
+        installed = installed_version(name)
+        if installed is not None and numbers(installed) >= numbers(note["minimum"].get(name, "0")):
+            continue
+        if not fits(tags, wheel.stem):
+            done.append(f"{name} {version} was brought for Python {note['python']} and does not fit this one")
+        else:
+            unpack(wheel, site)
+            done.append(f"{name} {version} was brought" + (f", {installed} is too old" if installed else ""))
+    return done
+
+
+def installed_version(name: str) -> str | None:
+    """Return the version of a package of this Python; None when there is none."""
+    try:
+        return importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def numbers(version: str) -> tuple[int, ...]:
+    """Return the leading numbers of a version, which order releases."""
+    found = re.match(r"\d+(?:\.\d+)*", version)
+    return tuple(int(part) for part in found[0].split(".")) if found else ()
+
+
+def fits(python_tags: str, stem: str) -> bool:
+    """True when a wheel of those Python tags runs on this Python."""
+    mine = f"cp{sys.version_info.major}{sys.version_info.minor}"
+    return any(tag.startswith("py") or tag == mine or "-abi3-" in stem for tag in python_tags.split("."))
+
+
+def unpack(wheel: Path, site: Path) -> None:
+    """Unpacks what can be imported, and the package's own description."""
+    with zipfile.ZipFile(wheel) as archive:
+        for member in archive.infolist():
+            found = DATA.match(member.filename)
+            if found:
+                member.filename = found[1]
+            elif OTHER_DATA.match(member.filename):
+                continue
+            archive.extract(member, site)

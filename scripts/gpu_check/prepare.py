@@ -1,0 +1,212 @@
+"""`scripts/gpu-check prepare`: fetches the wheels that a bare machine lacks, on a machine with network.
+
+Rule: versions are those of uv.lock, one each, checked against its hashes; a wheel that is there already is not fetched
+again, and one that is no longer needed is removed. What the steps do not need is never brought: kopf and the Kubernetes
+client, and the tools of development.
+"""
+
+import hashlib
+import json
+import re
+import shutil
+import subprocess
+import sys
+import tomllib
+import zipfile
+from collections.abc import Mapping, Sequence
+from email.parser import Parser
+from pathlib import Path
+from typing import Any
+
+from packaging.markers import Marker
+from packaging.requirements import Requirement
+from packaging.tags import Tag, compatible_tags, cpython_tags
+from packaging.utils import canonicalize_name, parse_wheel_filename
+
+from gpu_check.source import NOTE, commit, digest
+
+PROJECT = "rlhf-operator"
+EXTRAS = ("coordinator", "cli", "workers")
+"""Of the project: all that a job on one machine uses."""
+BESIDES = ("cryptography", "pytest", "pytest-asyncio", "pytest-timeout", "hypothesis")
+"""The certificates of a local job, and what the unit tests need."""
+NEVER = frozenset({"kopf", "kubernetes", "torch"})
+"""The operator alone needs the first two; torch is what the machine is rented with."""
+LIMIT_MEGABYTES = 50
+"""Beside a working tree of about 13 MB, where 64 MiB in all can be brought."""
+DISPENSABLE = {
+    "numba": "schedules are searched in Python, which looks at fewer",
+    "ortools": "nothing is proven about schedules, and some come out longer",
+    "matplotlib": "runs draw no pictures",
+    "tensorboard": "runs write no TensorBoard files",
+    "pytest": "the unit tests do not run",
+}
+"""What the project works without -> what is lost; the first are left out first where all would be too large."""
+NEWEST_GLIBC, OLDEST_GLIBC = 39, 5
+"""Minor versions of glibc 2 whose wheels are taken: Ubuntu 24.04, which Python 3.12 comes with, has the newest."""
+GENERATED = {
+    "protobuf": ("crds/rlhf_api/control_pb2.py", r"Protobuf Python Version: ([\d.]+)"),
+    "grpcio": ("crds/rlhf_api/control_pb2_grpc.py", r"GRPC_GENERATED_VERSION = '([\d.]+)'"),
+}
+"""Generated code that refuses an older library at import."""
+
+
+def prepare(root: Path, folder: Path, python: str, have_file: Path) -> int:
+    """Fills `folder` with wheels and a note of them; 0 when they are within the limit."""
+    packages = locked(tomllib.loads((root / "uv.lock").read_text()), python)
+    have, tags, wheels = read_have(have_file), tags_of(python), folder / "wheels"
+    wheels.mkdir(parents=True, exist_ok=True)
+    fetched = {name: fetch(packages[name], tags, python, wheels) for name in needed(packages, python, have)}
+    for name, lost in DISPENSABLE.items():
+        if name not in fetched or megabytes(fetched) <= LIMIT_MEGABYTES:
+            continue
+        have |= {name}
+        fetched = {kept: fetched[kept] for kept in needed(packages, python, have)}
+        sys.stdout.write(f"          left out, as all would be too large: {name}; without it {lost}\n")
+    for stale in set(wheels.iterdir()) - set(fetched.values()):
+        stale.unlink()
+    note = {"commit": commit(root), "digest": digest(root), "python": python, "minimum": minimum(root, fetched)}
+    (folder / NOTE).write_text(json.dumps(note, indent=1) + "\n")
+    return show(folder, fetched, python)
+
+
+def read_have(path: Path) -> frozenset[str]:
+    """Return the names of a list of packages."""
+    lines = (re.split(r"[#=<>!~ @]", line, maxsplit=1)[0].strip() for line in path.read_text().splitlines())
+    return frozenset(canonicalize_name(line) for line in lines if line)
+
+
+def locked(lock: Mapping[str, Any], python: str) -> dict[str, Mapping[str, Any]]:
+    """Return the package of each name that uv.lock chose for a version of Python."""
+    chosen: dict[str, Mapping[str, Any]] = {}
+    for package in lock["package"]:
+        if any(holds(marker, python) for marker in package.get("resolution-markers", [""])):
+            chosen[package["name"]] = package
+    return chosen
+
+
+def holds(marker: str, python: str) -> bool:
+    """True when a marker holds on Linux with that Python."""
+    environment = {"python_version": python, "python_full_version": f"{python}.0", "sys_platform": "linux"}
+    environment |= {"platform_python_implementation": "CPython", "platform_machine": "x86_64", "extra": ""}
+    return not marker or Marker(marker).evaluate(environment)
+
+
+def needed(packages: Mapping[str, Mapping[str, Any]], python: str, have: frozenset[str]) -> list[str]:
+    """Return the packages that the project needs and the machine lacks; what it has is taken to be whole."""
+    project = packages[PROJECT]
+    queue = [*project["dependencies"], *(each for extra in EXTRAS for each in project["optional-dependencies"][extra])]
+    queue += [{"name": name} for name in BESIDES]
+    found: set[str] = set()
+    while queue:
+        wanted = queue.pop()
+        name = wanted["name"]
+        if name in found or name in have | NEVER | {PROJECT} or not holds(wanted.get("marker", ""), python):
+            continue
+        found.add(name)
+        queue += packages[name].get("dependencies", [])
+    return sorted(found)
+
+
+def tags_of(python: str) -> list[Tag]:
+    """Return the tags of wheels that run on Linux x86-64 with that Python, the best first."""
+    version = tuple(int(part) for part in python.split("."))
+    platforms = [f"manylinux_2_{minor}_x86_64" for minor in range(NEWEST_GLIBC, OLDEST_GLIBC - 1, -1)]
+    platforms += ["manylinux2014_x86_64", "manylinux2010_x86_64", "manylinux1_x86_64"]
+    interpreter = f"cp{python.replace('.', '')}"
+    return [*cpython_tags(version, [interpreter], platforms), *compatible_tags(version, interpreter, platforms)]
+
+
+def choose(package: Mapping[str, Any], tags: Sequence[Tag]) -> tuple[str, str]:
+    """Return file name and sha256 of the package's best wheel. SystemExit when none runs there."""
+    ranks = {tag: rank for rank, tag in enumerate(tags)}
+    able: list[tuple[int, str, str]] = []
+    for wheel in package.get("wheels", []):
+        file = wheel["url"].rpartition("/")[2]
+        rank = min((ranks[tag] for tag in parse_wheel_filename(file)[3] if tag in ranks), default=None)
+        if rank is not None:
+            able.append((rank, file, wheel["hash"].removeprefix("sha256:")))
+    if not able:
+        raise SystemExit(
+            f"gpu-check: {package['name']} {package['version']} has no wheel for that Python on Linux x86-64"
+        )
+    _, file, sha256 = min(able)
+    return file, sha256
+
+
+def fetch(package: Mapping[str, Any], tags: Sequence[Tag], python: str, folder: Path) -> Path:
+    """Return the wheel of a package, fetched unless it is there with the right hash."""
+    file, sha256 = choose(package, tags)
+    path = folder / file
+    if not path.exists():
+        platforms = sorted({tag.platform for tag in parse_wheel_filename(file)[3]} - {"any"})
+        command = [*pip(), "download", "--quiet", "--no-deps", "--only-binary=:all:", "--dest", str(folder)]
+        command += ["--python-version", python, "--implementation", "cp"]
+        command += [part for platform in platforms for part in ("--platform", platform)]
+        subprocess.run([*command, f"{package['name']}=={package['version']}"], check=True)
+    if not path.exists() or hashlib.sha256(path.read_bytes()).hexdigest() != sha256:
+        raise SystemExit(f"gpu-check: {path} is not the file that uv.lock names; remove it and try again")
+    return path
+
+
+def pip() -> list[str]:
+    """Return how pip is called: this Python's own, or else uv's."""
+    if subprocess.run([sys.executable, "-m", "pip", "--version"], capture_output=True, check=False).returncode == 0:
+        return [sys.executable, "-m", "pip"]
+    if shutil.which("uvx"):
+        return ["uvx", "pip"]
+    raise SystemExit("gpu-check: prepare needs pip (python3 -m pip) or uv (uvx), and neither is there")
+
+
+def minimum(root: Path, fetched: Mapping[str, Path]) -> dict[str, str]:
+    """Return the oldest version of each brought package that generated code and the other brought packages take."""
+    lowest: dict[str, str] = {}
+    for name, (file, pattern) in GENERATED.items():
+        found = re.search(pattern, (root / file).read_text())
+        if found is None:
+            raise SystemExit(f"gpu-check: {file} names no version by {pattern!r}")
+        lowest[name] = found[1]
+    project = tomllib.loads((root / "pyproject.toml").read_text())["project"]
+    texts = [*project["dependencies"], *(each for extra in EXTRAS for each in project["optional-dependencies"][extra])]
+    for wheel in fetched.values():
+        texts += [text for text in requirements_of(wheel) if "extra ==" not in text]
+    for requirement in map(Requirement, texts):
+        name = canonicalize_name(requirement.name)
+        for bound in requirement.specifier:
+            if name in fetched and bound.operator in (">=", "~=", "==") and older(lowest.get(name, "0"), bound.version):
+                lowest[name] = bound.version
+    return {name: version for name, version in sorted(lowest.items()) if name in fetched}
+
+
+def older(version: str, than: str) -> bool:
+    """True when one version is older than another."""
+    from packaging.version import Version
+
+    return Version(version) < Version(than.removesuffix(".*"))
+
+
+def requirements_of(wheel: Path) -> list[str]:
+    """Return what a wheel requires."""
+    with zipfile.ZipFile(wheel) as archive:
+        name = next(name for name in archive.namelist() if name.endswith(".dist-info/METADATA"))
+        return Parser().parsestr(archive.read(name).decode()).get_all("Requires-Dist") or []
+
+
+def megabytes(wheels: Mapping[str, Path]) -> float:
+    """Return the size of all of them in MB."""
+    return sum(path.stat().st_size for path in wheels.values()) / 1e6
+
+
+def show(folder: Path, fetched: Mapping[str, Path], python: str) -> int:
+    """Prints what was brought and its size, largest first."""
+    sizes = sorted(((path.stat().st_size / 1e6, path.name) for path in fetched.values()), reverse=True)
+    for size, name in sizes:
+        sys.stdout.write(f"{size:8.2f} MB  {name}\n")
+    total = megabytes(fetched)
+    sys.stdout.write(f"{total:8.2f} MB  in all, for Python {python}, in {folder}\n")
+    if total > LIMIT_MEGABYTES:
+        sys.stdout.write(
+            f"gpu-check: more than {LIMIT_MEGABYTES} MB: a machine that takes 64 MiB in all takes no more\n"
+        )
+        return 1
+    return 0

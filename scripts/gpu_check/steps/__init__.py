@@ -1,0 +1,1 @@
+"""The steps: one module each, named in registry.py."""

@@ -1,0 +1,32 @@
+"""Facts of an iteration, to be changed by tests, and those of real runs with a cause injected."""
+
+from pathlib import Path
+from typing import Any
+
+from rlhf_planner.explain.facts import IterationFacts, JobSettings
+
+RUNS = Path(__file__).parent / "recorded_facts"
+"""facts.jsonl of runs, one file for each scenario of benchmarks/explain.py."""
+
+
+def recorded_facts(**changed: Any) -> IterationFacts:
+    """An iteration of ten seconds in which nothing is lost; `changed`: fields of it, or of its settings."""
+    settings = {
+        "generation_workers": 2,
+        "inference_workers": 1,
+        "max_batch_size": 8,
+        "max_response_tokens": 64,
+        "inter_stage": "Auto",
+        "balance": "Auto",
+        "overlap": "Enabled",
+        "speculation": "Auto",
+        "intra_stage": "Auto",
+        "weight_sharing": "Auto",
+        "pipeline": 1,
+        "checkpoint_every": 0,
+        "evaluation_every": 0,
+        "tokens_replayed": False,
+    }
+    own = {name: changed.pop(name) for name in list(changed) if name in settings}
+    whole: dict[str, Any] = {"iteration": 1, "total": 10.0, "phases": {"Generating": 6.0, "Training": 4.0}}
+    return IterationFacts(**{**whole, **changed}, settings=JobSettings(**{**settings, **own}))

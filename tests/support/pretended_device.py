@@ -1,0 +1,65 @@
+"""A device without numbers, to see on any machine what a GPU would refuse: PyTorch's `meta`, held to the rules of CUDA.
+
+On `meta` all of training runs, backward and optimizer included, and computes shapes and devices alone. PyTorch itself
+lets several operations mix it with CPU tensors; here none may but those that CUDA takes: copies, and scalars. What
+would be read back from a GPU, which stops the host until the GPU has done all it was given, is counted.
+"""
+
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+PRETENDED = torch.device("meta")
+COPIES = ("aten::_to_copy", "aten::copy_")
+
+
+class WrongDeviceError(Exception):
+    """An operation of tensors on two devices."""
+
+
+class CudaRules(TorchDispatchMode):
+    """Checks every operation inside it."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.read_back: Counter[str] = Counter()
+        """Operation -> how often the host read from the device."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        given = list(_tensors((args, kwargs or {})))
+        on_device = [tensor for tensor in given if tensor.device == PRETENDED]
+        on_host = [tensor for tensor in given if tensor.device != PRETENDED]
+        name = func._schema.name
+        if on_device and (name == "aten::_local_scalar_dense" or _reads(name, args, kwargs or {})):
+            self.read_back[name] += 1
+            return 1.0 if name == "aten::_local_scalar_dense" else _ones(args, kwargs or {})
+        if on_device and any(tensor.dim() for tensor in on_host) and name not in COPIES:
+            shapes = [f"{tensor.device.type} {list(tensor.shape)}" for tensor in given]
+            raise WrongDeviceError(f"{name} of tensors on two devices: {', '.join(shapes)}")
+        return func(*args, **(kwargs or {}))
+
+
+def _reads(name: str, args: Any, kwargs: Mapping[str, Any]) -> bool:
+    if name == "aten::copy_":
+        return bool(args[0].device != PRETENDED and args[1].device == PRETENDED)
+    return name == "aten::_to_copy" and torch.device(kwargs.get("device") or PRETENDED).type == "cpu"
+
+
+def _ones(args: Any, kwargs: Mapping[str, Any]) -> torch.Tensor:
+    if len(args) > 1:  # copy_
+        target: torch.Tensor = args[0]
+        return target.fill_(1.0)
+    return torch.ones(args[0].shape, dtype=kwargs.get("dtype") or args[0].dtype)
+
+
+def _tensors(item: Any) -> Iterator[torch.Tensor]:
+    if isinstance(item, torch.Tensor):
+        yield item
+    elif isinstance(item, Mapping):
+        yield from _tensors(list(item.values()))
+    elif isinstance(item, list | tuple):
+        for one in item:
+            yield from _tensors(one)

@@ -1,0 +1,123 @@
+"""A made-up engine for the controller of speculation: passes of a stated cost, drafts of a stated acceptance.
+
+Rule: all that a controller is told is what an engine would measure; chance comes from the seed alone.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+from rlhf_planner.speculation.controller import DraftController, MeasuredStep, Offered, Outcomes, Plan
+
+Ints = npt.NDArray[np.int64]
+MATCHES = 16
+
+
+@dataclass(frozen=True)
+class World:
+    """What is true of an engine: seconds of a pass by rows, and how often a drafted token is right."""
+
+    pass_seconds: Callable[[int], float]
+    acceptance: tuple[float, ...]
+    """By drafter, at every position."""
+    draft_seconds: tuple[float, ...]
+    """Of one draft, by drafter."""
+    available: float = 1.0
+    """Share of the requests for which there is a draft."""
+    hiccups: float = 0.0
+    """Share of the steps that take four times as long."""
+    noise: float = 0.0
+    """Of a step's seconds: standard deviation of their logarithm."""
+
+
+@dataclass
+class Ran:
+    """What a run gave."""
+
+    tokens: int = 0
+    seconds: float = 0.0
+    expected_seconds: float = 0.0
+    """Without noise."""
+    expected_tokens: float = 0.0
+    slots: list[int] = field(default_factory=list)
+    asked: int = 0
+
+    @property
+    def rate(self) -> float:
+        """Expected tokens a second: free of the chance of what happened to be accepted."""
+        return self.expected_tokens / self.expected_seconds
+
+
+def accepted_of(world: World, drafter: int, lengths: Ints, random: np.random.Generator) -> Ints:
+    """How many tokens of each draft are right."""
+    right = random.random((len(lengths), max(int(lengths.max(initial=0)), 1))) < world.acceptance[drafter]
+    right &= np.arange(right.shape[1]) < lengths[:, None]
+    accepted: Ints = np.cumprod(right, axis=1).sum(axis=1)
+    return accepted
+
+
+def run(
+    controller: DraftController,
+    world: World,
+    rows: int,
+    steps: int,
+    *,
+    seed: int = 0,
+    fixed: int | None = None,
+    plan_every: int = 4,
+) -> tuple[DraftController, Ran]:
+    """Make steps of `rows` samples; `fixed` drafts so many tokens for each, by the first drafter, and learns not."""
+    random = np.random.default_rng(seed)
+    ran = Ran()
+    plan: Plan | None = None
+    for index in range(steps):
+        if fixed is not None:
+            plan = Plan((0,) if fixed else (), rows, rows * fixed, "Faster", 0.0)
+        elif plan is None or plan.probes or index % plan_every == 0:
+            plan = controller.plan(rows, rows * 64)
+        lengths, drafters, matches = np.zeros(0, np.int64), np.zeros(0, np.int64), np.zeros(0, np.int64)
+        drafting = 0.0
+        if plan.drafters:
+            count = min(plan.requests, rows)
+            offers = tuple(
+                Offered(
+                    drafter,
+                    np.full(count, 3, np.int64),
+                    np.where(random.random(count) < world.available, controller.longest, 0),
+                )
+                for drafter in plan.drafters
+            )
+            took = tuple(world.draft_seconds[drafter] * count for drafter in plan.drafters)
+            drafting = sum(took)
+            if fixed is not None:
+                lengths = np.minimum(offers[0].lengths, fixed)
+                drafters = np.zeros(count, np.int64)
+            else:
+                choice = controller.choose(plan, rows, rows * 64, offers)
+                controller = controller.offered(offers, choice, took)
+                lengths = choice.lengths
+                drafters = np.array(plan.drafters)[choice.drafters]
+            matches = np.full(count, 3, np.int64)
+        accepted = np.zeros(len(lengths), np.int64)
+        for drafter in range(len(world.acceptance)):
+            mine = drafters == drafter
+            accepted[mine] = accepted_of(world, drafter, lengths[mine], random)
+        slots = int(lengths.sum())
+        true_pass = world.pass_seconds(rows + slots)
+        seconds = true_pass * float(np.exp(random.normal(0.0, world.noise)))
+        seconds *= 4.0 if random.random() < world.hiccups else 1.0
+        used = lengths > 0
+        if fixed is None:
+            step = MeasuredStep(rows, rows * 64, slots, rows + int(accepted.sum()), drafting, seconds)
+            outcomes = Outcomes(drafters[used], matches[used], lengths[used], accepted[used])
+            controller = controller.observe(plan, step, outcomes)
+        ran.tokens += rows + int(accepted.sum())
+        ran.seconds += seconds + drafting
+        ran.expected_seconds += true_pass + drafting
+        rates = np.array(world.acceptance)[drafters]
+        ran.expected_tokens += rows + float(sum((rates**place)[lengths >= place].sum() for place in range(1, 17)))
+        ran.slots.append(slots)
+        ran.asked += bool(plan.drafters)
+    return controller, ran

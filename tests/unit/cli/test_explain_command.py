@@ -1,0 +1,62 @@
+"""`rlhf explain`: what people and programs see of the facts in a run folder."""
+
+import json
+from pathlib import Path
+
+import pytest
+from tests.support.explained_runs import recorded_facts
+
+from rlhf_cli.explain import explain_run
+from rlhf_cli.local.errors import RunError
+from rlhf_coordinator.reports.trackers.facts_jsonl import FILE, KEPT, FactsJsonl, read_facts
+
+SLOW = {"Generating": 6.0, "Publishing": 2.0, "Checkpointing": 4.0}
+
+
+@pytest.fixture
+def run_dir(tmp_path: Path) -> Path:
+    (tmp_path / "journal").mkdir()
+    tracker = FactsJsonl(tmp_path, 0)
+    for iteration in range(2 * KEPT):
+        tracker.facts(recorded_facts(iteration=iteration, total=12.0, phases=SLOW, checkpoint_every=1))
+    return tmp_path
+
+
+def test_people_see_phases_and_the_largest_loss_first(run_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert explain_run(run_dir, everything=False, as_json=False) == 0
+    text = capsys.readouterr().out
+    assert "12 s each" in text
+    assert text.index("1. checkpoints") < text.index("2. weight publishing")
+    assert "spec.checkpoints.every to 10" in " ".join(text.split())
+
+
+def test_programs_see_the_same_as_numbers(run_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert explain_run(run_dir, everything=True, as_json=True) == 0
+    content = json.loads(capsys.readouterr().out)
+    assert content["iterations"] == list(range(KEPT, 2 * KEPT)), "the last ones are kept"
+    first, second = content["findings"]
+    assert first["gain"] == pytest.approx(12 / (12 - 3.6))
+    assert second["gain"] is None
+
+
+def test_a_restart_goes_on_and_takes_its_first_iteration_again(run_dir: Path) -> None:
+    tracker = FactsJsonl(run_dir, KEPT + 1)
+    tracker.facts(recorded_facts(iteration=KEPT + 1, total=3.0))
+    facts = read_facts(run_dir / FILE)
+    assert [one.iteration for one in facts] == [KEPT, KEPT + 1]
+    assert facts[-1].total == 3.0
+
+
+def test_lines_of_another_version_and_torn_ones_are_left_out(run_dir: Path) -> None:
+    line = recorded_facts(iteration=99).model_dump() | {"version": 2}
+    with (run_dir / FILE).open("a") as file:
+        file.write(json.dumps(line) + '\n{"version": 1, "iter')
+    assert [one.iteration for one in read_facts(run_dir / FILE)] == list(range(KEPT, 2 * KEPT))
+
+
+def test_a_folder_without_a_run_and_a_run_without_facts_say_so(tmp_path: Path) -> None:
+    with pytest.raises(RunError, match="there is no such folder"):
+        explain_run(tmp_path / "none", everything=False, as_json=False)
+    (tmp_path / "journal").mkdir()
+    with pytest.raises(RunError, match=r"facts.jsonl has no iteration"):
+        explain_run(tmp_path, everything=False, as_json=False)

@@ -1,0 +1,21 @@
+"""The coordinator's last log line names the reason and the field, each once."""
+
+import logging
+
+import pytest
+
+from rlhf_api import control_pb2 as pb
+from rlhf_coordinator.__main__ import failed
+
+
+@pytest.mark.parametrize(
+    ("message", "says"),
+    [
+        ("spec.deterministic: true cannot be kept", "NotReproducible: spec.deterministic: true cannot be kept"),
+        ("true cannot be kept", "NotReproducible: spec.deterministic: true cannot be kept"),
+    ],
+)
+def test_a_field_is_named_once(message: str, says: str, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.ERROR):
+        code = failed(pb.Failure(reason="NotReproducible", field="spec.deterministic", message=message, exit_code=3))
+    assert (code, caplog.messages) == (3, [says])

@@ -1,0 +1,39 @@
+"""A policy that cannot be split over a worker's devices ends the job before any worker loads it."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rlhf_api.job import RLHFJobSpec
+from rlhf_api.names import ExitCode
+from rlhf_coordinator.failures import JobError
+from rlhf_coordinator.tensor_split_check import check_tensor_split
+
+
+def spec(folder: Path, tensor: int) -> RLHFJobSpec:
+    content: dict[str, Any] = {
+        "algorithm": {"grpo": {}},
+        "models": {"actor": {"path": str(folder)}, "reward": {"function": {"module": "rewards"}}},
+        "prompts": {"path": "prompts.jsonl"},
+        "generation": {"engine": "vllm", "gpusPerReplica": tensor, "parallelism": {"tensor": tensor}},
+    }
+    return RLHFJobSpec.model_validate(content)
+
+
+def test_heads_that_do_not_divide_are_told_with_the_field_and_what_would_be_right(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"num_attention_heads": 6, "num_key_value_heads": 2}))
+    check_tensor_split(spec(tmp_path, 2))
+    with pytest.raises(JobError) as raised:
+        check_tensor_split(spec(tmp_path, 4))
+    failure = raised.value.failure
+    assert (failure.field, failure.exit_code) == ("spec.generation.parallelism.tensor", ExitCode.USAGE)
+    assert failure.message == "4: the model's 6 attention heads cannot be split over 4 devices: use 2"
+
+
+@pytest.mark.parametrize("content", [None, "{", "[]"])
+def test_what_cannot_be_read_is_left_to_the_workers(tmp_path: Path, content: str | None) -> None:
+    if content is not None:
+        (tmp_path / "config.json").write_text(content)
+    check_tensor_split(spec(tmp_path, 4))

@@ -1,0 +1,113 @@
+"""Alerts as data: what is written of them is up to date, and whoever is woken by one finds what to do."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+import typer
+from tests.support.promql_reading import Reader
+from typer.core import TyperGroup
+
+from rlhf_api.metrics.catalogue import BY_NAME
+from rlhf_cli.main import app
+from rlhf_observability.alerts.alert import Alert, AlertSeverity, Family, Threshold, filled
+from rlhf_observability.alerts.families import FAMILIES
+from rlhf_observability.alerts.generated_files import generated_files
+
+ROOT = Path(__file__).parents[3]
+ALERTS = [(family, alert) for family in FAMILIES for alert in family.alerts]
+PARTS = ("It means", "You see", "Look", "Likely causes", "Cure", "Silence")
+KUBECTL = {"get", "describe", "logs", "delete", "top", "exec", "rollout", "auth", "scale", "patch", "create", "label"}
+each_alert = pytest.mark.parametrize(("family", "alert"), ALERTS, ids=[alert.name for _, alert in ALERTS])
+
+
+def test_what_is_written_of_the_alerts_is_up_to_date() -> None:
+    stale = [str(path.relative_to(ROOT)) for path, text in generated_files(ROOT).items() if path.read_text() != text]
+    assert not stale, "run `make alerts`"
+
+
+def test_names_are_unique_and_a_page_belongs_to_a_family() -> None:
+    assert len({alert.name for _, alert in ALERTS}) == len(ALERTS)
+    assert {path.stem for path in (ROOT / "docs" / "runbooks").glob("*.md")} == {family.name for family in FAMILIES}
+
+
+def section(family: Family, alert: Alert) -> str:
+    page = (ROOT / "docs" / "runbooks" / f"{family.name}.md").read_text()
+    assert f"\n## {alert.name}\n" in page, f"docs/runbooks/{family.name}.md has no section {alert.name}"
+    return page.split(f"\n## {alert.name}\n", 1)[1].split("\n## ", 1)[0]
+
+
+@each_alert
+def test_the_runbook_says_what_it_means_what_tells_more_and_the_cure(family: Family, alert: Alert) -> None:
+    text = section(family, alert)
+    found = re.findall(r"^\*\*([^*]+)\*\*:", text, re.MULTILINE)
+    assert tuple(found) == PARTS
+    assert re.search(r"^\*\*Likely causes\*\*: 1\. ", text, re.MULTILINE)
+
+
+@each_alert
+def test_commands_of_the_runbook_exist_and_take_what_they_are_given(family: Family, alert: Alert) -> None:
+    text = section(family, alert)
+    lines = re.search(r"^\*\*Look\*\*:\n\n```sh\n(.+?)```", text, re.MULTILINE | re.DOTALL)
+    assert lines, "no block of commands after Look"
+    commands = [*lines[1].splitlines(), *re.findall(r"`((?:rlhf|kubectl) [^`]+)`", text)]
+    for command in commands:
+        check(command)
+
+
+def check(command: str) -> None:
+    program, *arguments = shlex.split(command.partition(" | ")[0].partition(" && ")[0])
+    if program == "kubectl" and arguments[0] != "rlhf":
+        assert arguments[0] in KUBECTL, command
+        return
+    assert program == "rlhf", command
+    group = typer.main.get_command(app)
+    assert isinstance(group, TyperGroup)
+    verb = group.commands[arguments[0]]
+    if arguments[1:]:  # else it is named in a sentence
+        verb.make_context(arguments[0], arguments[1:])  # raises for an option that it does not have
+
+
+@each_alert
+def test_a_query_asks_only_for_series_labels_and_values_that_processes_serve(family: Family, alert: Alert) -> None:
+    recorded = {each.name: each.expression for each in family.recordings}
+    asked = [filled(alert.expression, alert.values()), *recorded.values()]
+    for name in recorded:
+        asked = [query.replace(name, "rlhf_phase") for query in asked]  # what it is recorded of, with the same labels
+    for selected in [each for query in asked for each in Reader(BY_NAME).selected(query)]:
+        labels = {label.name: label for label in selected.metric.labels}
+        for name, value in selected.matchers.items():
+            assert name in labels, f"{selected.name} has no label {name}"
+            assert set(value.split("|")) <= set(labels[name].values or value.split("|")), f"{selected.name} {name}"
+
+
+@each_alert
+def test_a_query_answers_with_the_labels_that_its_texts_name(family: Family, alert: Alert) -> None:
+    named = set(re.findall(r"\$labels\.(\w+)", alert.summary + alert.description))
+    kept = set(re.findall(r"\w+", " ".join(re.findall(r"by \(([^)]*)\)", alert.expression))))
+    recorded = "".join(each.expression for each in family.recordings if each.name in alert.expression)
+    assert named <= kept | set(re.findall(r"\w+", recorded))
+
+
+@each_alert
+def test_texts_name_where_and_how_much(family: Family, alert: Alert) -> None:
+    assert "$labels.namespace" in alert.summary
+    assert "\n" not in alert.summary + alert.description
+    assert not alert.when.endswith(".")
+    assert not alert.normal.endswith(".")
+
+
+def test_a_threshold_that_nothing_reads_and_a_placeholder_without_one_are_refused() -> None:
+    def made(expression: str, *thresholds: Threshold) -> Alert:
+        return Alert("RLHFX", AlertSeverity.INFO, "", expression, "1m", "", "", "", thresholds)
+
+    assert made("a > <most>", Threshold("most", 3, "")).values() == {"most": "3"}
+    with pytest.raises(ValueError, match=r"\['most'\], expression reads \[\]"):
+        made("a > 3", Threshold("most", 3, ""))
+    with pytest.raises(ValueError, match=r"thresholds \[\], expression reads \['most'\]"):
+        made("a > <most>")
+    with pytest.raises(ValueError, match="every alert has a value"):
+        Threshold("for", 5, "")

@@ -1,0 +1,177 @@
+"""What is said of an iteration by its facts: of real runs with a cause injected, and of facts made for one cause."""
+
+import pytest
+from tests.support.explained_runs import RUNS, recorded_facts
+
+from rlhf_coordinator.reports.trackers.facts_jsonl import read_facts
+from rlhf_planner.explain.decode_costs import decode_costs
+from rlhf_planner.explain.facts import SampleFacts, StepFacts, TaskFacts
+from rlhf_planner.explain.finding import MAX_CHARACTERS
+from rlhf_planner.explain.ranking import comparable, explain
+from rlhf_planner.explain.registry import CAUSES
+from rlhf_planner.explain.replays import generation
+
+INJECTED = {
+    "slow-worker": "slow worker",
+    "slow-reward": "slow reward",
+    "overlap": "scoring waits for the whole batch",
+    "few-generation-workers": "too few generation workers",
+    "small-batches": "small batches",
+}
+"""Recorded run -> the cause that was injected into it."""
+
+
+@pytest.mark.parametrize("name", INJECTED)
+def test_the_injected_cause_of_a_real_run_is_named_first_with_a_gain(name: str) -> None:
+    findings = explain(read_facts(RUNS / f"{name}.jsonl"))
+    assert findings[0].cause == INJECTED[name]
+    gain = findings[0].gain
+    assert gain is not None
+    assert gain > 1.1
+    assert len(findings[0].words) <= MAX_CHARACTERS
+
+
+def test_an_iteration_without_a_loss_has_no_findings() -> None:
+    assert explain([]) == []
+    assert explain([recorded_facts()]) == []
+
+
+def test_causes_have_names_of_their_own() -> None:
+    assert len({cause.name for cause in CAUSES}) == len(CAUSES)
+
+
+def test_the_first_iteration_and_other_settings_are_left_out_where_there_are_others() -> None:
+    first, other, last = (
+        recorded_facts(iteration=0),
+        recorded_facts(iteration=1, pipeline=2),
+        recorded_facts(iteration=2),
+    )
+    assert comparable([first]) == [first]
+    assert comparable([first, other, last]) == [last]
+
+
+def test_a_checkpoint_costs_what_it_took_spread_over_iterations() -> None:
+    phases = {"Generating": 6.0, "Checkpointing": 4.0}
+    facts = [
+        recorded_facts(iteration=n, checkpoint_every=2, phases=phases if n % 2 else {"Generating": 6.0})
+        for n in (1, 2, 3)
+    ]
+    (finding,) = explain(facts)
+    assert (finding.cause, finding.field, finding.value) == ("checkpoints", "spec.checkpoints.every", "20")
+    assert finding.seconds == pytest.approx(4 / 2 - 4 / 20)
+    assert finding.gain == pytest.approx(10 / (10 - 1.8))
+
+
+def test_what_an_evaluation_held_up_is_no_cost_of_the_checkpoint() -> None:
+    phases = {"Generating": 6.0, "Checkpointing": 4.0}
+    facts = recorded_facts(checkpoint_every=1, evaluation_every=1, phases=phases, evaluation_waited=4.0)
+    (finding,) = explain([facts])
+    assert (finding.cause, finding.field) == ("evaluations", "spec.evaluation.every")
+
+
+def test_where_a_gain_is_not_known_no_number_is_given() -> None:
+    (finding,) = explain([recorded_facts(phases={"Publishing": 5.0, "Training": 5.0})])
+    assert (finding.cause, finding.gain, finding.seconds) == ("weight publishing", None, 5.0)
+    assert "gain not known" in finding.words
+
+
+def test_ranks_that_wait_for_each_other_are_bubbles() -> None:
+    facts = recorded_facts(
+        phases={"Training": 10.0}, pipeline=4, intra_stage="Disabled", training={"bubble_share": 0.4}
+    )
+    (finding,) = explain([facts])
+    assert (finding.cause, finding.field, finding.value) == ("pipeline bubbles", "spec.fusion.intraStage.mode", "Auto")
+    assert finding.seconds == pytest.approx(4.0)
+    assert finding.gain is None
+
+
+def test_waiting_for_training_ranks_that_died_is_recovery() -> None:
+    (finding,) = explain([recorded_facts(phases={"Recovering": 7.0, "Training": 3.0}, returned=5)])
+    assert finding.cause == "recovery after faults"
+    assert "5 leases" in finding.words
+
+
+def queued(seconds_per_row: float) -> SampleFacts:
+    """Forty responses, four at a time on either of two workers, in steps of 10 ms and so much a row."""
+    known = decode_costs(steps(seconds_per_row))
+    assert known is not None
+    lengths = [60.0 + 7 * (place % 6) for place in range(40)]
+    bare = SampleFacts(
+        prompts=[8.0] * 40, responses=lengths, begun=[0.0] * 40, finished=[], scored=[], workers=[0, 1] * 20
+    )
+    finished = generation(bare, known, 4, [1.0, 1.0])
+    leased = [0.0] * 10 + sorted(finished)[:30]
+    return bare.model_copy(update={"begun": leased, "finished": finished})
+
+
+def steps(seconds_per_row: float, paces: tuple[float, ...] = (1.0, 1.0)) -> list[StepFacts]:
+    """What the workers of `queued` showed, at sizes that tell a step from a row."""
+    return [
+        StepFacts(
+            worker=f"generation-{index}",
+            steps=100,
+            rows=rows,
+            keys=50,
+            tokens=1,
+            verified=0,
+            seconds=100 * pace * (0.010 + rows * seconds_per_row),
+        )
+        for index, pace in enumerate(paces)
+        for rows in (1.0, 2.0, 4.0)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("seconds_per_row", "cause", "change"),
+    [
+        (0.0001, "small batches", ("spec.generation.maxBatchSize", "16")),
+        (0.05, "too few generation workers", ("spec.generation.replicas", "4")),
+    ],
+)
+def test_samples_that_wait_for_a_row_need_rows_where_these_are_cheap_and_workers_where_not(
+    seconds_per_row: float, cause: str, change: tuple[str, str]
+) -> None:
+    samples = queued(seconds_per_row)
+    generated = max(samples.finished)
+    facts = recorded_facts(
+        total=generated,
+        phases={"Generating": generated},
+        max_batch_size=4,
+        samples=samples,
+        steps=steps(seconds_per_row),
+    )
+    finding = explain([facts])[0]
+    assert (finding.cause, finding.field, finding.value) == (cause, *change)
+    assert finding.gain is not None
+    assert 1.6 < finding.gain < 5
+
+
+def test_a_replay_that_does_not_meet_what_was_measured_gives_no_number() -> None:
+    end = max(queued(0.001).finished)
+    ends = [end if place % 2 else 0.5 * end for place in range(40)]
+    samples = queued(0.001).model_copy(update={"finished": ends, "begun": [0.0] * 40})
+    phases = {"Generating": end}
+    facts = recorded_facts(total=end, phases=phases, samples=samples, steps=steps(0.1, (1.0, 3.0)), max_batch_size=40)
+    finding = explain([facts])[0]
+    assert finding.cause == "slow worker"
+    assert finding.gain is None
+
+
+@pytest.mark.parametrize(("call", "cause"), [(True, "slow reward"), (False, "too few inference workers")])
+def test_a_queue_of_scores_is_the_reward_or_a_model_by_what_fills_it(call: bool, cause: str) -> None:
+    samples = SampleFacts(
+        prompts=[8.0] * 20,
+        responses=[100.0] * 20,
+        begun=[0.0] * 20,
+        finished=[1.0] * 20,
+        scored=[1.0 + 0.5 * (place + 1) for place in range(20)],
+        workers=[0, 1] * 10,
+    )
+    task = TaskFacts(name="judged", call=call, last=20, busy=0 if call else 9, setup=0, per_token=0)
+    facts = recorded_facts(
+        total=12.0, phases={"Generating": 1.0, "Scoring": 10.0}, samples=samples, tasks=[task], max_batch_size=10
+    )
+    finding = explain([facts])[0]
+    assert (finding.cause, finding.field) == (cause, "spec.inference.replicas")
+    workers = int(finding.value)
+    assert finding.seconds == pytest.approx(9.5 - 9.5 / workers, rel=0.01), "the last sample's own takes as long"

@@ -1,0 +1,46 @@
+"""DAPO's shaping and advantages against numbers worked out apart."""
+
+import statistics
+from pathlib import Path
+
+import pytest
+import torch
+from tests.support import models
+from tests.support.algorithms import member
+from tests.support.training_ranks import make_batch, make_job
+
+from rlhf_workers.algorithms.registry import build_algorithm
+from rlhf_workers.losses.overlong import overlong_penalty
+
+
+@pytest.mark.parametrize(
+    ("length", "added"), [(1, 0), (16384, 0), (16385, -1 / 4096), (18432, -0.5), (20479, -4095 / 4096), (20480, -1)]
+)
+def test_the_penalty_is_that_of_the_paper(length: int, added: float) -> None:
+    """L_max 20480, of which the last 4096 are the buffer."""
+    assert float(overlong_penalty(torch.tensor([length]), 20480, 0.2 * 20480, 1.0)) == pytest.approx(added)
+
+
+def test_the_penalty_grows_with_the_length_and_is_bounded() -> None:
+    added = overlong_penalty(torch.arange(0, 200), 100, 31.5, 2.5)
+    assert (added.diff() <= 0).all()
+    assert (float(added.min()), float(added.max())) == (-2.5, 0.0)
+    assert not overlong_penalty(torch.arange(0, 200), 100, 31.5, 0.0).any()
+
+
+@pytest.mark.parametrize("abstained", [(), (2,), (0, 1, 2), tuple(range(8))])
+def test_advantages_are_those_of_a_group_by_shaped_rewards(tmp_path: Path, abstained: tuple[int, ...]) -> None:
+    folder = models.write_policy(tmp_path / "model", "llama", seed=1)
+    spec = make_job(folder, folder, algorithm=member("dapo", overlongShare=1, overlongPenalty=3)).spec
+    algorithm, batch = build_algorithm(spec, torch.device("cpu")), make_batch(abstained=abstained)
+    prepared, longest = algorithm.prepare(batch), spec.rollout.max_response_tokens
+    for group in range(2):
+        rows = [row for row in range(4 * group, 4 * group + 4) if row not in abstained]
+        shaped = [float(batch.rewards[row]) - 3 * min(1, int(batch.response_lengths[row]) / longest) for row in rows]
+        for row, reward in zip(rows, shaped, strict=True):
+            alone = len(rows) < 2
+            wanted = 0.0 if alone else (reward - statistics.fmean(shaped)) / (statistics.stdev(shaped) + 1e-6)
+            given = prepared.fields["advantages"][row][batch.mask[row]]
+            assert given.tolist() == pytest.approx([wanted] * len(given), abs=1e-4)
+    assert not prepared.fields["advantages"][~batch.mask].any()
+    assert ("reward/overlong_penalty" in algorithm.batch_metrics(prepared)) == (len(abstained) < 8)

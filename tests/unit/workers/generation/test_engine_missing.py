@@ -1,0 +1,32 @@
+"""A worker whose image lacks the engine of its job says so, and where to get one that has it."""
+
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from tests.support.generation_roles import generation_job
+
+from rlhf_api.names import ExitCode
+from rlhf_workers.failures import WorkError
+from rlhf_workers.generation.engine_registry import build_engine
+
+
+@pytest.mark.parametrize("found", [False, True], ids=["no package", "a package that cannot be imported"])
+def test_a_worker_without_vllm_names_the_image_that_has_it(
+    found: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    for name in [name for name in sys.modules if name.startswith("rlhf_workers.generation.vllm_engine")]:
+        monkeypatch.delitem(sys.modules, name)
+    for name in [name for name in sys.modules if name.startswith("vllm.")]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "vllm", None)  # what an import finds where it is not installed
+    monkeypatch.setattr("rlhf_workers.generation.engine_registry.installed", lambda: found)
+    with pytest.raises(
+        WorkError, match="vLLM is not installed in this worker's image: use the worker image that has it"
+    ) as raised:
+        build_engine(generation_job(tmp_path, deterministic=False, engine="vllm").spec, None, torch.device("cpu"))
+    failure = raised.value.failure
+    assert (failure.reason, failure.field) == ("EngineUnavailable", "spec.generation.engine")
+    assert failure.exit_code == ExitCode.USAGE
+    assert not failure.retryable

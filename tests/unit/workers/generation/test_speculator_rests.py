@@ -1,0 +1,99 @@
+"""Where drafts do not pay, a speculator costs next to nothing: it rests, and comes back when they may pay again."""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from rlhf_api.samples import SampleKey, SampleRequest, TokenArray
+from rlhf_workers.generation.speculation.drafter import Draft, DraftRequest
+from rlhf_workers.generation.speculation.speculator import LONGEST_REST, Speculator, Verified
+
+LONGEST = 4
+
+
+class CountingDrafter:
+    """Always has a draft; how far it is right is the world's matter."""
+
+    name = "Ngram"
+
+    def __init__(self) -> None:
+        self.asked = 0
+
+    def begin(self, request: SampleRequest) -> None:
+        pass
+
+    def extend(self, key: SampleKey, tokens: TokenArray) -> None:
+        pass
+
+    def end(self, key: SampleKey) -> None:
+        pass
+
+    def draft(self, requests: Sequence[DraftRequest]) -> list[Draft]:
+        self.asked += 1
+        return [Draft(np.zeros(request.longest, np.int32), 0) for request in requests]
+
+
+class PricedSteps:
+    """Steps of a stated price a row, in which so many tokens of every draft are right."""
+
+    def __init__(self, row_seconds: float) -> None:
+        self.right = 0
+        self.row_seconds = row_seconds
+        self.drafter = CountingDrafter()
+        self.now = 0.0
+        widths = np.arange(64 * (LONGEST + 1) + 1)
+        self.speculator = Speculator(
+            [self.drafter], mode="Auto", longest=LONGEST, widths=widths, clock=lambda: self.now
+        )
+
+    def step(self, samples: int) -> bool:
+        """Decode one step; return whether it verified drafts."""
+        keys = [SampleKey(0, index, 0) for index in range(samples)]
+        requests = [DraftRequest(key, np.zeros(8, np.int32), 4, LONGEST) for key in keys]
+        drafts: Sequence[TokenArray] = ()
+        if self.speculator.wants(samples, samples * 8):
+            drafts = self.speculator.propose(requests, samples * 8)
+        outcomes = [
+            Verified(key, len(draft), min(self.right, len(draft)))
+            for key, draft in zip(keys, drafts, strict=False)
+            if len(draft)
+        ]
+        rows = samples + sum(outcome.drafted for outcome in outcomes)
+        self.speculator.verified(outcomes, rows, samples * 8, 1e-5, 1e-3 + self.row_seconds * rows)
+        return bool(outcomes)
+
+
+def test_where_drafts_never_pay_few_steps_draft_and_most_are_not_even_asked_about() -> None:
+    world = PricedSteps(row_seconds=1e-3)
+    drafted = sum(world.step(32) for _ in range(2000))
+    assert drafted < 0.03 * 2000
+    assert world.drafter.asked < 0.03 * 2000
+    assert world.speculator.totals.steps == 2000
+
+
+def test_a_rest_ends_when_the_batch_shrinks_to_where_drafts_pay() -> None:
+    world = PricedSteps(row_seconds=5e-5)
+    world.right = 2
+    for _ in range(600):
+        world.step(64)
+    assert sum(world.step(1) for _ in range(40)) >= 20
+
+
+def test_drafts_that_become_right_are_found_by_probes() -> None:
+    world = PricedSteps(row_seconds=1e-5)
+    for _ in range(1000):
+        world.step(4)
+    world.right = LONGEST
+    for _ in range(20 * LONGEST_REST):
+        world.step(4)
+    assert sum(world.step(4) for _ in range(100)) >= 90
+
+
+def test_new_weights_end_a_rest() -> None:
+    world = PricedSteps(row_seconds=1e-3)
+    for _ in range(1500):
+        world.step(32)
+    learned = world.speculator.controller.pass_costs
+    world.speculator.policy_changed()
+    world.step(32)
+    assert world.speculator.controller.pass_costs is not learned

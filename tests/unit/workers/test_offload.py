@@ -1,0 +1,177 @@
+"""Weights that leave a device and come back: the same bits, no memory but what was planned, no copy read too early."""
+
+from typing import Any
+
+import pytest
+import torch
+from tests.support.delayed_copies import DelayedCopies
+from tests.support.outbox import RecordedOutbox
+from torch import nn
+
+from rlhf_api import control_pb2 as pb
+from rlhf_workers.copy_stream import CopyStream
+from rlhf_workers.device_arbiter import DeviceArbiter
+from rlhf_workers.offloadable_weights import MOVES, OffloadableWeights
+
+HOST = torch.device("cpu")
+
+
+class StandInMemory:
+    """A device whose memory is the host's, counted."""
+
+    def __init__(self) -> None:
+        self.stream = DelayedCopies()
+        self.taken: list[int] = []
+        self.on_device_bytes = 0
+        self.fails_at = -1
+
+    def host(self, size: int) -> torch.Tensor:
+        self.taken.append(size)
+        return torch.zeros(size, dtype=torch.uint8)
+
+    def on_device(self, like: torch.Tensor) -> torch.Tensor:
+        self.fails_at -= 1
+        if self.fails_at == 0:
+            raise torch.cuda.OutOfMemoryError("full")
+        self.on_device_bytes += like.nbytes
+        return torch.full_like(like, 7)
+
+    def copies(self) -> CopyStream:
+        return self.stream
+
+    def free(self) -> int:
+        return 0
+
+
+def model() -> nn.Module:
+    torch.manual_seed(3)
+    first = nn.Linear(33, 7)
+    net = nn.Sequential(first, nn.Linear(7, 5, bias=False).to(torch.bfloat16), nn.LayerNorm(5))
+    net.register_buffer("steps", torch.arange(3))
+    net.again = first.weight  # tied
+    return net
+
+
+def held(net: nn.Module) -> dict[str, torch.Tensor]:
+    return {name: tensor.clone() for name, tensor in net.state_dict().items()}
+
+
+def equal(net: nn.Module, wanted: dict[str, torch.Tensor]) -> bool:
+    return all(torch.equal(tensor, wanted[name]) for name, tensor in net.state_dict().items())
+
+
+@pytest.mark.parametrize("frozen", [True, False])
+def test_weights_come_back_as_they_were_and_host_memory_is_taken_once(frozen: bool) -> None:
+    net, memory = model(), StandInMemory()
+    wanted = held(net)
+    weights = OffloadableWeights(net, HOST, frozen=frozen, memory=memory)
+    for _ in range(3):
+        weights.offload()
+        weights.offload()
+        assert equal(net, wanted)
+        weights.onload()
+        weights.onload()
+        assert equal(net, wanted)
+    assert len(memory.taken) == 1
+    parameters = 4 * (33 * 7 + 7 + 5 + 5) + 2 * 35 + 8 * 3
+    assert parameters <= memory.taken[0] <= parameters + 256 * 6
+    assert memory.on_device_bytes == 3 * parameters
+    assert not memory.stream.queued
+
+
+def test_ties_stay_ties() -> None:
+    net = model()
+    weights = OffloadableWeights(net, HOST, frozen=False, memory=StandInMemory())
+    weights.offload()
+    weights.onload()
+    assert net.again is net[0].weight  # type: ignore[index]
+
+
+def test_what_was_loaded_while_it_was_offloaded_comes_to_the_device() -> None:
+    net = model()
+    weights = OffloadableWeights(net, HOST, frozen=False, memory=StandInMemory())
+    weights.offload()
+    with torch.no_grad():
+        for parameter in net.parameters():
+            parameter.fill_(2.5)
+    weights.onload()
+    assert all(bool((parameter == 2.5).all()) for parameter in net.parameters())
+
+
+def test_what_changed_on_the_device_is_kept_unless_it_is_frozen() -> None:
+    for frozen in (True, False):
+        net, memory = model(), StandInMemory()
+        wanted = held(net)
+        weights = OffloadableWeights(net, HOST, frozen=frozen, memory=memory)
+        weights.offload()
+        weights.onload()
+        if not frozen:
+            with torch.no_grad():
+                next(net.parameters()).add_(1)
+            wanted = held(net)
+        copied = memory.stream.copied
+        weights.offload()
+        assert equal(net, wanted)
+        assert memory.stream.copied == copied + (0 if frozen else 6)
+
+
+def test_a_device_without_memory_leaves_everything_in_host_memory() -> None:
+    net, memory = model(), StandInMemory()
+    wanted = held(net)
+    weights = OffloadableWeights(net, HOST, frozen=False, memory=memory)
+    weights.offload()
+    memory.fails_at = 4
+    with pytest.raises(torch.cuda.OutOfMemoryError):
+        weights.onload()
+    assert weights.offloaded
+    assert equal(net, wanted)
+    weights.onload()
+    assert equal(net, wanted)
+
+
+def test_tensors_that_came_later_get_host_memory_of_their_own() -> None:
+    """Moments of an optimizer, after the first step."""
+    net, memory = model(), StandInMemory()
+    weights = OffloadableWeights(net, HOST, frozen=False, memory=memory)
+    weights.offload()
+    weights.onload()
+    net.register_buffer("moment", torch.full((11,), 4.0))
+    weights.offload()
+    weights.onload()
+    assert len(memory.taken) == 2
+    assert torch.equal(net.get_buffer("moment"), torch.full((11,), 4.0))
+
+
+def test_bytes_and_time_are_counted() -> None:
+    net = model()
+    weights = OffloadableWeights(net, HOST, frozen=False, memory=StandInMemory())
+    before = MOVES.totals().get("offload", (0, 0.0))[0]
+    weights.offload()
+    assert (
+        MOVES.totals()["offload"][0] - before == sum(tensor.nbytes for tensor in net.state_dict().values()) - 4 * 33 * 7
+    )
+
+
+class SleepingRole:
+    """A role that says when it is put to sleep."""
+
+    name = "generation"
+
+    def give_back(self) -> list[pb.SampleProgress]:
+        return []
+
+    def offload(self) -> None:
+        FREED.append(self.name)
+
+
+FREED: list[str] = []
+
+
+def test_a_turn_says_how_much_memory_it_freed() -> None:
+    outbox, unused = RecordedOutbox(), iter([1000, 5000])
+    role: Any = SleepingRole()
+    arbiter = DeviceArbiter({"generation": role}, unused=lambda: next(unused))
+    arbiter.begin("training", "train", outbox)
+    name, *_, attributes = outbox.of("span")[0]
+    assert (name, attributes) == ("offload/generation", {"freed": "4000", "unused": "5000"})
+    assert FREED == ["generation"]

@@ -1,0 +1,138 @@
+"""No tensor of training is on the wrong device, and the host reads from the device no more often than it must."""
+
+from collections import Counter
+from importlib import import_module
+from pathlib import Path
+
+import pytest
+import torch
+from tests.support import models
+from tests.support.pretended_device import PRETENDED, CudaRules, WrongDeviceError
+from tests.support.training_ranks import CPU, Alone, exhaust, make_batch, make_job, serial
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from rlhf_api import control_pb2 as pb
+from rlhf_workers.training.backends.torch_backend import build_trainer
+from rlhf_workers.training.stage_work import StageWork
+from rlhf_workers.training.step_timing import measure
+from rlhf_workers.training.trainer import Trainer
+
+FAMILIES = ("llama", "qwen3", "gemma2")
+GPU = torch.device("cuda:0")
+EPOCHS, MICROBATCHES = 1, 4
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    root = tmp_path_factory.mktemp("models")
+    return {family: models.write_policy(root / family, family, seed=1) for family in FAMILIES}
+
+
+def trainer_on(
+    device: torch.device, folder: Path, algorithm: str = "ppo", deterministic: bool = True, **training: object
+) -> Trainer:
+    """A trainer alone in its group."""
+    fields = {"miniBatchSize": 8, "epochs": EPOCHS, **({"klCoefficient": 0.1} if algorithm == "grpo" else {})}
+    job = make_job(
+        folder,
+        folder if algorithm == "ppo" else None,
+        algorithm={algorithm: fields},
+        deterministic=deterministic,
+        training=training,
+        rollout={"batchSize": 8, "temperature": 0.8, "maxPromptTokens": 12, "maxResponseTokens": 24},
+    )
+    table = serial(job, 1, 1, ("actor", "critic") if algorithm == "ppo" else ("actor",))
+    become = pb.BecomeTraining(rank=0, world_size=1, schedule=table.model_dump_json())
+    return build_trainer(job, become, device, lambda _: Alone(), lambda *_, **__: None)
+
+
+def move(module: torch.nn.Module, device: torch.device) -> None:
+    """PyTorch's own move cannot swap what a fake mode remembers."""
+    for one in module.modules():
+        for name, parameter in one._parameters.items():
+            if parameter is not None:
+                one._parameters[name] = torch.nn.Parameter(torch.empty(parameter.shape, device=device))
+        for name, buffer in one._buffers.items():
+            if buffer is not None:
+                one._buffers[name] = torch.empty(buffer.shape, dtype=buffer.dtype, device=device)
+
+
+@pytest.fixture
+def autocast_of_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """PyTorch turns it off, with a warning, where there is no GPU."""
+    monkeypatch.setattr("torch.cuda.amp.common.amp_definitely_not_available", lambda: False)
+    monkeypatch.setattr("torch.cuda.is_bf16_supported", lambda *_: True)
+
+
+@pytest.fixture
+def fused_adamw_anywhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    """PyTorch has the kernel for `meta`, but its list of devices does not say so."""
+    monkeypatch.setattr(import_module("torch.optim.adam"), "_device_dtype_check_for_fused", lambda *_, **__: None)
+
+
+@pytest.mark.usefixtures("fused_adamw_anywhere")
+@pytest.mark.parametrize(
+    ("family", "algorithm", "recompute"), [("llama", "ppo", False), ("qwen3", "grpo", True), ("gemma2", "ppo", True)]
+)
+def test_training_mixes_no_devices_and_reads_once_a_step(
+    folders: dict[str, Path], family: str, algorithm: str, recompute: bool
+) -> None:
+    with CudaRules() as rules:
+        trainer = trainer_on(PRETENDED, folders[family], algorithm, activationCheckpointing=recompute)
+        metrics = exhaust(trainer.train(0, make_batch()))
+        trainer.optimizers["actor", 0].state()
+    assert metrics["gradient_norm/actor"] > 0
+    # One of the sums that a step's clipping is decided by, and at the end sums and maxima of each model's metrics.
+    models_trained = 2 if algorithm == "ppo" else 1
+    assert sum(rules.read_back.values()) <= EPOCHS + 2 * models_trained, rules.read_back
+
+
+def test_measuring_mixes_no_devices(folders: dict[str, Path]) -> None:
+    with CudaRules():
+        trainer = trainer_on(PRETENDED, folders["llama"])
+        result = exhaust(measure(trainer, pb.Measure(measurement_id=1)))
+    assert {(stage.model, stage.stage) for stage in result.stages} == {("actor", 0), ("critic", 0)}
+
+
+def test_the_rules_find_a_tensor_that_was_left_behind() -> None:
+    on_device, on_host = torch.ones(3, 3, device=PRETENDED), torch.ones(3, 3)
+    with CudaRules() as rules:
+        with pytest.raises(WrongDeviceError, match="aten::mm of tensors on two devices"):
+            torch.mm(on_device, on_host)
+        with pytest.raises(WrongDeviceError, match="two devices"):
+            torch.index_select(on_device, 0, on_host[0].int())
+        on_device.add_(on_host.to(PRETENDED)).mul_(torch.tensor(2.0))
+        assert float(on_device.sum()) == 1.0
+    assert rules.read_back == Counter({"aten::_local_scalar_dense": 1})
+
+
+@pytest.mark.usefixtures("autocast_of_a_gpu")
+@pytest.mark.parametrize(("family", "precision"), [("llama", "BFloat16"), ("gemma2", "BFloat16"), ("qwen3", "Float32")])
+def test_forward_losses_and_optimizer_run_on_fake_gpus_in_either_precision(
+    folders: dict[str, Path], family: str, precision: str
+) -> None:
+    """What `meta` cannot show: branches for CUDA, and its autocast. PyTorch's engine wants a GPU for the backward."""
+    real = trainer_on(CPU, folders[family], deterministic=False, precision=precision)
+    batch = real.algorithm.prepare(make_batch())
+    works = real.mini_batch(batch, list(range(8)), real.objectives())
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        for stage in real.stages.values():
+            move(stage, GPU)
+        trainer = Trainer(
+            real.spec, real.layout, real.stages, real.communicator, GPU, real.compute, lambda *_, **__: None
+        )
+        objectives = trainer.objectives()
+        for made, objective in zip(works.values(), objectives.values(), strict=True):
+            microbatches = [microbatch.to(GPU) for microbatch in made._microbatches]
+            work = StageWork(1, made.held, microbatches, objective.loss, trainer.compute)
+            for microbatch in range(MICROBATCHES):
+                loss = work.forward(0, microbatch, work.embed(microbatch))
+                assert (loss.device, loss.dtype) == (GPU, torch.float32)
+            masks = [mask for _, of_kind in made.held[0]._geometries.values() for mask in of_kind.values()]
+            written_out = made.held[0].config._attn_implementation == "eager"
+            assert all((mask is not None) == (written_out or precision == "Float32") for mask in masks)
+        for optimizer in trainer.optimizers.values():
+            assert optimizer.norm_squared().device.type == "cuda"
+            optimizer.step(1e-3, 0.5)
+            assert {value.device.type for value in optimizer.moments()} == {"cuda"}
+        assert {objective.statistics["loss"].device.type for objective in objectives.values()} == {"cuda"}

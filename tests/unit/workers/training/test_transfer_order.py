@@ -1,0 +1,180 @@
+"""No table deadlocks under the rules of NCCL, whose transfers wait for each other where gloo's do not."""
+
+import itertools
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.support.rendezvous_network import RendezvousCommunicator, StuckRanksError, run_ranks
+
+from rlhf_api.schedule import Action, Kind, Pipeline, ScheduleTable
+from rlhf_planner.schedule.candidate_tables import StageCost, coarse, exact_instance, search_options, table_of
+from rlhf_planner.schedule.forward_only import forward_only
+from rlhf_planner.schedule.methods import FUSED, FUSED_SPLIT, opposite
+from rlhf_planner.schedule.report import solution_json
+from rlhf_planner.schedule.serial import serial_table
+from rlhf_planner.schedule.solve import solve
+from rlhf_workers.training.executor import execute
+
+
+class ProductStage:
+    """A pipeline whose stages multiply by a weight each, as a `PipelineWork`."""
+
+    def __init__(self, stages: int, held: list[int]) -> None:
+        self.stages = stages
+        self.weights = {stage: torch.nn.Parameter(torch.tensor(1.0 + stage)) for stage in held}
+
+    def like_hidden(self, microbatch: int) -> torch.Tensor:
+        return torch.empty(2)
+
+    def embed(self, microbatch: int) -> torch.Tensor:
+        return torch.full((2,), 1.0 + microbatch, requires_grad=True)
+
+    def forward(self, stage: int, microbatch: int, hidden: torch.Tensor) -> torch.Tensor:
+        output = hidden * self.weights[stage]
+        return output.sum() if stage == self.stages - 1 else output
+
+    def parameters(self, stage: int) -> list[torch.nn.Parameter]:
+        return [self.weights[stage]]
+
+
+def gradients(table: ScheduleTable) -> dict[tuple[str, int], float]:
+    """Run every row; return (pipeline, stage) -> gradient."""
+
+    def work(rank: int, communicator: RendezvousCommunicator) -> dict[tuple[str, int], float]:
+        held = {
+            index: ProductStage(len(p.stage_ranks), [s for s, other in enumerate(p.stage_ranks) if other == rank])
+            for index, p in enumerate(table.pipelines)
+            if rank in p.stage_ranks
+        }
+        execute(table.rows[rank], held, communicator, 0)
+        return {
+            (table.pipelines[index].name, stage): float(weight.grad)
+            for index, pipeline in held.items()
+            for stage, weight in pipeline.weights.items()
+            if weight.grad is not None
+        }
+
+    return {key: value for result in run_ranks(len(table.rows), work) for key, value in result.items()}
+
+
+def expected(table: ScheduleTable) -> dict[tuple[str, int], float]:
+    result: dict[tuple[str, int], float] = {}
+    for pipeline in table.pipelines:
+        stages, inputs = len(pipeline.stage_ranks), 2 * sum(range(1, pipeline.microbatches + 1))
+        product = torch.prod(torch.arange(1.0, stages + 1)).item()
+        result |= {(pipeline.name, stage): inputs * product / (1.0 + stage) for stage in range(stages)}
+    return result
+
+
+def all_forward_then_all_backward(pipelines: tuple[Pipeline, ...]) -> ScheduleTable:
+    """GPipe, a pipeline after the other."""
+    rows: list[list[Action]] = [[] for _ in range(1 + max(r for p in pipelines for r in p.stage_ranks))]
+    for index, pipeline in enumerate(pipelines):
+        places = pipeline.stage_ranks
+
+        def add(rank: int, kind: Kind, stage: int, microbatch: int, peer: int | None = None, at: int = index) -> None:
+            rows[rank].append(Action(kind=kind, pipeline=at, stage=stage, microbatch=microbatch, peer=peer))
+
+        for forward, microbatch in itertools.product((True, False), range(pipeline.microbatches)):
+            order = range(len(places)) if forward else range(len(places))[::-1]
+            for stage, following in itertools.zip_longest(order, order[1:]):
+                add(places[stage], "F" if forward else "B", stage, microbatch)
+                if following is not None and places[stage] != places[following]:
+                    add(places[stage], "SEND_F" if forward else "SEND_B", stage, microbatch, places[following])
+                    add(places[following], "RECV_F" if forward else "RECV_B", following, microbatch, places[stage])
+    return ScheduleTable(method="gpipe", pipelines=pipelines, rows=tuple(map(tuple, rows)))
+
+
+@st.composite
+def tables(draw: st.DrawFn) -> ScheduleTable:
+    """Tables of every kind, of models that take any time on any stage."""
+    stages, microbatches = draw(st.integers(1, 4)), draw(st.integers(1, 10))
+    models = ("actor", "critic")[: draw(st.integers(1, 2))]
+    pipelines = opposite(models, stages, microbatches)
+    method = draw(st.sampled_from(["serial", "gpipe", FUSED, FUSED_SPLIT]))
+    if method == "serial":
+        return serial_table(pipelines)
+    if method == "gpipe":
+        return all_forward_then_all_backward(pipelines)
+    time = st.floats(0.01, 0.1)
+    costs = {
+        (model, stage): StageCost(draw(time), draw(time), draw(time), draw(time), 1.0)
+        for model in models
+        for stage in range(stages)
+    }
+    transfers = {(rank, rank + 1): draw(st.sampled_from([0.0, 0.005])) for rank in range(stages - 1)}
+    asked = coarse(exact_instance(pipelines, costs, transfers, method == FUSED_SPLIT))
+    solution = solve(asked, search_options(method, 0.1), itertools.count().__next__)
+    return table_of(asked, pipelines, solution_json(solution), method)
+
+
+@given(tables())
+@settings(max_examples=30, deadline=None)
+def test_every_kind_of_table_ends_and_gives_the_gradients(table: ScheduleTable) -> None:
+    assert gradients(table) == pytest.approx(expected(table))
+
+
+def products(table: ScheduleTable, model: str) -> dict[tuple[str, int], float]:
+    """Run the forwards alone; return (pipeline, micro-batch) -> what its last stage made."""
+
+    def work(rank: int, communicator: RendezvousCommunicator) -> dict[tuple[str, int], float]:
+        made: dict[tuple[str, int], float] = {}
+        held = {
+            index: RememberedStage(
+                p.name, len(p.stage_ranks), [s for s, at in enumerate(p.stage_ranks) if at == rank], made
+            )
+            for index, p in enumerate(table.pipelines)
+            if rank in p.stage_ranks and p.model == model
+        }
+        execute(forward_only(table, model).rows[rank], held, communicator, 0, forward_only=True)
+        return made
+
+    return {key: value for result in run_ranks(len(table.rows), work) for key, value in result.items()}
+
+
+class RememberedStage(ProductStage):
+    """Keeps what its last stage makes, micro-batch by micro-batch."""
+
+    def __init__(self, name: str, stages: int, held: list[int], made: dict[tuple[str, int], float]) -> None:
+        super().__init__(stages, held)
+        self.name, self.made = name, made
+
+    def forward(self, stage: int, microbatch: int, hidden: torch.Tensor) -> torch.Tensor:
+        output = super().forward(stage, microbatch, hidden)
+        assert not output.requires_grad
+        if stage == self.stages - 1:
+            self.made[self.name, microbatch] = float(output)
+        return output
+
+
+@given(st.lists(st.tuples(st.sampled_from(["actor", "critic"]), st.integers(1, 6), st.data()), min_size=1, max_size=3))
+@settings(max_examples=30, deadline=None)
+def test_forwards_alone_end_wherever_stages_lie(asked: list[tuple[str, int, st.DataObject]]) -> None:
+    """Also where several stages of a pipeline are on one rank, and with several pipelines of the model."""
+    ranks = st.lists(st.integers(0, 2), min_size=1, max_size=4)
+    pipelines = tuple(
+        Pipeline(name=f"{model}-{number}", model=model, stage_ranks=tuple(data.draw(ranks)), microbatches=microbatches)
+        for number, (model, microbatches, data) in enumerate(asked)
+    )
+    table = ScheduleTable(method="serial", pipelines=pipelines, rows=((), (), ()))
+    assert products(table, "actor") == {
+        (p.name, microbatch): 2 * (1.0 + microbatch) * torch.prod(torch.arange(1.0, len(p.stage_ranks) + 1)).item()
+        for p in pipelines
+        if p.model == "actor"
+        for microbatch in range(p.microbatches)
+    }
+
+
+def test_the_network_finds_what_gloo_hides() -> None:
+    """Two ranks that both send first: gloo keeps the tensors, NCCL's streams would wait for each other for ever."""
+    pipelines = opposite(("actor", "critic"), 2, 1)
+    rows = all_forward_then_all_backward(pipelines).rows
+    crossed = []
+    for row in rows:
+        forward = [a for a in row if a.kind == "F" and a.stage == 0] + [a for a in row if a.kind == "SEND_F"]
+        crossed.append((*forward, *(a for a in row if a not in forward)))
+    table = ScheduleTable(method="crossed", pipelines=pipelines, rows=tuple(crossed))
+    with pytest.raises(StuckRanksError, match="rank 0: sends to rank 1; rank 1: sends to rank 0"):
+        gradients(table)

@@ -1,0 +1,37 @@
+"""DAPO: group relative advantages of shaped rewards, the clip range decoupled, the loss a mean over tokens.
+
+Which prompts are dropped and replaced the coordinator has decided, by rewards without the penalty
+(`rlhf_coordinator.state.batch_refill`); a batch that comes here is what is left of it.
+"""
+
+import torch
+
+from rlhf_api.algorithms.dapo import DAPO
+from rlhf_workers.algorithms.clipped_policy import ClippedPolicyGradient
+from rlhf_workers.losses.group_advantages import group_advantages
+from rlhf_workers.losses.overlong import overlong_penalty
+from rlhf_workers.training.training_batch import TrainingBatch
+
+
+class DynamicSamplingPolicyOptimization(ClippedPolicyGradient[DAPO]):
+    """See `rlhf_api.algorithms.dapo` for its numbers. A KL term, where there is one, is in the loss."""
+
+    kl_in_loss = True
+
+    def prepare(self, batch: TrainingBatch) -> TrainingBatch:
+        shaped = batch.rewards.double() + self._penalty(batch)
+        of_sample = group_advantages(shaped, batch.groups, batch.valid, scale=True)
+        return batch.with_fields(advantages=of_sample[:, None] * batch.mask)
+
+    def batch_metrics(self, batch: TrainingBatch) -> dict[str, float]:
+        metrics = super().batch_metrics(batch)
+        if batch.valid.any():
+            metrics["reward/overlong_penalty"] = -float(self._penalty(batch)[batch.valid].mean())
+        return metrics
+
+    def _penalty(self, batch: TrainingBatch) -> torch.Tensor:
+        """What is added to each reward, float64 [B]."""
+        fields, longest = self.fields, self.context.max_response_tokens
+        return overlong_penalty(
+            batch.response_lengths, longest, fields.overlong_share * longest, fields.overlong_penalty
+        )

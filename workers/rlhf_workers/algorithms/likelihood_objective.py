@@ -1,0 +1,59 @@
+"""The objective of a policy on responses that it did not sample: their likelihood, and no ratio to anybody's.
+
+Rule: as in `objectives`; nothing is observed of who wrote the responses, as nothing is known.
+"""
+
+import torch
+
+from rlhf_workers.algorithms.objectives import PolicyFormula, PolicyTerms, Statistics
+from rlhf_workers.losses.log_probabilities import selected_log_probabilities
+from rlhf_workers.training.pipeline_stage import PipelineStage
+from rlhf_workers.training.training_batch import MicroBatch
+
+
+class LikelihoodSums:
+    """Statistics of a policy's tokens: how likely they are, and how sure the policy is."""
+
+    names = ("tokens", "loss", "entropy", "log_likelihood")
+
+    @staticmethod
+    def of(log_p: torch.Tensor, entropy: torch.Tensor, loss: torch.Tensor) -> dict[str, torch.Tensor | float]:
+        """Return the sums over a micro-batch of log-probabilities [n] and entropies [n], with its loss, scalar."""
+        return {
+            "tokens": float(log_p.numel()),
+            "loss": loss.detach(),
+            "entropy": entropy.detach().double().sum(),
+            "log_likelihood": log_p.detach().double().sum(),
+        }
+
+    @staticmethod
+    def metrics(role: str, sums: dict[str, float]) -> dict[str, float]:
+        """Return the means over tokens, and the sum of losses."""
+        tokens = max(sums["tokens"], 1.0)
+        return {
+            f"{role}/entropy": sums["entropy"] / tokens,
+            f"{role}/negative_log_likelihood": -sums["log_likelihood"] / tokens,
+            f"{role}/loss_sum": sums["loss"],
+        }
+
+
+class LikelihoodObjective:
+    """A policy's loss by a formula over log-probabilities and entropies of the tokens of given responses."""
+
+    def __init__(self, role: str, formula: PolicyFormula, temperature: float, device: torch.device) -> None:
+        self._role, self._formula, self._temperature = role, formula, temperature
+        self.first_pass = False
+        self.statistics = Statistics(LikelihoodSums.names, (), device)
+
+    def loss(self, stage: PipelineStage, hidden: torch.Tensor, microbatch: MicroBatch) -> torch.Tensor:
+        chosen = hidden.flatten(0, 1).index_select(0, microbatch.positions)
+        log_p, entropy = selected_log_probabilities(stage.logits(chosen), microbatch.targets, self._temperature)
+        losses = self._formula(log_p, entropy, microbatch)
+        per_token = losses.loss if isinstance(losses, PolicyTerms) else losses[0]
+        loss = (microbatch.weights[self._role] * per_token).sum()
+        self.statistics.add(LikelihoodSums.of(log_p, entropy, loss), {})
+        return loss
+
+    def metrics(self) -> dict[str, float]:
+        sums, _ = self.statistics.numbers()
+        return LikelihoodSums.metrics(self._role, sums)

@@ -1,0 +1,29 @@
+"""Online direct preference optimisation: the response with the higher reward is the better one, a tie: the first.
+
+A pair of which a response has no reward says nothing: neither of the two is trained on.
+"""
+
+from dataclasses import replace
+
+import torch
+
+from rlhf_workers.algorithms.dpo import DirectPreferenceOptimization
+from rlhf_workers.training.training_batch import TrainingBatch
+
+
+class OnlineDirectPreferenceOptimization(DirectPreferenceOptimization):
+    """See `rlhf_api.algorithms.online_dpo` for its numbers."""
+
+    def prepare(self, batch: TrainingBatch) -> TrainingBatch:
+        known = batch.valid.view(-1, 2).all(dim=1).repeat_interleave(2)
+        return super().prepare(replace(batch, mask=batch.mask & known[:, None]))
+
+    def first_is_better(self, batch: TrainingBatch) -> torch.Tensor:
+        first, second = batch.rewards.view(-1, 2).unbind(dim=1)
+        return first >= second
+
+    def batch_metrics(self, batch: TrainingBatch) -> dict[str, float]:
+        first, second = batch.rewards.view(-1, 2).unbind(dim=1)
+        known = batch.valid.view(-1, 2).all(dim=1)
+        ties = float(((first == second) & known).sum()) / max(1, int(known.sum()))
+        return super().batch_metrics(batch) | {"reward/tied_pairs": ties}

@@ -1,0 +1,135 @@
+"""Objectives over pairs: of a policy whose pairs are compared by log-ratios, and of a reward model by its scores.
+
+Rule: as in `objectives`. The samples 2k and 2k + 1 of a micro-batch are a pair (`AlgorithmFields.samples_together`);
+which of them is better is in the field `PREFERENCE`. A pair counts by the weights of its tokens, so the sum over
+micro-batches is the mean over the pairs of a mini-batch; one without tokens counts nothing.
+"""
+
+from collections.abc import Callable
+from typing import Final
+
+import torch
+
+from rlhf_workers.algorithms.likelihood_objective import LikelihoodSums
+from rlhf_workers.algorithms.objectives import Statistics
+from rlhf_workers.losses.log_probabilities import selected_log_probabilities
+from rlhf_workers.training.pipeline_stage import PipelineStage
+from rlhf_workers.training.training_batch import MicroBatch, TrainingBatch
+
+PREFERENCE: Final = "preference"
+"""Field: 1 on the tokens of the better response of a pair, -1 on those of the worse."""
+PairFormula = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+"""(numbers of the better [p], of the worse [p]) -> loss of each pair [p], differentiable."""
+
+
+def with_preference(batch: TrainingBatch, first_is_better: torch.Tensor) -> TrainingBatch:
+    """Return the batch with PREFERENCE. `first_is_better`: bool [B / 2], of each pair."""
+    sign = torch.where(first_is_better, 1.0, -1.0)
+    of_sample = torch.stack([sign, -sign], dim=1).flatten()
+    return batch.with_fields(**{PREFERENCE: of_sample[:, None] * batch.mask})
+
+
+def pair_mean_weights(mask: torch.Tensor) -> torch.Tensor:
+    """Return the weight [B, T] of each token of a mini-batch's `mask`: those of a pair sum to 1 / number of pairs."""
+    of_pair = mask.sum(dim=1).view(-1, 2).sum(dim=1)
+    pairs = int((of_pair > 0).sum())
+    weight = torch.where(of_pair > 0, 1.0 / of_pair.clamp(min=1), 0.0) / max(1, pairs)
+    return weight.repeat_interleave(2)[:, None] * mask
+
+
+class _PairSums:
+    """Statistics of pairs: what their better and worse responses have, and how often these are in order."""
+
+    names = ("pairs", "chosen", "rejected", "accurate")
+
+    @staticmethod
+    def of(chosen: torch.Tensor, rejected: torch.Tensor, counted: torch.Tensor) -> dict[str, torch.Tensor | float]:
+        return {
+            "pairs": counted.sum(),
+            "chosen": chosen.detach()[counted].double().sum(),
+            "rejected": rejected.detach()[counted].double().sum(),
+            "accurate": (chosen.detach() > rejected.detach())[counted].sum(),
+        }
+
+    @staticmethod
+    def metrics(role: str, what: str, sums: dict[str, float]) -> dict[str, float]:
+        pairs = max(sums["pairs"], 1.0)
+        return {
+            f"{role}/accuracy": sums["accurate"] / pairs,
+            f"{role}/{what}_chosen": sums["chosen"] / pairs,
+            f"{role}/{what}_rejected": sums["rejected"] / pairs,
+            f"{role}/{what}_margin": (sums["chosen"] - sums["rejected"]) / pairs,
+        }
+
+
+def _ordered(of_sample: torch.Tensor, microbatch: MicroBatch) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the numbers of the better and of the worse response of each pair, [b / 2], of those of samples [b]."""
+    first, second = of_sample.view(-1, 2).unbind(dim=1)
+    sign = microbatch.sum_by_sample(microbatch.fields[PREFERENCE]).view(-1, 2)
+    first_is_better = sign[:, 0] >= sign[:, 1]
+    return torch.where(first_is_better, first, second), torch.where(first_is_better, second, first)
+
+
+def _weights(microbatch: MicroBatch, role: str) -> torch.Tensor:
+    """Return the weight of each pair, [b / 2]."""
+    return microbatch.sum_by_sample(microbatch.weights[role]).view(-1, 2).sum(dim=1)
+
+
+class LogRatioObjective:
+    """A policy's loss by beta times the log-ratios of whole responses to the reference: its implicit rewards."""
+
+    def __init__(
+        self, role: str, formula: PairFormula, beta: float, reference: str, temperature: float, device: torch.device
+    ) -> None:
+        """`formula` is of the log-ratios; `reference`: the field of log-probabilities that they are against."""
+        self._role, self._formula, self._beta = role, formula, beta
+        self._reference, self._temperature = reference, temperature
+        self.first_pass = False
+        self.statistics = Statistics((*LikelihoodSums.names, *_PairSums.names), (), device)
+
+    def loss(self, stage: PipelineStage, hidden: torch.Tensor, microbatch: MicroBatch) -> torch.Tensor:
+        states = hidden.flatten(0, 1).index_select(0, microbatch.positions)
+        log_p, entropy = selected_log_probabilities(stage.logits(states), microbatch.targets, self._temperature)
+        log_ratios = microbatch.sum_by_sample(log_p - microbatch.fields[self._reference])
+        chosen, rejected = _ordered(log_ratios, microbatch)
+        weights = _weights(microbatch, self._role)
+        loss = (weights * self._formula(chosen, rejected)).sum()
+        sums = _PairSums.of(self._beta * chosen, self._beta * rejected, weights > 0)
+        self.statistics.add(sums | LikelihoodSums.of(log_p, entropy, loss), {})
+        return loss
+
+    def metrics(self) -> dict[str, float]:
+        sums, _ = self.statistics.numbers()
+        pairs = _PairSums.metrics(self._role, "implicit_reward", sums)
+        return LikelihoodSums.metrics(self._role, sums) | pairs
+
+
+class ScoreObjective:
+    """A reward model's loss by its scores, read at the last token of each response."""
+
+    def __init__(self, role: str, formula: PairFormula, device: torch.device) -> None:
+        self._role, self._formula = role, formula
+        self.first_pass = False
+        self.statistics = Statistics(("loss", *_PairSums.names), (), device)
+
+    def loss(self, stage: PipelineStage, hidden: torch.Tensor, microbatch: MicroBatch) -> torch.Tensor:
+        states = hidden.flatten(0, 1).index_select(0, _last_tokens(microbatch))
+        chosen, rejected = _ordered(stage.scores(states), microbatch)
+        weights = _weights(microbatch, self._role)
+        loss = (weights * self._formula(chosen, rejected)).sum()
+        self.statistics.add({"loss": loss.detach(), **_PairSums.of(chosen, rejected, weights > 0)}, {})
+        return loss
+
+    def metrics(self) -> dict[str, float]:
+        sums, _ = self.statistics.numbers()
+        return {f"{self._role}/loss_sum": sums["loss"], **_PairSums.metrics(self._role, "score", sums)}
+
+
+def _last_tokens(microbatch: MicroBatch) -> torch.Tensor:
+    """Return the place in [b * L] of the last trained token of each sample, int64 [b]; the first token of one without.
+
+    `positions` are of the states before the tokens; the state *of* the last token is the next one.
+    """
+    count, width = microbatch.tokens.shape
+    first = torch.arange(count, device=microbatch.tokens.device) * width
+    return first.scatter_reduce(0, microbatch.samples, microbatch.positions + 1, "amax")

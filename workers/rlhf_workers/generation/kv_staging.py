@@ -1,0 +1,96 @@
+"""Slices of KV caches on their way between a device and host memory, beside the decoding.
+
+Out: what is asked for is gathered into one piece of device memory in the order of decoding, so that the pool may
+change at once, and that piece goes to pinned memory in one copy; who reads it waits for it, on a thread of its own. In:
+a whole cache comes up in one copy, and what decodes next waits for it on the device. Rule: the computing thread queues
+and never waits. On a CPU, where a copy is made at once, slices are copied as they are.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Final
+
+import torch
+
+from rlhf_workers.copy_stream import CopyStream, copies_of
+from rlhf_workers.kv_slices import KvSlice
+
+ALIGNMENT: Final = 256
+"""Bytes between which parts begin in a piece."""
+HOST: Final = torch.device("cpu")
+
+Layers = tuple[tuple[torch.Tensor, torch.Tensor], ...]
+
+
+def pinned_bytes(size: int) -> torch.Tensor:
+    """Return uint8 [size] of torch's pinned memory: taken again and again, and never before a copy of it is made."""
+    return torch.empty(size, dtype=torch.uint8, pin_memory=True)
+
+
+class KvStaging:
+    """One device's way in and out, for its computing thread."""
+
+    def __init__(
+        self,
+        device: torch.device,
+        copies: CopyStream | None = None,
+        host_bytes: Callable[[int], torch.Tensor] = pinned_bytes,
+    ) -> None:
+        """`copies` None: those of the device, and on a CPU none at all."""
+        self._device = device
+        self._copies = copies
+        self._host_bytes = host_bytes
+
+    def out(self, parts: Sequence[torch.Tensor], start: int, stop: int) -> KvSlice:
+        """A copy of keys and values [heads, stop - start, size], a pair a layer, in host memory once it is `ready`."""
+        copies = self._stream()
+        if copies is None:
+            return KvSlice(start, stop, _pairs([part.to(HOST, copy=True).contiguous() for part in parts]))
+        ends = _ends(parts)
+        gathered = torch.empty(ends[-1], dtype=torch.uint8, device=self._device)
+        for place, part in zip(_places(gathered, ends, parts), parts, strict=True):
+            place.copy_(part)
+        host = self._host_bytes(ends[-1])
+        copies.follow_compute()
+        copies.copy(host, gathered)
+        mark = copies.mark()
+        return KvSlice(start, stop, _pairs(_places(host, ends, parts)), mark.wait)
+
+    def into_device(self, cache: KvSlice) -> Layers:
+        """The same keys and values on the device, for work that is queued from now on."""
+        copies = self._stream()
+        if copies is None or cache.memory is None:
+            return tuple((keys.to(self._device), values.to(self._device)) for keys, values in cache.layers)
+        there = torch.empty(cache.memory.shape, dtype=torch.uint8, device=self._device)
+        copies.follow_compute()
+        copies.copy(there, cache.memory)
+        copies.mark().hold_compute()
+        return tuple((_same_place(keys, there), _same_place(values, there)) for keys, values in cache.layers)
+
+    def _stream(self) -> CopyStream | None:
+        if self._copies is None and self._device.type != "cpu":
+            self._copies = copies_of(self._device)
+        return self._copies
+
+
+def _ends(parts: Sequence[torch.Tensor]) -> list[int]:
+    """Where each part begins, and the bytes of all."""
+    ends = [0]
+    for part in parts:
+        ends.append(-(-(ends[-1] + part.numel() * part.element_size()) // ALIGNMENT) * ALIGNMENT)
+    return ends
+
+
+def _places(memory: torch.Tensor, ends: Sequence[int], parts: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    return [
+        memory[first : first + part.numel() * part.element_size()].view(part.dtype).view(part.shape)
+        for first, part in zip(ends, parts, strict=False)
+    ]
+
+
+def _same_place(part: torch.Tensor, memory: torch.Tensor) -> torch.Tensor:
+    """The view of `memory` that `part` is of its own memory, which begins with its storage."""
+    return memory.view(part.dtype).as_strided(part.shape, part.stride(), part.storage_offset())
+
+
+def _pairs(parts: Sequence[torch.Tensor]) -> Layers:
+    return tuple(zip(parts[::2], parts[1::2], strict=True))

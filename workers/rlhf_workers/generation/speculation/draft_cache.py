@@ -1,0 +1,62 @@
+"""Keys and values of a draft model: rows of samples whose tokens arrive a few at a time and are taken back.
+
+Rule: a transformers `Cache` whose `update` writes where `point` said and returns the keys that it said; what stands
+beyond a row's tokens is stale, every mask hides it, and it is written over when its position is fed. Storage is made at
+the first write of a layer and grows by doubling up to rows x capacity as asked for. Must never grow by itself.
+"""
+
+from typing import Any
+
+import torch
+from transformers.cache_utils import Cache
+
+
+class DraftCache(Cache):  # type: ignore[misc]
+    """A layer's storage is [rows, heads, capacity, size]."""
+
+    def __init__(self, rows: int, capacity: int) -> None:
+        super().__init__(layers=[])
+        self.rows, self.capacity = rows, capacity
+        self._storage: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+        self._rows = self._positions = torch.empty(0, dtype=torch.int64)
+        self._length = 0
+        self._view: slice | None = None
+
+    def point(self, rows: torch.Tensor, positions: torch.Tensor, length: int) -> None:
+        """Set up a pass: `rows` [n], ascending, write at `positions` [n, q] and read keys 0 .. length-1."""
+        self._rows, self._positions, self._length = rows, positions, length
+        first, last = int(rows[0]), int(rows[-1])
+        self._view = slice(first, last + 1) if last - first == len(rows) - 1 else None
+
+    def update(
+        self, key_states: torch.Tensor, value_states: torch.Tensor, layer_idx: int, *_: Any, **__: Any
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Write [n, heads, q, size] states; return [n, heads, length, size], a view where the rows are neighbours."""
+        keys, values = self._layer(layer_idx, key_states, value_states)
+        for target, states in ((keys, key_states), (values, value_states)):
+            target[self._rows[:, None], :, self._positions] = states.transpose(1, 2)
+        read = self._rows if self._view is None else self._view
+        return keys[read, :, : self._length], values[read, :, : self._length]
+
+    def get_seq_length(self, layer_idx: int = 0) -> int:
+        """Return 0: positions are given explicitly."""
+        return 0
+
+    def grow(self, rows: int, capacity: int) -> None:
+        """Have at least this size; what is held stays in its place."""
+        if rows <= self.rows and capacity <= self.capacity:
+            return
+        held, old_rows, old_capacity = self._storage, self.rows, self.capacity
+        self.rows, self.capacity, self._storage = max(rows, old_rows), max(capacity, old_capacity), {}
+        for layer, states in held.items():
+            for target, source in zip(self._layer(layer, *states), states, strict=True):
+                target[:old_rows, :, :old_capacity] = source
+
+    def _layer(self, layer: int, keys: torch.Tensor, values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the storage of a layer, made to fit the first states that it is given."""
+        if layer not in self._storage:
+            self._storage[layer] = (
+                keys.new_zeros(self.rows, keys.shape[1], self.capacity, keys.shape[3]),
+                values.new_zeros(self.rows, values.shape[1], self.capacity, values.shape[3]),
+            )
+        return self._storage[layer]

@@ -1,0 +1,113 @@
+"""What an engine's steps showed of drafts since it was last told, and what was drafted for each sample.
+
+Rule: counts of fixed arrays and classes; `take` gives them as a message and begins anew. The coordinator adds up what
+all workers tell, keeps it with the job, and gives it to workers that start (`rlhf_planner.speculation.learned_drafts`).
+What was drafted for a sample is kept until it is asked for, of at most MAX_SAMPLES samples.
+"""
+
+from collections.abc import Sequence
+from typing import Final, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from rlhf_api import control_pb2 as pb
+from rlhf_api.samples import SampleKey
+from rlhf_planner.speculation.controller import MeasuredStep, Outcomes, Plan
+from rlhf_planner.speculation.learned_drafts import MeanPass, pass_class
+from rlhf_planner.speculation.learned_messages import add_pass
+
+Floats = npt.NDArray[np.float64]
+Ints = npt.NDArray[np.int64]
+
+MAX_SAMPLES: Final = 8192
+"""Twice what an engine decodes at once; of withdrawn samples nobody asks."""
+
+
+class DraftedTokens(NamedTuple):
+    """Of one sample, or of many."""
+
+    drafted: int
+    """That were verified."""
+    accepted: int
+
+
+NO_DRAFTS: Final = DraftedTokens(0, 0)
+
+
+class Evidence:
+    """Of one engine."""
+
+    def __init__(self, drafters: Sequence[str], matches: int, longest: int) -> None:
+        self._drafters = tuple(drafters)
+        self._shape = (3, len(drafters), matches, longest)
+        self._samples: dict[SampleKey, DraftedTokens] = {}
+        self._begin()
+
+    def _begin(self) -> None:
+        self._counts: Ints = np.zeros(self._shape, np.int64)
+        """Drafted, judged, accepted."""
+        self._passes: dict[tuple[int, int], Floats] = {}
+        """By class: passes, and the sums of what else `MeanPass` has."""
+        self._message = pb.SpeculationObservation()
+
+    def stepped(self, plan: Plan, step: MeasuredStep, outcomes: Outcomes, regret: float) -> None:
+        """Add a step."""
+        message, seconds = self._message, max(step.pass_seconds, 1e-9)
+        message.steps += 1
+        message.drafted_steps += step.slots > 0
+        message.probes += plan.probes
+        message.samples += step.rows
+        message.tokens += step.tokens
+        message.draft_seconds += step.draft_seconds
+        message.verify_seconds += step.pass_seconds if step.slots else 0.0
+        message.regret_seconds += regret
+        message.seconds += step.draft_seconds + step.pass_seconds
+        made = MeanPass(1.0, float(max(1, step.rows)), float(step.slots), float(step.keys), seconds)
+        self._passes.setdefault(pass_class(made), np.zeros(len(made)))[:] += made
+        place = np.arange(self._shape[3])
+        judged = np.minimum(outcomes.accepted + 1, outcomes.drafted)
+        cells = (outcomes.drafters, outcomes.matches)
+        for counts, tokens in zip(self._counts, (outcomes.drafted, judged, outcomes.accepted), strict=True):
+            np.add.at(counts, cells, place < tokens[:, None])
+
+    def rested(self, rows: int, seconds: float) -> None:
+        """Add a plain step of which nothing was learned."""
+        message = self._message
+        message.steps += 1
+        message.samples += rows
+        message.tokens += rows
+        message.seconds += seconds
+
+    def take(self) -> pb.SpeculationObservation | None:
+        """Return what was added since the last time; None: nothing was."""
+        message = self._message
+        if not message.steps:
+            return None
+        for drafter, match, position in zip(*np.nonzero(self._counts[0]), strict=True):
+            drafted, judged, accepted = map(int, self._counts[:, drafter, match, position])
+            message.learned.counts.add(
+                drafter=self._drafters[drafter],
+                match=int(match),
+                position=int(position),
+                drafted=drafted,
+                judged=judged,
+                accepted=accepted,
+            )
+        for sums in self._passes.values():
+            add_pass(message.learned, MeanPass(float(sums[0]), *(sums[1:] / sums[0]).tolist()))
+        self._begin()
+        return message
+
+    # ------------------------------------------------------------ samples
+
+    def verified(self, key: SampleKey, drafted: int, accepted: int) -> None:
+        """Add what was drafted for a sample."""
+        before = self._samples.pop(key, NO_DRAFTS)
+        if len(self._samples) >= MAX_SAMPLES:
+            self._samples.pop(next(iter(self._samples)))
+        self._samples[key] = DraftedTokens(before.drafted + drafted, before.accepted + accepted)
+
+    def of_finished(self, key: SampleKey) -> DraftedTokens:
+        """Return what was drafted here for a sample that finished, and forget it."""
+        return self._samples.pop(key, NO_DRAFTS)

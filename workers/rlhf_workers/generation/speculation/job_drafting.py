@@ -1,0 +1,85 @@
+"""A speculator and the rest of the job: hints of what others decode come in, what its steps showed goes out.
+
+Rule: the role calls this, and engines drive the speculator; an engine without one has a JobDrafting in which nothing
+happens. What it tells is numbers, at most once in REPORT_NS. Must never fail what is decoded.
+"""
+
+import logging
+from typing import Final
+
+from rlhf_api import control_pb2 as pb
+from rlhf_api.job import RLHFJobSpec
+from rlhf_api.samples import SampleKey
+from rlhf_planner.speculation.learned_messages import learned_of
+from rlhf_workers.generation.engine import Engine
+from rlhf_workers.generation.speculation.evidence import NO_DRAFTS, DraftedTokens
+from rlhf_workers.generation.speculation.sibling_hints import SiblingHints, SiblingLimits
+from rlhf_workers.generation.speculation.speculator import Speculates, Speculator
+from rlhf_workers.worker_role import Outbox
+
+log = logging.getLogger(__name__)
+
+REPORT_NS: Final = 2_000_000_000
+"""Between two reports: a few kilobytes each, and all that a worker learned that is lost with it."""
+NO_LIMITS: Final = SiblingLimits(0, 0)
+
+
+class JobDrafting:
+    """Of one generation role."""
+
+    def __init__(self, speculator: Speculator | None = None, limits: SiblingLimits = NO_LIMITS) -> None:
+        self._speculator = speculator
+        self._hints: SiblingHints | None = None
+        if speculator is not None and speculator.learns_siblings:
+            self._hints = SiblingHints(speculator, limits)
+        self._reported_ns = 0
+
+    @classmethod
+    def of(cls, engine: Engine, spec: RLHFJobSpec, learned: pb.LearnedDrafts) -> "JobDrafting":
+        """Return that of an engine, whose speculator begins with what others learned, where that makes sense."""
+        speculator = engine.speculator if isinstance(engine, Speculates) else None
+        if speculator is not None:
+            try:
+                speculator.begin_with(learned_of(learned))
+            except ValueError as error:
+                log.warning("what others learned of drafts is left out: %s", error)
+        return cls(speculator, SiblingLimits.of(spec))
+
+    @property
+    def learns_siblings(self) -> bool:
+        """Return whether hints are of any use here."""
+        return self._hints is not None
+
+    def learn(self, message: pb.SiblingTokens) -> None:
+        """Take in a hint."""
+        if self._hints is not None:
+            self._hints.take(message)
+
+    def begin_iteration(self, iteration: int) -> None:
+        """Forget the prompts of iterations before this one."""
+        if self._hints is not None:
+            self._hints.begin_iteration(iteration)
+
+    def begin_session(self) -> None:
+        """Forget all hints: they are sent again."""
+        if self._hints is not None:
+            self._hints.clear()
+
+    def policy_changed(self) -> None:
+        """Let what was learned count less: the policy has new weights."""
+        if self._speculator is not None:
+            self._speculator.policy_changed()
+
+    def of_finished(self, key: SampleKey) -> DraftedTokens:
+        """Return what was drafted here for a sample that finished."""
+        return NO_DRAFTS if self._speculator is None else self._speculator.evidence.of_finished(key)
+
+    def report(self, iteration: int, now_ns: int, outbox: Outbox, *, idle: bool = False) -> None:
+        """Tell what steps of an iteration showed, when it is time or nothing is decoded any more."""
+        if self._speculator is None or (not idle and 0 <= now_ns - self._reported_ns < REPORT_NS):
+            return
+        message = self._speculator.evidence.take()
+        if message is not None:
+            start_ns = now_ns - min(now_ns, int(message.seconds * 1e9))
+            outbox.observe(pb.Observation(start_ns=start_ns, end_ns=now_ns, iteration=iteration, speculation=message))
+        self._reported_ns = now_ns

@@ -1,0 +1,242 @@
+"""Drafts by a small model, token by token: with the uniform that the policy's token is drawn with, or greedily.
+
+Rule: the draft model draws by `generation.sampling` with the sample's own key, so where it agrees with the policy about
+the distribution, it agrees about the token (a coupling). One that agrees less is right more often with its likeliest
+token: which of the two is guessed is learned from the tokens that tell them apart. All samples that draft go through
+one pass together, each at its own position. What was fed and turned out otherwise is fed again: a row is as long as
+the text it agrees with. A sample that has no row, whose text has no room left or a token that the draft model has not
+(policies are often padded to more logits than their tokenizer has words), gets no guess.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+import numpy as np
+import torch
+
+from rlhf_api.job import RLHFJobSpec
+from rlhf_api.names import ExitCode
+from rlhf_api.samples import SampleKey, SampleRequest, TokenArray
+from rlhf_workers.attention_masks import AttentionMasks
+from rlhf_workers.failures import WorkError
+from rlhf_workers.generation.engine import EngineLimits, SamplingParameters
+from rlhf_workers.generation.sampling import WORDS_PER_BLOCK, sample, uniforms
+from rlhf_workers.generation.speculation.draft_cache import DraftCache
+from rlhf_workers.generation.speculation.drafter import MATCHES, MAX_DRAFT, Draft, DraftRequest
+from rlhf_workers.generation.speculation.vocabulary import difference, policy_vocabulary
+from rlhf_workers.models import load_causal_lm, load_tokenizer, replace_weights
+from rlhf_workers.precision import compute_dtype
+
+FIELD: Final = "spec.generation.speculation.draftModel.path"
+WIDE: Final = 2 * MAX_DRAFT
+"""Tokens: a sample that has to catch up with more goes through a pass of its own, so that others carry no padding."""
+FADE: Final = 0.98
+"""What a token that told a guess right or wrong counts when the next one does: the last fifty matter."""
+NOTHING: Final = Draft(np.empty(0, np.int32), 0)
+_FIRST_ROWS: Final = 4
+_FIRST_CAPACITY: Final = 128
+
+
+class _Row:
+    """A sample's row of the cache."""
+
+    __slots__ = ("fed", "number", "open", "random_key", "uniforms")
+
+    def __init__(self, number: int, random_key: int) -> None:
+        self.number = number
+        self.random_key = random_key
+        self.fed: TokenArray = np.empty(0, np.int32)
+        """Tokens whose keys and values the row holds, from position 0."""
+        self.uniforms = np.empty(0)
+        """Of the first response positions, as many as were needed so far."""
+        self.open = (0, 0, 0)
+        """(place in the text, drawn token, likeliest token) of the last guess, until it is known who was right."""
+
+    def known(self, text: TokenArray) -> int:
+        """Return how many tokens at the beginning of `text` need not be fed; the last one always is."""
+        count = min(len(self.fed), len(text) - 1)
+        differs = np.flatnonzero(self.fed[:count] != text[:count])
+        return int(differs[0]) if differs.size else count
+
+    def uniform(self, position: int) -> float:
+        """Return the uniform of a response position."""
+        if position >= len(self.uniforms):
+            count = max(64, 2 * (position + WORDS_PER_BLOCK)) // WORDS_PER_BLOCK * WORDS_PER_BLOCK
+            self.uniforms = uniforms(self.random_key, 0, count)
+        return float(self.uniforms[position])
+
+
+class ModelDrafter:
+    """The drafter `Model`."""
+
+    name = "Model"
+
+    def __init__(self, model: Any, sampling: SamplingParameters, limits: EngineLimits, vocabulary: int) -> None:
+        """`vocabulary` is the width of the policy's logits; tokens beyond it are not drafted."""
+        self._model, self._sampling, self._vocabulary = model, sampling, vocabulary
+        self._device: torch.device = model.device
+        self._words = int(model.get_input_embeddings().num_embeddings)
+        self._masks = AttentionMasks(model.config.get_text_config(), model.dtype)
+        self._rows_at_most = limits.max_batch_size
+        self._longest_text = limits.max_prompt_tokens + limits.max_response_tokens
+        self._cache = DraftCache(min(_FIRST_ROWS, self._rows_at_most), min(_FIRST_CAPACITY, self._longest_text))
+        self._rows: dict[SampleKey, _Row] = {}
+        self._free = list(range(self._rows_at_most))[::-1]
+        self._right = [0.0, 0.0]
+        """How often of late the token that the uniform drew was right, and the likeliest one, where they differed."""
+
+    @property
+    def greedy(self) -> bool:
+        """Return whether the likeliest token is guessed, as it was right more often than what the uniform drew."""
+        return self._sampling.temperature == 0 or self._right[1] > self._right[0]
+
+    def begin(self, request: SampleRequest) -> None:
+        """Give the sample a row, if there is one."""
+        if request.key not in self._rows and self._free:
+            self._rows[request.key] = _Row(self._free.pop(), request.random_key)
+
+    def extend(self, key: SampleKey, tokens: TokenArray) -> None:
+        """Have nothing to take note of: the text comes with every request."""
+
+    def end(self, key: SampleKey) -> None:
+        """Take the row back."""
+        row = self._rows.pop(key, None)
+        if row is not None:
+            self._free.append(row.number)
+            self._free.sort(reverse=True)  # low rows first, so that those in use are neighbours
+
+    def load_weights(self, tensors: Mapping[str, torch.Tensor]) -> int:
+        """Replace all weights or none; return bytes. What was fed is fed again. WorkError WeightsMismatch."""
+        replaced = replace_weights(self._model, tensors, what="draft model")
+        for row in self._rows.values():
+            row.fed = np.empty(0, np.int32)
+        return replaced
+
+    @torch.inference_mode()
+    def draft(self, requests: Sequence[DraftRequest]) -> list[Draft]:
+        """Return what the model says next; `match` is the class of the first token's probability."""
+        drafts = [NOTHING] * len(requests)
+        asked = [
+            (place, request, self._rows[request.key], min(request.longest, self._longest_text - len(request.tokens)))
+            for place, request in enumerate(requests)
+            if request.key in self._rows and int(request.tokens.max()) < self._words
+        ]
+        asked = sorted((entry for entry in asked if entry[3] > 0), key=lambda entry: entry[2].number)
+        if not asked:
+            return drafts
+        texts = [request.tokens for _, request, _, _ in asked]
+        rows = [row for _, _, row, _ in asked]
+        starts = [len(request.tokens) - request.prompt_length for _, request, _, _ in asked]
+        guesses, certain = self._guess(texts, rows, starts, max(longest for *_, longest in asked))
+        for (place, _, _, longest), tokens, share in zip(asked, guesses, certain, strict=True):
+            drafts[place] = Draft(tokens[:longest], min(int(share * MATCHES), MATCHES - 1))
+        return drafts
+
+    def _guess(
+        self, texts: list[TokenArray], rows: list[_Row], starts: list[int], longest: int
+    ) -> tuple[TokenArray, list[float]]:
+        """Return int32 [rows, longest] and the first tokens' probabilities; `starts`: response tokens before them."""
+        self._learn_rule(rows, texts)
+        logits = self._catch_up(texts, rows)
+        drawn: list[torch.Tensor] = []
+        certain: list[float] = []
+        numbers = torch.tensor([row.number for row in rows], device=self._device)
+        ends = torch.tensor([len(text) for text in texts], device=self._device)
+        for step in range(longest):
+            if drawn:
+                logits = self._pass(numbers, drawn[-1][:, None], (ends + step - 1)[:, None])[:, 0]
+            uniform = [row.uniform(start + step) for row, start in zip(rows, starts, strict=True)]
+            at = torch.tensor(uniform, dtype=torch.float64, device=self._device)
+            coupled, likeliest, shares = self._draw(logits[:, : self._vocabulary], at)
+            if not drawn:
+                certain = shares.tolist()
+                firsts = zip(rows, texts, coupled.tolist(), likeliest.tolist(), strict=True)
+                for row, text, one, other in firsts:
+                    row.open = (len(text), one, other)
+            drawn.append(likeliest if self.greedy else coupled)
+        guesses = torch.stack(drawn, dim=1).to("cpu", torch.int32).numpy()
+        for row, text, guess in zip(rows, texts, guesses, strict=True):
+            row.fed = np.concatenate([text, guess[:-1]])
+        return guesses, certain
+
+    def _draw(self, logits: torch.Tensor, uniform: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Return after logits [n, vocabulary] the tokens [n] that the uniforms draw, the likeliest ones [n], and the
+        probabilities [n] of those that are to be guessed."""
+        drawn, log_probabilities = sample(logits, uniform, self._sampling)
+        scores = logits.float() / (self._sampling.temperature or 1.0)
+        most, likeliest = torch.softmax(scores, dim=-1).max(dim=-1)
+        return drawn, likeliest, most if self.greedy else log_probabilities.exp()
+
+    def _learn_rule(self, rows: Sequence[_Row], texts: Sequence[TokenArray]) -> None:
+        """Count, for the last guess of each row, who was right where the two rules differed."""
+        for row, text in zip(rows, texts, strict=True):
+            at, drawn, likeliest = row.open
+            if drawn != likeliest and at < len(text):
+                self._right = [
+                    FADE * count + (text[at] == token)
+                    for count, token in zip(self._right, (drawn, likeliest), strict=True)
+                ]
+            row.open = (0, 0, 0)
+
+    def _catch_up(self, texts: list[TokenArray], rows: list[_Row]) -> torch.Tensor:
+        """Feed what each row lacks of its text; return the logits [rows, vocabulary] after the texts' last tokens."""
+        known = [row.known(text) for row, text in zip(rows, texts, strict=True)]
+        few = [place for place, text in enumerate(texts) if len(text) - known[place] <= WIDE]
+        batches = [few] if few else []
+        batches += [[place] for place in range(len(texts)) if place not in set(few)]
+        result: dict[int, torch.Tensor] = {}
+        for batch in batches:
+            lacking = [texts[place][known[place] :] for place in batch]
+            width = max(map(len, lacking))
+            fed = np.zeros((len(batch), width), np.int64)
+            positions = np.array([known[place] for place in batch])[:, None] + np.arange(width)
+            for line, tokens in enumerate(lacking):
+                fed[line, : len(tokens)] = tokens
+            numbers = torch.tensor([rows[place].number for place in batch], device=self._device)
+            logits = self._pass(
+                numbers, torch.from_numpy(fed).to(self._device), torch.from_numpy(positions).to(self._device)
+            )
+            result.update((place, logits[line, len(lacking[line]) - 1]) for line, place in enumerate(batch))
+        return torch.stack([result[place] for place in range(len(texts))])
+
+    def _pass(self, numbers: torch.Tensor, tokens: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+        """Return logits [n, q, vocabulary] after tokens [n, q] at positions [n, q] of rows `numbers` [n], ascending."""
+        length = int(positions.max()) + 1
+        if length > self._cache.capacity or int(numbers[-1]) >= self._cache.rows:
+            capacity = max(length, min(2 * length, self._longest_text + WIDE))
+            rows = max(int(numbers[-1]) + 1, min(2 * int(numbers[-1]) + 2, self._rows_at_most))
+            self._cache.grow(rows, capacity)
+        self._cache.point(numbers, positions, length)
+        logits: torch.Tensor = self._model(
+            input_ids=tokens,
+            position_ids=positions,
+            attention_mask=self._masks.of(positions, length),
+            past_key_values=self._cache,
+            use_cache=True,
+        ).logits
+        return logits
+
+
+def build_drafter(spec: RLHFJobSpec, tokenizer: Any, device: torch.device) -> ModelDrafter:
+    """Return the drafter with the manifest's draft model; WorkError when it cannot draft for this policy."""
+    draft_model = spec.generation.speculation.draft_model
+    if draft_model is None:
+        raise _unusable("is not set, and the drafter Model needs it: name a Hugging Face folder")
+    path, dtype, limits = draft_model.path, compute_dtype(spec), EngineLimits.of(spec)
+    if problem := difference(load_tokenizer(path, FIELD).get_vocab(), tokenizer.get_vocab()):
+        raise _unusable(f"{path}: {problem}; a draft model has the policy's tokenizer")
+    model = load_causal_lm(path, field=FIELD, dtype=dtype, device=device, attention="sdpa")
+    config = model.config.get_text_config()
+    longest, positions = limits.max_prompt_tokens + limits.max_response_tokens, config.max_position_embeddings
+    if positions is not None and longest > positions:
+        raise _unusable(
+            f"{path} has {positions} positions (max_position_embeddings), and spec.rollout.maxPromptTokens "
+            f"{limits.max_prompt_tokens} + maxResponseTokens {limits.max_response_tokens} is {longest}"
+        )
+    if unknown := AttentionMasks(config, model.dtype).unknown:
+        raise _unusable(f"{path} has layers of kind {', '.join(unknown)}, which no drafter knows")
+    return ModelDrafter(model, SamplingParameters.of(spec), limits, policy_vocabulary(spec))
+
+
+def _unusable(message: str) -> WorkError:
+    return WorkError("DraftModelUnusable", f"{FIELD}: {message}", field=FIELD, exit_code=ExitCode.BAD_MODEL)

@@ -1,0 +1,104 @@
+"""Hints of the coordinator on their way to the drafters: tokens of siblings and of earlier epochs, checked one by one.
+
+Rule: a hint comes from other machines, so nothing of it is believed: what is not the iteration's, of no group of it, or
+no list of tokens is left out and counted here; drafters judge the tokens themselves. Must never fail what is decoded.
+"""
+
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from rlhf_api import control_pb2 as pb
+from rlhf_api.algorithms import samples_per_prompt
+from rlhf_api.arrays import unpack
+from rlhf_api.job import RLHFJobSpec
+from rlhf_api.samples import TokenArray
+from rlhf_workers.generation.speculation.drafter import PromptGroup, SampleSource
+
+
+@dataclass(frozen=True)
+class SiblingLimits:
+    """What a hint may hold."""
+
+    groups: int
+    """Prompt groups of an iteration."""
+    batch: int
+    """Samples of an iteration, those that may take the place of others included."""
+
+    @classmethod
+    def of(cls, spec: RLHFJobSpec) -> "SiblingLimits":
+        """Return the limits of a job."""
+        batch = spec.rollout.batch_size * (1 + spec.algorithm.fields.refill.rounds)
+        return cls(-(-batch // samples_per_prompt(spec)), batch)
+
+
+class LearnsFromOthers(Protocol):
+    """What hands tokens on to drafters: a speculator, or one drafter."""
+
+    def learn(
+        self, group: PromptGroup, source: SampleSource, offset: int, tokens: TokenArray, weight: float = 1.0
+    ) -> None:
+        """See `drafter.LearnsSiblings`."""
+
+    def forget(self, group: PromptGroup) -> None:
+        """See `drafter.LearnsSiblings`."""
+
+
+class SiblingHints:
+    """Takes hints for the drafters of one engine."""
+
+    def __init__(self, learner: LearnsFromOthers, limits: SiblingLimits) -> None:
+        self._learner, self._limits = learner, limits
+        self._groups: set[PromptGroup] = set()
+        self._iteration = -1
+        self.learned = 0
+        """Tokens that were handed to drafters."""
+        self.refused = 0
+        """Deltas that made no sense."""
+
+    def take(self, message: pb.SiblingTokens) -> None:
+        """Take in a message; one of an earlier iteration comes too late and says nothing."""
+        if message.iteration < self._iteration:
+            return
+        self.begin_iteration(message.iteration)
+        for number in message.forgotten:
+            self._forget(PromptGroup(message.iteration, number))
+        for delta in message.deltas:
+            tokens = self._tokens(message.iteration, delta)
+            if tokens is None:
+                self.refused += 1
+                continue
+            group = PromptGroup(message.iteration, delta.group)
+            self._groups.add(group)
+            self.learned += len(tokens)
+            source = SampleSource(delta.iteration, delta.sample)
+            self._learner.learn(group, source, delta.offset, tokens, delta.weight)
+
+    def begin_iteration(self, iteration: int) -> None:
+        """Forget the groups of iterations before this one."""
+        if iteration > self._iteration:
+            self.clear()
+            self._iteration = iteration
+
+    def clear(self) -> None:
+        """Forget all groups: the session is a new one, and all is sent again."""
+        for group in tuple(self._groups):
+            self._forget(group)
+
+    def _forget(self, group: PromptGroup) -> None:
+        self._groups.discard(group)
+        self._learner.forget(group)
+
+    def _tokens(self, iteration: int, delta: pb.SiblingDelta) -> TokenArray | None:
+        """Return the tokens of a delta; None when it makes no sense."""
+        limits = self._limits
+        known = 0 <= delta.group < limits.groups and 0 <= delta.iteration <= iteration
+        if not known or not 0 <= delta.sample < limits.batch:
+            return None
+        try:
+            tokens: npt.NDArray[Any] = unpack(delta.tokens)
+        except ValueError:
+            return None
+        return tokens if tokens.dtype == np.int32 and tokens.ndim == 1 and len(tokens) else None

@@ -1,0 +1,74 @@
+"""What speculation did since a worker's engine was built, for Prometheus.
+
+Rule: written by the thread that drives the engine, read by a scrape; counts only rise, of fixed arrays.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from rlhf_planner.speculation.controller import MeasuredStep, Outcomes, Plan
+from rlhf_planner.speculation.step_records import BUDGETS, budget_class
+
+Ints = npt.NDArray[np.int64]
+
+REASONS: Final = ("Fixed", "Unmeasured", "Faster", "Slower", "Probe")
+"""Why a step drafted, or did not."""
+
+
+@dataclass
+class SpeculationTotals:
+    """Counts over all steps."""
+
+    drafters: tuple[str, ...]
+    drafted: Ints
+    accepted: Ints
+    """int64 [drafters, positions]."""
+    steps: int = 0
+    tokens: int = 0
+    """Drawn in these steps."""
+    samples: int = 0
+    """Of these steps, added up."""
+    by_budget: dict[int, int] = field(default_factory=lambda: dict.fromkeys(BUDGETS, 0))
+    """Steps by the most drafted tokens a sample, on average."""
+    by_reason: dict[str, int] = field(default_factory=lambda: dict.fromkeys(REASONS, 0))
+    """Steps."""
+    by_drafter_seconds: list[float] = field(default_factory=list)
+
+    @classmethod
+    def of(cls, drafters: Sequence[str], longest: int) -> "SpeculationTotals":
+        """Return totals of nothing."""
+        shape = (len(drafters), longest)
+        return cls(
+            tuple(drafters),
+            np.zeros(shape, np.int64),
+            np.zeros(shape, np.int64),
+            by_drafter_seconds=[0.0] * len(drafters),
+        )
+
+    def asked(self, drafters: Sequence[int], seconds: Sequence[float]) -> None:
+        """Add the time that drafters took."""
+        for drafter, took in zip(drafters, seconds, strict=True):
+            self.by_drafter_seconds[drafter] += took
+
+    def rested(self, rows: int) -> None:
+        """Add a plain step of which nothing was learned."""
+        self.steps += 1
+        self.samples += rows
+        self.tokens += rows
+        self.by_budget[0] += 1
+        self.by_reason["Slower"] += 1
+
+    def stepped(self, mode: str, plan: Plan, step: MeasuredStep, outcomes: Outcomes) -> None:
+        """Add a step."""
+        self.steps += 1
+        self.samples += step.rows
+        self.tokens += step.tokens
+        self.by_budget[BUDGETS[budget_class(step.slots, step.rows)]] += 1
+        self.by_reason["Fixed" if mode == "Fixed" else plan.reason] += 1
+        place = np.arange(self.drafted.shape[1])
+        np.add.at(self.drafted, outcomes.drafters, place < outcomes.drafted[:, None])
+        np.add.at(self.accepted, outcomes.drafters, place < outcomes.accepted[:, None])

@@ -1,0 +1,169 @@
+"""What stood where in a few growing texts: finds the places after which a given end of a text goes on, and votes there.
+
+For each of ORDERS a chain links the places whose last so many tokens are equal, the latest first, as in the match
+finders of LZ77 (Ziv and Lempel, 1977). Rule: the longest order with places counts; of its places, those with the
+longest match vote, each with the weight of its text, token by token along what they have in common with the guess so
+far. So a guess is always the continuation of one place. Everything is bounded: places looked at, tokens compared,
+bytes held. Must never hold a text that its owner has not counted.
+"""
+
+from array import array
+from typing import Final, NamedTuple
+
+from rlhf_api.samples import TokenArray
+
+LONGEST_MATCH: Final = 32
+"""Tokens; that a match is longer still says nothing more."""
+ORDERS: Final = (16, 8, 4, 2, 1)
+"""Tokens of the contexts by which places are found; the longest first."""
+LOOKED_AT: Final = 48
+"""Places of a chain; a chain of short contexts is as long as the texts."""
+VOTERS: Final = 16
+"""Places that have a say; the latest of those that match longest."""
+START: Final = array("i", [-1] * LONGEST_MATCH)
+"""Stands before a text for the prompt, which all texts of an index have in common; no token is negative."""
+SOMEWHERE: Final = array("i", [-2] * LONGEST_MATCH)
+"""Stands before a text whose beginning is not known."""
+BYTES_PER_TEXT: Final = 1500
+BYTES_PER_TOKEN: Final = 700
+"""At most, where no context occurs twice: five entries of dictionaries with two integers each, and the places."""
+_SHIFT: Final = 32
+_OFFSET: Final = (1 << _SHIFT) - 1
+_REACH: Final = tuple(2 * order - 1 if order < ORDERS[0] else LONGEST_MATCH for order in ORDERS)
+"""Longest match to look for among the places of an order: a longer one would be among those of the order before."""
+
+
+class Text:
+    """One text of an index."""
+
+    __slots__ = ("aged_to", "earlier", "number", "weight", "weight_before", "written")
+
+    def __init__(self, number: int, weight: float, before: "array[int]") -> None:
+        self.number = number
+        self.written = before[:]
+        """What stands before it, LONGEST_MATCH entries, and its tokens."""
+        self.weight = weight
+        """Of tokens from `aged_to` on."""
+        self.weight_before = weight
+        self.aged_to = 0
+        self.earlier: tuple[array[int], ...] = tuple(array("q") for _ in ORDERS)
+        """For each order: the place before this one with an equal context, -1 for none."""
+
+    def __len__(self) -> int:
+        """Return the number of its tokens."""
+        return len(self.written) - LONGEST_MATCH
+
+
+class Guess(NamedTuple):
+    """A continuation."""
+
+    tokens: "array[int]"
+    match: int
+    """Tokens of the context that stood before it."""
+    share: float
+    """Weight of the places that agree on its first token, over that of all voters and one more that does not."""
+
+
+class SuffixIndex:
+    """Texts that grow at their ends."""
+
+    def __init__(self) -> None:
+        self._texts: list[Text] = []
+        self._latest: tuple[dict[int, int], ...] = tuple({} for _ in ORDERS)
+
+    def add(self, weight: float, before: "array[int]" = START) -> Text:
+        """Return a new, empty text, whose tokens count this much; `before` is START or SOMEWHERE."""
+        text = Text(len(self._texts), weight, before)
+        self._texts.append(text)
+        self._note(text)
+        return text
+
+    def append(self, text: Text, tokens: TokenArray) -> None:
+        """Add tokens, int32 [n], at the end of a text."""
+        for token in tokens.tolist():
+            text.written.append(token)
+            self._note(text)
+
+    def age(self, factor: float) -> None:
+        """Multiply the weight of every token that is held by a factor; tokens to come count in full."""
+        for text in self._texts:
+            text.weight_before *= factor
+            text.aged_to = len(text.written)
+
+    def guess(self, context: "array[int]", longest: int) -> Guess | None:
+        """Return what followed `context`, START and a text's tokens; None: its last token stood nowhere.
+
+        `longest` is the most tokens that the guess has, at least 1.
+        """
+        tail = context[-LONGEST_MATCH:]
+        encoded = tail.tobytes()
+        for order, reach, latest, chain in zip(ORDERS, _REACH, self._latest, range(len(ORDERS)), strict=True):
+            place = latest.get(hash(encoded[-4 * order :]), -1)
+            if place >= 0:
+                match, voters = self._voters(tail, place, order, reach, chain)
+                if voters:
+                    return _vote(voters, longest, match)
+        return None
+
+    def _note(self, text: Text) -> None:
+        """Make the end of a text findable by what stands before it."""
+        end = len(text.written)
+        place = text.number << _SHIFT | end
+        tail = text.written[-ORDERS[0] :].tobytes()
+        for order, latest, earlier in zip(ORDERS, self._latest, text.earlier, strict=True):
+            context = hash(tail[-4 * order :])
+            earlier.append(latest.get(context, -1))
+            latest[context] = place
+
+    def _voters(
+        self, tail: "array[int]", place: int, order: int, reach: int, chain: int
+    ) -> tuple[int, list[tuple[Text, int]]]:
+        """Return the longest match, and the text and offset of up to VOTERS places after it, the latest first."""
+        wanted = tail[-order:]
+        best = order
+        voters: list[tuple[Text, int]] = []
+        for _ in range(LOOKED_AT):
+            text, offset = self._texts[place >> _SHIFT], place & _OFFSET
+            tokens = text.written
+            if offset < len(tokens) and tokens[offset - order : offset] == wanted:
+                match = order
+                while match < reach and tokens[offset - match - 1] == tail[-match - 1]:
+                    match += 1
+                if match > best:
+                    best, voters = match, []
+                if match == best and len(voters) < VOTERS:
+                    voters.append((text, offset))
+            place = text.earlier[chain][offset - LONGEST_MATCH]
+            if place < 0:
+                break
+        return best, voters
+
+
+def _vote(voters: list[tuple[Text, int]], longest: int, match: int) -> Guess:
+    guess = array("i")
+    share = 0.0
+    while voters and len(guess) < longest:
+        if len(voters) == 1:  # nobody is left to disagree
+            text, offset = voters[0]
+            if not guess:
+                share = _weight(text, offset) / (_weight(text, offset) + 1)
+            guess.extend(text.written[offset : offset + longest - len(guess)])
+            break
+        says: dict[int, float] = {}
+        for text, offset in voters:
+            token = text.written[offset]
+            says[token] = says.get(token, 0.0) + _weight(text, offset)
+        chosen = max(says, key=says.__getitem__)  # the latest of equals, as dictionaries keep their order
+        if not guess:
+            share = says[chosen] / (sum(says.values()) + 1)
+        guess.append(chosen)
+        voters = [
+            (text, offset + 1)
+            for text, offset in voters
+            if text.written[offset] == chosen and offset + 1 < len(text.written)
+        ]
+    return Guess(guess, match, share)
+
+
+def _weight(text: Text, offset: int) -> float:
+    return text.weight if offset >= text.aged_to else text.weight_before

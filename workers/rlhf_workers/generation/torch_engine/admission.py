@@ -1,0 +1,93 @@
+"""Takes samples from the queue into the cache: their prefixes are prefilled, and each gets a slot and a row.
+
+Rule: a step prefills about as many tokens as fit into one pass, so it stays short; samples of one prompt share its
+prefill. In deterministic mode known tokens are no part of it, and prompts share a pass only where that was proven. A
+sample whose prefill failed is back in the queue. Must never take a slot that is reserved.
+"""
+
+from collections.abc import Sequence
+from typing import Any, Final
+
+import numpy as np
+
+from rlhf_api.samples import SampleRequest
+from rlhf_workers.device_copies import to_device
+from rlhf_workers.generation.engine import EngineLimits, Prefill, StepReport
+from rlhf_workers.generation.torch_engine.buckets import padded
+from rlhf_workers.generation.torch_engine.engine_state import EngineState
+from rlhf_workers.generation.torch_engine.forward import CausalForward
+from rlhf_workers.generation.torch_engine.tiles import Tiles
+
+PREFILL_TOKENS: Final = 4096
+"""Padded prompt tokens of one prefill pass, and about of all prefills of one step: a step stays well under a second."""
+
+ADMIT_SHARE: Final = 8
+"""One in so many slots must be free before a crowded engine admits: at most that share stays idle."""
+
+
+class Admission:
+    """The prefills of one engine."""
+
+    def __init__(self, forward: CausalForward, tiles: Tiles | None, limits: EngineLimits) -> None:
+        """`tiles`: those of a deterministic engine."""
+        self._forward = forward
+        self._tiles = tiles
+        self._most = limits.max_batch_size
+
+    def admit(self, state: EngineState, report: StepReport) -> None:
+        """Prefills queued samples while slots and this step's share of prefill tokens last.
+
+        Waits until an eighth of the slots (or as many as are queued) is free: a prefill pass for one or two prompts
+        costs half a decode pass of all.
+        """
+        if state.free < min(len(state.queue), -(-self._most // ADMIT_SHARE)):
+            return
+        share = PREFILL_TOKENS
+        while state.queue and state.free > 0 and share > 0:
+            batch: list[SampleRequest] = []
+            length = 0
+            while state.queue and len(batch) < state.free:
+                longest = max(length, padded(len(self._prefix(state.queue[0]))))
+                if batch and (longest * (len(batch) + 1) > PREFILL_TOKENS or (self._tiles and longest != length)):
+                    break
+                batch.append(state.queue.popleft())
+                length = longest
+            share -= length * len(batch)
+            try:
+                self._place(state, batch, length)
+            except Exception:
+                admitted = {request.key for request in state.table.requests if request is not None}
+                state.queue.extendleft(request for request in reversed(batch) if request.key not in admitted)
+                raise
+            tokens = sum(len(self._prefix(request)) for request in batch)
+            resumed = self._tiles is None and all(len(request.tokens) for request in batch)
+            report.prefills.append(Prefill(len(batch), tokens, resumed))
+            report.prefilled += tokens
+
+    def _prefix(self, request: SampleRequest) -> np.ndarray[Any, np.dtype[np.int32]]:
+        """Tokens that go through prefill."""
+        if self._tiles is None and len(request.tokens):
+            return np.concatenate([request.prompt, request.tokens[:-1]])
+        return request.prompt[:-1]
+
+    def _place(self, state: EngineState, batch: Sequence[SampleRequest], length: int) -> None:
+        """Runs the distinct prefixes of `batch`, padded to `length`, and gives every sample a slot and a row."""
+        prefixes = [self._prefix(request) for request in batch]
+        distinct = {prefix.tobytes(): prefix for prefix in prefixes}
+        rows = {content: row for row, content in enumerate(distinct)}
+        ids = np.zeros((len(distinct), length), np.int64)
+        for row, prefix in enumerate(distinct.values()):
+            ids[row, : len(prefix)] = prefix
+        sources = np.array([rows[prefix.tobytes()] for prefix in prefixes])
+        first = 0
+        while first < len(ids):
+            count = len(ids) - first
+            if self._tiles is not None and length:
+                count = self._tiles.prompts(count, length)
+            prompts = (
+                self._forward.prefill(to_device(ids[first : first + count], self._forward.device)) if length else None
+            )
+            members = np.flatnonzero((sources >= first) & (sources < first + count))
+            slots = np.array([state.table.add(batch[int(member)], len(prefixes[member])) for member in members])
+            state.pools.place(slots, state.table.position[slots], prompts, sources[members] - first)
+            first += count

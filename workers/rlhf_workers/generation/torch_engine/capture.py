@@ -1,0 +1,96 @@
+"""Turns a function that launches the same kernels on the same memory every time into something cheap to run again.
+
+Rule: what is captured reads and writes fixed memory only, has run before (so that libraries and lazy memory are ready),
+and never waits for the device. Where there is nothing to capture with, running it again is calling it. Must never
+leave a stream in the middle of a capture: a failure ends it and says why.
+"""
+
+from collections.abc import Callable
+from typing import NamedTuple, Protocol
+
+import torch
+
+Run = Callable[[], None]
+
+
+class Captured(NamedTuple):
+    """A function that is replayed."""
+
+    replay: Run
+    bytes: int
+    """Device memory that it holds."""
+
+
+class CaptureError(Exception):
+    """The function cannot be captured; it can be called as before."""
+
+
+class Capture(Protocol):
+    """A way to make a function replayable."""
+
+    def capture(self, function: Run) -> Captured:
+        """Return its replay; CaptureError says why there is none."""
+
+    def clear(self) -> None:
+        """Nothing captured before is replayed any more: its memory may go."""
+
+
+class DirectCapture:
+    """Calls the function again: on a CPU a launch is the work itself."""
+
+    def capture(self, function: Run) -> Captured:
+        """See Capture."""
+        return Captured(function, 0)
+
+    def clear(self) -> None:
+        """See Capture."""
+
+
+class CudaGraphCapture:
+    """Records the launches as a CUDA graph; all graphs share the memory of their intermediate results, as one is
+    replayed after the other."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._stream = torch.cuda.Stream(device)
+        self._pool = torch.cuda.graph_pool_handle()
+
+    def capture(self, function: Run) -> Captured:
+        """See Capture. Other threads may go on using the device meanwhile."""
+        graph = torch.cuda.CUDAGraph()
+        torch.cuda.current_stream(self._device).synchronize()
+        before = torch.cuda.memory_reserved(self._device)
+        with torch.cuda.device(self._device), torch.cuda.stream(self._stream):
+            try:
+                graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
+                function()
+            except Exception as error:
+                _abandon(graph)
+                raise CaptureError(f"{type(error).__name__}: {_first_line(error)}") from error
+            try:
+                graph.capture_end()
+            except RuntimeError as error:
+                raise CaptureError(_first_line(error)) from error
+        return Captured(graph.replay, max(torch.cuda.memory_reserved(self._device) - before, 0))
+
+    def clear(self) -> None:
+        """See Capture. A pool whose graphs are gone is never captured into again."""
+        self._pool = torch.cuda.graph_pool_handle()
+
+
+def capture_for(device: torch.device) -> Capture:
+    """Return the way of a device."""
+    return CudaGraphCapture(device) if device.type == "cuda" and torch.cuda.is_initialized() else DirectCapture()
+
+
+def _abandon(graph: torch.cuda.CUDAGraph) -> None:
+    """Ends a capture whose function failed; that it cannot be ended well is what failed already."""
+    try:
+        graph.capture_end()
+    except RuntimeError:
+        return
+
+
+def _first_line(error: BaseException) -> str:
+    lines = str(error).strip().splitlines()
+    return lines[0] if lines else type(error).__name__

@@ -1,0 +1,144 @@
+"""The seam between the torch engine and what drafts tokens: who is asked for drafts, and what is told of the outcome.
+
+Rule: drafts are put behind a sample's sequence and nowhere else; one that reaches beyond a sample's limit, its pool or
+the vocabulary is cut there. A sample that replays known tokens or is paused is not asked for. The drafting side learns
+of samples by what is in the table when a step begins and ends, so it hears of every one, whatever way it came or went,
+and of their tokens when drafts are wanted, when they end, and every so many steps: a plain step costs next to nothing.
+Must never let a draft become a token: `verification` decides.
+"""
+
+import time
+from collections.abc import Iterator, Sequence
+from typing import Final, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from rlhf_api.samples import SampleKey, SampleRequest, TokenArray
+from rlhf_workers.generation.engine import StepReport
+from rlhf_workers.generation.speculation.drafter import MAX_DRAFT, DraftRequest
+from rlhf_workers.generation.speculation.speculator import Verified
+from rlhf_workers.generation.torch_engine.engine_state import EngineState
+from rlhf_workers.generation.torch_engine.response_table import ResponseTable, Slots
+
+Flags = npt.NDArray[np.bool_]
+
+TELL_STEPS: Final = 32
+"""Steps after which drafters are told of tokens at the latest: those of other samples may draft by them."""
+
+
+class ProposesDrafts(Protocol):
+    """`speculator.Speculator`: drafters, and who chooses among them and how far."""
+
+    def begin(self, request: SampleRequest) -> None: ...
+    def extend(self, key: SampleKey, tokens: TokenArray) -> None: ...
+    def end(self, key: SampleKey) -> None: ...
+    def wants(self, rows: int, keys: int) -> bool: ...
+    def propose(self, requests: Sequence[DraftRequest], keys: int) -> Sequence[TokenArray]: ...
+    def verified(
+        self, outcomes: Sequence[Verified], pass_rows: int, keys: int, draft_seconds: float, pass_seconds: float
+    ) -> None: ...
+
+
+class Drafting:
+    """Drafts for the samples of one engine."""
+
+    def __init__(self, speculator: ProposesDrafts | None, vocabulary: int) -> None:
+        """None: nothing is ever drafted."""
+        self.speculator = speculator
+        self._vocabulary = vocabulary
+        self._decoded: set[SampleKey] = set()
+        self._followed: tuple[ResponseTable | None, int] = (None, 0)
+        """The table that was last looked at, and its changes until then."""
+        self._untold = 0
+        """Steps since all tokens were told."""
+        self._seconds = 0.0
+
+    @property
+    def enabled(self) -> bool:
+        """Whether anybody drafts."""
+        return self.speculator is not None
+
+    def follow(self, state: EngineState) -> None:
+        """Tells of samples that came and went."""
+        if self.speculator is None:
+            return
+        table, changes = self._followed
+        if table is state.table and changes == state.table.changes:
+            return
+        self._followed = (state.table, state.table.changes)
+        found = {request.key: request for request in state.table.requests if request is not None}
+        for key in self._decoded - found.keys():
+            self.speculator.end(key)
+        for key in found.keys() - self._decoded:
+            self.speculator.begin(found[key])
+        self._decoded = set(found)
+
+    def wants(self, state: EngineState, slots: Slots) -> bool:
+        """Return whether drafts are wanted for a step over these `slots` [n]."""
+        self._seconds = 0.0
+        if self.speculator is None or not len(slots):
+            return False
+        started = time.perf_counter()
+        wanted = self.speculator.wants(len(slots), self._keys(state, slots))
+        self._untold += 1
+        if wanted or self._untold >= TELL_STEPS:
+            self._untold = 0
+            self.tell(state, slots)
+        self._seconds = time.perf_counter() - started
+        return wanted
+
+    def propose(self, state: EngineState, slots: Slots, proven: Flags, report: StepReport) -> Slots:
+        """Puts drafts, which are wanted, behind the sequences of those `slots` [n] whose passes are `proven` [n];
+        returns how many tokens each has [n]."""
+        drafted = np.zeros(len(slots), np.int64)
+        started = time.perf_counter()
+        if self.speculator is not None:
+            for at, draft in self._drafts(self.speculator, state, slots, proven, self._keys(state, slots)):
+                state.table.draft(int(slots[at]), draft)
+                drafted[at] = len(draft)
+        self._seconds += time.perf_counter() - started
+        report.drafted = int(drafted.sum())
+        return drafted
+
+    def tell(self, state: EngineState, slots: Slots) -> None:
+        """Tells of tokens of samples that were drawn since the last time."""
+        if self.speculator is not None:
+            for slot in map(int, slots):
+                tokens = state.table.untold(slot)
+                if len(tokens):
+                    self.speculator.extend(state.table.key(slot), tokens)
+
+    def verified(self, outcomes: Sequence[Verified], report: StepReport, seconds: float) -> None:
+        """Tells how a step went, whose passes took so long; one that replayed tokens or captured a pass is no example
+        of others."""
+        report.draft_ns = int(self._seconds * 1e9)
+        if self.speculator is not None and report.rows and not (report.replayed or report.capture_ns):
+            self.speculator.verified(outcomes, report.pass_rows, report.positions, self._seconds, seconds)
+
+    def _keys(self, state: EngineState, slots: Slots) -> int:
+        return int(state.table.position[slots].sum()) + len(slots)
+
+    def _drafts(
+        self, speculator: ProposesDrafts, state: EngineState, slots: Slots, proven: Flags, keys: int
+    ) -> Iterator[tuple[int, TokenArray]]:
+        """Yield which of `slots` has a draft, and the draft as far as it is sound: it may be anybody's."""
+        table, position = state.table, state.table.position[slots]
+        room = np.minimum(state.pools.reach(position) - position, table.limit[slots] - table.length[slots]) - 1
+        asked = np.flatnonzero(proven & ~table.paused[slots] & (table.known_ahead(slots) == 0) & (room > 0))
+        requests = [
+            DraftRequest(
+                table.key(int(slots[at])),
+                table.sequence(int(slots[at])),
+                int(table.prompt_length[slots[at]]),
+                min(int(room[at]), MAX_DRAFT),
+            )
+            for at in asked
+        ]
+        drafts = speculator.propose(requests, keys) if requests else ()
+        for at, request, draft in zip(asked, requests, drafts, strict=True):
+            sound = draft[: request.longest]
+            strange = np.flatnonzero((sound < 0) | (sound >= self._vocabulary))
+            sound = sound[: strange[0]] if len(strange) else sound
+            if len(sound):
+                yield int(at), sound

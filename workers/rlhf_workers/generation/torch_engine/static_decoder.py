@@ -1,0 +1,206 @@
+"""Decode passes of few shapes over memory that stays where it is, so that each shape is captured once and replayed.
+
+A step of a small model is hundreds of kernels of a few microseconds, and launching them one by one takes longer than
+they run. Rule: rows are padded to a bucket and keys to another; padding rows are rows of the pool that no sample has,
+so what is written there is never read. A shape is run as it is the first times and captured when it keeps coming back:
+most come once. Graphs hold addresses: of weights, which are replaced in place, of the pool, whose serial number changes
+with its storage, and of the buffers here. Whoever moves weights calls `drop_graphs` first. What cannot be captured
+is run without, and said once. Must never replay a graph over memory that was freed.
+"""
+
+import logging
+import time
+from collections import OrderedDict
+from dataclasses import dataclass, replace
+from typing import Final, NamedTuple, Protocol
+
+import torch
+
+from rlhf_workers.device_copies import CopyToHost
+from rlhf_workers.generation.engine import SamplingParameters
+from rlhf_workers.generation.speculation.drafter import MAX_DRAFT
+from rlhf_workers.generation.torch_engine.buckets import TILE_ROWS, padded, width_bucket
+from rlhf_workers.generation.torch_engine.capture import Capture, CaptureError, Run
+from rlhf_workers.generation.torch_engine.decode_pass import (
+    INPUTS,
+    OUTPUTS,
+    DrawnTokens,
+    Inputs,
+    PassForward,
+    PassResult,
+    drawn,
+    pack,
+)
+from rlhf_workers.generation.torch_engine.kv_pools import DecodePass
+
+log = logging.getLogger(__name__)
+
+SEEN_BEFORE: Final = 2
+"""Passes of a shape that run uncaptured: capturing costs about as many passes' launches as it saves in the next few."""
+MAX_GRAPHS: Final = 96
+"""Graphs kept; each is a few megabytes of launches beside the shared memory. The least recently used goes first."""
+
+
+class GraphShape(NamedTuple):
+    """What a graph is made for."""
+
+    serial: int
+    """Of the pool's storage."""
+    width: int
+    length: int
+    several: bool
+    """Rows of the pool are read from the inputs: several may be of one sample."""
+
+
+@dataclass
+class GraphFigures:
+    """What the mechanism did since it was built."""
+
+    passes: int = 0
+    """Decode passes."""
+    replayed: int = 0
+    """Those of them that were replayed."""
+    captures: int = 0
+    capture_ns: int = 0
+    failures: int = 0
+    """Captures that failed: after the first none is tried any more."""
+
+
+class StaticForward(PassForward, Protocol):
+    """A model that decodes, and says which key lengths are worth a shape of their own."""
+
+    def keys_read(self, length: int, capacity: int) -> int:
+        """Return how many keys a pass over `length` keys is run with, at most `capacity`."""
+
+    def release(self) -> None:
+        """Keep no weight that the model itself does not."""
+
+
+class StaticDecoder:
+    """Implements `PassDecoder`."""
+
+    def __init__(
+        self, forward: StaticForward, parameters: SamplingParameters, most_rows: int, capture: Capture
+    ) -> None:
+        """`most_rows` samples are decoded at once."""
+        self.figures = GraphFigures()
+        self._reported = GraphFigures()
+        self._forward = forward
+        self._parameters = parameters
+        self._capture: Capture | None = capture
+        self._rows = padded(most_rows * (1 + MAX_DRAFT), TILE_ROWS)
+        self._graphs: OrderedDict[GraphShape, Run] = OrderedDict()
+        self._seen: dict[GraphShape, int] = {}
+        self._bytes = 0
+        self._serial = -1
+        self._last: CopyToHost | None = None
+        self._buffers: _Buffers | None = None
+
+    def launch(self, run: DecodePass, inputs: Inputs) -> PassResult:
+        """See PassDecoder; a result must be read before the next pass is launched: the buffers are one pass's."""
+        if self._last is not None:
+            self._last.wait()
+        if run.pool.serial != self._serial:
+            self.drop_graphs()
+            self._serial = run.pool.serial
+        width = width_bucket(run.width)
+        length = self._forward.keys_read(run.length, run.pool.capacity)
+        shaped = run._replace(width=width, length=length)
+        buffers = self._buffers = self._buffers or _Buffers(self._rows, self._forward.device)
+        several = run.rows is not None
+        buffers.write(inputs, width, repeated=several)
+        self.figures.passes += 1
+        self._run(GraphShape(self._serial, width, length, several), shaped, buffers)
+        self._last = buffers.read(width)
+        return DrawnTokens((self._last,))
+
+    def drop_graphs(self) -> None:
+        """Drops all graphs, their memory and the buffers."""
+        if self._capture is not None:
+            self._capture.clear()
+        self._graphs.clear()
+        self._seen.clear()
+        self._buffers, self._bytes, self._serial, self._last = None, 0, -1, None
+
+    def since(self) -> tuple[int, int]:
+        """See PassDecoder."""
+        reported, self._reported = self._reported, replace(self.figures)
+        return self.figures.replayed - reported.replayed, self.figures.capture_ns - reported.capture_ns
+
+    def bytes(self) -> int:
+        """Device memory of graphs and buffers."""
+        return self._bytes + (0 if self._buffers is None else self._buffers.bytes())
+
+    def _run(self, shape: GraphShape, run: DecodePass, buffers: "_Buffers") -> None:
+        replay = self._graphs.get(shape)
+        if replay is not None:
+            self._graphs.move_to_end(shape)
+            self.figures.replayed += 1
+            replay()
+            return
+
+        def work() -> None:
+            placed = buffers.inputs(run.width)
+            pack(buffers.outputs(run.width), *drawn(self._forward, self._parameters, run, placed, fixed=True))
+
+        work()
+        self._seen[shape] = self._seen.get(shape, 0) + 1
+        if self._capture is not None and self._seen[shape] >= SEEN_BEFORE:
+            self._keep(shape, work, self._capture)
+
+    def _keep(self, shape: GraphShape, work: Run, capture: Capture) -> None:
+        """Captures a shape that keeps coming back; the pass itself has run."""
+        started = time.perf_counter_ns()
+        try:
+            captured = capture.capture(work)
+        except CaptureError as error:
+            log.warning("decode passes are launched kernel by kernel, as they cannot be captured: %s", error)
+            self.figures.failures += 1
+            self._capture = None
+            return
+        self.figures.captures += 1
+        self.figures.capture_ns += time.perf_counter_ns() - started
+        self._graphs[shape] = captured.replay
+        self._bytes += captured.bytes
+        if len(self._graphs) > MAX_GRAPHS:
+            dropped, _ = self._graphs.popitem(last=False)
+            self._seen.pop(dropped, None)
+
+
+class _Buffers:
+    """Where passes read and write, on the device and, pinned, on the host: lines of one array, so that any width is
+    contiguous."""
+
+    def __init__(self, rows: int, device: torch.device) -> None:
+        pinned = device.type == "cuda" and torch.cuda.is_initialized()
+        self._in, self._out = (
+            torch.zeros(lines * rows, dtype=torch.int64, device=device) for lines in (INPUTS, OUTPUTS)
+        )
+        self._host_in, self._host_out = (
+            torch.zeros(lines * rows, dtype=torch.int64, pin_memory=pinned) for lines in (INPUTS, OUTPUTS)
+        )
+
+    def inputs(self, width: int) -> torch.Tensor:
+        """[INPUTS, width] on the device."""
+        return self._in[: INPUTS * width].view(INPUTS, width)
+
+    def outputs(self, width: int) -> torch.Tensor:
+        """[OUTPUTS, width] on the device."""
+        return self._out[: OUTPUTS * width].view(OUTPUTS, width)
+
+    def write(self, inputs: Inputs, width: int, *, repeated: bool) -> None:
+        """Queue the inputs of a pass; rows beyond them are padding: token 0 at position 0 of rows of the pool that
+        nobody has, or, where rows are chosen, the last one `repeated`."""
+        host = self._host_in[: INPUTS * width].view(INPUTS, width)
+        count = inputs.shape[1]
+        host[:, :count] = torch.from_numpy(inputs)
+        host[:, count:] = host[:, count - 1 : count] if repeated else 0
+        self.inputs(width).copy_(host, non_blocking=True)
+
+    def read(self, width: int) -> CopyToHost:
+        """Queue the way back."""
+        return CopyToHost(self.outputs(width), self._host_out[: OUTPUTS * width].view(OUTPUTS, width))
+
+    def bytes(self) -> int:
+        """Device memory."""
+        return sum(part.numel() * part.element_size() for part in (self._in, self._out))

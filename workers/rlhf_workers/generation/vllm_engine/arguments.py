@@ -1,0 +1,115 @@
+"""`engineArgs` of a manifest -> vLLM's EngineArgs: what users set, what the project sets, and what it must not be told.
+
+Rule: any field of EngineArgs passes under vLLM's name of it; what follows from the manifest, or would break a promise
+of the project, is refused with field, value and reason. Pure: tables and arguments in, a dict out.
+"""
+
+from collections.abc import Mapping
+from difflib import get_close_matches
+from typing import Any, Final
+
+from pydantic import TypeAdapter, ValidationError
+
+from rlhf_api.names import ExitCode
+from rlhf_workers.failures import WorkError
+from rlhf_workers.generation.engine import EngineLimits
+
+FIELD: Final = "spec.generation.engineArgs"
+_ONE_CORE: Final = "a worker is one engine; spec.generation.replicas are many"
+_MODEL: Final = (
+    "model, tokenizer and code are those of spec.models.actor.path, on this machine, and nothing is run from it"
+)
+_SAMPLING: Final = "how tokens are drawn is spec.rollout, and the project draws them"
+_WEIGHTS: Final = "weights are those of the folder at first, and then those that training publishes"
+_STEPS: Final = "the worker steps vLLM itself, so that each token bears the weights that drew it"
+OWNED: Final[Mapping[str, str]] = {
+    "model": "it is spec.models.actor.path",
+    "dtype": "it follows from spec.training.precision, which holds for generation, too",
+    "max_model_len": "it is spec.rollout.maxPromptTokens + maxResponseTokens",
+    "max_num_seqs": "it is spec.generation.maxBatchSize",
+    "seed": "tokens are drawn by the samples' own keys, from spec.seed",
+    "tensor_parallel_size": "it is spec.generation.parallelism.tensor",
+    "kv_transfer_config": "it is spec.fusion.interStage.transfer by which samples move with their caches",
+    "runner": "the policy generates",
+    "convert": "the policy generates",
+    "enable_lora": "training publishes whole weights",
+    **dict.fromkeys(("tokenizer", "tokenizer_mode", "tokenizer_revision", "skip_tokenizer_init", "revision"), _MODEL),
+    **dict.fromkeys(("code_revision", "trust_remote_code", "hf_token", "hf_config_path", "hf_overrides"), _MODEL),
+    **dict.fromkeys(("config_format", "download_dir"), _MODEL),
+    **dict.fromkeys(("load_format", "model_loader_extra_config", "weight_transfer_config"), _WEIGHTS),
+    **dict.fromkeys(("logits_processors", "logprobs_mode", "generation_config"), _SAMPLING),
+    **dict.fromkeys(("override_generation_config", "reasoning_parser", "structured_outputs_config"), _SAMPLING),
+    **dict.fromkeys(("worker_cls", "worker_extension_cls", "scheduler_cls", "async_scheduling"), _STEPS),
+    **dict.fromkeys(("pipeline_parallel_size", "data_parallel_size", "data_parallel_backend", "nnodes"), _ONE_CORE),
+    **dict.fromkeys(("node_rank", "master_addr", "master_port"), _ONE_CORE),
+}
+"""Argument -> why it is not for a manifest to set."""
+WORKER_EXTENSION: Final = "rlhf_workers.generation.vllm_engine.worker_extension.WorkerExtension"
+CPU_BLOCK: Final = 32
+"""Tokens of a cache block; vLLM's kernels for CPU take multiples of it."""
+CPU_MEMORY_SHARE: Final = 0.5
+"""Of the memory that is free: the rest is for weights that arrive, and for the other roles of the worker."""
+CPU_SPARE: Final = 1.25
+"""Room for caches on CPU, by what a full batch of longest sequences takes: the rest keeps prefixes of others."""
+
+
+def engine_arguments(
+    given: Mapping[str, Any], known: Mapping[str, Any], folder: str, dtype: str, limits: EngineLimits, tensor: int
+) -> dict[str, Any]:
+    """Return the arguments of vLLM's EngineArgs, without those that depend on the device.
+
+    `known` are its fields, each with its type, or None where only vLLM can judge a value.
+    """
+    for name, value in given.items():
+        if name in OWNED:
+            raise _refused(name, f"{value!r} cannot be set for vLLM: {OWNED[name]}")
+        if name not in known:
+            near = get_close_matches(name, sorted(set(known) - set(OWNED)), 1)
+            hint = (
+                f"did you mean {near[0]}?" if near else "take a field of its EngineArgs, such as max_num_batched_tokens"
+            )
+            raise _refused(name, f"{value!r}: vLLM has no such argument: {hint}")
+        if known[name] is not None:
+            _require_type(name, value, known[name])
+    return {
+        "enable_prefix_caching": True,
+        "async_scheduling": False,
+        **given,
+        "model": folder,
+        "dtype": dtype,
+        "max_model_len": limits.max_prompt_tokens + limits.max_response_tokens,
+        "max_num_seqs": limits.max_batch_size,
+        "tensor_parallel_size": tensor,
+        "skip_tokenizer_init": True,
+        "worker_extension_cls": WORKER_EXTENSION,
+    }
+
+
+def cpu_defaults(
+    given: Mapping[str, Any], token_bytes: int, limits: EngineLimits, available_bytes: int
+) -> dict[str, Any]:
+    """Return what a CPU needs beside what is given; `token_bytes` are the keys and values of one token in all layers.
+
+    A CPU has no memory of its own for caches, so they are as large as a full batch needs, and no larger than
+    CPU_MEMORY_SHARE of `available_bytes`; samples wait where they do not fit.
+    """
+    defaults: dict[str, Any] = {"block_size": CPU_BLOCK, "enforce_eager": True}
+    if "gpu_memory_utilization" in given:
+        return defaults
+    longest = -(-(limits.max_prompt_tokens + limits.max_response_tokens) // CPU_BLOCK) * CPU_BLOCK * token_bytes
+    wanted = int(longest * limits.max_batch_size * CPU_SPARE) + 2 * CPU_BLOCK * token_bytes
+    room = min(wanted, max(int(available_bytes * CPU_MEMORY_SHARE), 2 * longest))
+    return {**defaults, "kv_cache_memory_bytes": room}
+
+
+def _require_type(name: str, value: Any, kind: Any) -> None:
+    try:
+        TypeAdapter(kind).validate_python(value, strict=True)
+    except ValidationError as error:
+        says = " or ".join(dict.fromkeys(detail["msg"].removeprefix("Input ") for detail in error.errors()))
+        raise _refused(name, f"{value!r} {says}") from None
+
+
+def _refused(name: str, why: str) -> WorkError:
+    field = f"{FIELD}.{name}"
+    return WorkError("EngineArgument", f"{field}: {why}", field=field, exit_code=ExitCode.USAGE)

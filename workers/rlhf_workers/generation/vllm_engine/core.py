@@ -1,0 +1,356 @@
+"""vLLM's engine core in this process, driven a step at a time: the only module here that knows its classes.
+
+Rule: plain data in and out. The core keeps the samples that it was given until it says that they ended or they are
+aborted; what a step drew is returned once. vLLM's processes for input, output and text are left out: tokens come as
+tokens. Must be driven by one thread.
+"""
+
+import logging
+import os
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, fields
+from time import time
+from types import NoneType, UnionType
+from typing import Any, Final, Literal, NamedTuple, Union, get_args, get_origin
+
+import torch
+
+from rlhf_workers.generation.vllm_engine import environment
+
+environment.prepare(os.environ)  # before vLLM is imported
+
+import vllm  # noqa: E402
+from vllm import SamplingParams  # noqa: E402
+from vllm.config import KVTransferConfig, VllmConfig  # noqa: E402
+from vllm.engine.arg_utils import EngineArgs  # noqa: E402
+from vllm.platforms import current_platform  # noqa: E402
+from vllm.usage.usage_lib import UsageContext  # noqa: E402
+from vllm.utils.cpu_resource_utils import get_memory_node_info  # noqa: E402
+from vllm.v1.core.sched.interface import PauseState  # noqa: E402
+from vllm.v1.engine import EngineCoreRequest  # noqa: E402
+from vllm.v1.engine.core import EngineCore  # noqa: E402
+from vllm.v1.executor import Executor  # noqa: E402
+from vllm.v1.executor.uniproc_executor import UniProcExecutor  # noqa: E402
+
+from rlhf_api.samples import Drawing  # noqa: E402
+from rlhf_workers.generation.engine import SamplingParameters  # noqa: E402
+from rlhf_workers.generation.vllm_engine import kernel_scan, kv_connector  # noqa: E402
+from rlhf_workers.generation.vllm_engine.core_caches import CoreCaches  # noqa: E402
+from rlhf_workers.generation.vllm_engine.core_drafts import CoreDrafts  # noqa: E402
+from rlhf_workers.generation.vllm_engine.executor_processes import ExecutorProcess, ended_processes  # noqa: E402
+from rlhf_workers.generation.vllm_engine.keyed_sampler import DRAWING, PROMPT_TOKENS, SAMPLE_KEY  # noqa: E402
+from rlhf_workers.generation.vllm_engine.statistics import VllmStatistics  # noqa: E402
+from rlhf_workers.generation.vllm_engine.weight_pieces import Named, pieces  # noqa: E402
+from rlhf_workers.shared_memory.host_regions import HostSharing  # noqa: E402
+
+VERSION: Final = f"{vllm.__version__}, torch {torch.__version__}"
+"""What the last bits may depend on."""
+logging.getLogger("vllm").setLevel(logging.WARNING)
+kernel_scan.be_safe()
+
+
+_QUEUES: Final = ("running", "waiting", "kv_holding_waiting", "deferred_waiting")
+"""Where the scheduler has its requests."""
+
+
+def _plain(kind: Any) -> bool:
+    """Whether a value of this type can be told from JSON's alone."""
+    if get_origin(kind) in (Union, UnionType):
+        return all(_plain(part) for part in get_args(kind))
+    return get_origin(kind) is Literal or kind in (bool, int, float, str, NoneType)
+
+
+ARGUMENTS: Final[Mapping[str, Any]] = {
+    argument.name: argument.type if _plain(argument.type) else None for argument in fields(EngineArgs)
+}
+"""All that vLLM can be told, with the type; None: not of plain values."""
+
+
+def available_memory() -> int:
+    """Return the bytes of memory that are free on this machine, or in its container."""
+    return int(get_memory_node_info().available_memory)
+
+
+@dataclass(frozen=True)
+class CoreRequest:
+    """A sample as the core sees it."""
+
+    name: str
+    """Never used before in this core."""
+    tokens: Sequence[int]
+    """Prompt, then the response tokens that are known."""
+    prompt_tokens: int
+    """Length of the prompt alone."""
+    new_tokens: int
+    """Tokens to draw at most."""
+    stop_ids: Sequence[int]
+    """Tokens after which the core draws no other."""
+    random_key: int
+    salt: str = ""
+    """Caches are shared with requests of the same salt alone; empty: with those of the same weights."""
+    drawing: Drawing = Drawing.ROLLOUT
+
+
+class Drawn(NamedTuple):
+    """What a step drew for one sample."""
+
+    name: str
+    tokens: list[int]
+    log_probabilities: list[float]
+    """Of these tokens, natural log."""
+    ended: str
+    """Why the core holds the sample no longer; empty while it does."""
+
+
+@dataclass
+class CoreStep:
+    """One step."""
+
+    drawn: list[Drawn] = field(default_factory=list)
+    scheduled: Mapping[str, int] = field(default_factory=dict)
+    """Sample -> tokens that went through the model, drafted ones among them."""
+    drafts: Mapping[str, Sequence[int]] = field(default_factory=dict)
+    """Sample -> tokens that were drafted for it, and verified."""
+
+
+_ARRIVING: Final = KVTransferConfig(
+    kv_connector=kv_connector.CONNECTOR,
+    kv_connector_module_path=kv_connector.__name__,
+    kv_role="kv_consumer",  # what leaves is read beside vLLM, and no finished sample's blocks are kept for it
+)
+
+
+class ExecutorEndedError(Exception):
+    """An executor process ended; names it. Nothing can be decoded any more."""
+
+
+class _SampledCore(EngineCore):  # type: ignore[misc]  # vLLM's classes have no types
+    """Draws by key from the first memory profile on, which then counts what drawing takes."""
+
+    def __init__(self, config: VllmConfig, parameters: SamplingParameters) -> None:
+        self._parameters = parameters
+        super().__init__(config, Executor.get_class(config), log_stats=True)
+
+    def _initialize_kv_caches(self, config: VllmConfig) -> Any:
+        self.collective_rpc("rlhf_draw_by_key", args=(self._parameters,))
+        return super()._initialize_kv_caches(config)
+
+
+class VllmCore:
+    """One model, its caches and what is decoded now."""
+
+    def __init__(self, arguments: Mapping[str, Any], parameters: SamplingParameters, *, moves: bool = False) -> None:
+        """`arguments` are those of vLLM's EngineArgs; its errors are raised as they are. `moves`: samples may come with
+        their caches, and leave with them."""
+        if moves:
+            arguments = {**arguments, "kv_transfer_config": _ARRIVING}
+        set_num_threads = torch.set_num_threads
+        try:
+            config = EngineArgs(**arguments).create_engine_config(UsageContext.LLM_CLASS)  # an offline batch
+            with environment.within_the_pod(os.environ):
+                self._core: Any = _SampledCore(config, parameters)
+        finally:
+            torch.set_num_threads = set_num_threads  # vLLM's CPU worker takes it from the whole process
+        self._processes: list[ExecutorProcess] = [
+            worker.proc for worker in getattr(self._core.model_executor, "workers", ())
+        ]
+        if self._processes:
+            self._core.collective_rpc("rlhf_bind_to_worker")
+        self._caches = CoreCaches(self._core, self._call_all) if moves else None
+        self.drafts = CoreDrafts(self._core)
+        """What the next step verifies."""
+        self.statistics = VllmStatistics(config)
+        """What vLLM counts of itself."""
+        self._counts = True
+        """Steps are counted in the statistics."""
+        self._sleeps = config.model_config.enable_sleep_mode and not current_platform.is_cpu()
+        self._newest = CoreStep()
+        self._updates = 0
+        """Weights put in place so far: in the hash of every prefix that is kept."""
+        self._record_schedules()
+
+    def add(self, request: CoreRequest) -> None:
+        """Take a sample up."""
+        parameters = SamplingParams(
+            max_tokens=request.new_tokens,
+            stop_token_ids=list(request.stop_ids),
+            ignore_eos=True,
+            logprobs=0,
+            detokenize=False,
+            extra_args={
+                SAMPLE_KEY: str(request.random_key),
+                PROMPT_TOKENS: request.prompt_tokens,
+                DRAWING: int(request.drawing),
+            },
+        )
+        message = EngineCoreRequest(
+            request_id=request.name,
+            prompt_token_ids=list(request.tokens),
+            mm_features=None,
+            sampling_params=parameters,
+            pooling_params=None,
+            arrival_time=time(),
+            lora_request=None,
+            cache_salt=request.salt or f"update {self._updates}",
+            data_parallel_rank=None,
+        )
+        self._core.add_request(*self._core.preprocess_add_request(message))
+        if self._counts:
+            self.statistics.added(request.name)
+
+    def abort(self, names: Sequence[str]) -> None:
+        """Drop samples; names of none are left out."""
+        if names:
+            self._core.abort_requests(list(names))
+            self.statistics.dropped(names)
+
+    def step(self) -> CoreStep:
+        """Schedule, run the model once, draw."""
+        self._newest = CoreStep()
+        if self._caches is not None and not self._caches.moving():
+            return self._newest
+        try:
+            outputs, executed = self._core.step_fn()
+        except Exception as error:
+            if ended := ended_processes(self._processes):
+                raise ExecutorEndedError(f"{ended}; vLLM cannot go on without: {error}") from error
+            raise
+        finally:
+            self.drafts.take_back()
+        self._core.post_step(model_executed=executed)
+        groups = list((outputs or {}).values())
+        if self._counts:
+            self.statistics.stepped(groups)
+        self._newest.drawn = [_drawn(output) for group in groups for output in group.outputs]
+        return self._newest
+
+    def drained(self) -> Iterator[CoreStep]:
+        """Yield what is drawn ahead, where the core was told to schedule before it has seen a step's tokens."""
+        if not self._core.batch_queue:
+            return
+        self._core.scheduler.set_pause_state(PauseState.PAUSED_ALL)
+        try:
+            for _ in range(self._core.batch_queue_size):  # each schedules nothing and gives what was scheduled before
+                yield self.step()
+        finally:
+            self._core.scheduler.set_pause_state(PauseState.UNPAUSED)
+
+    def replace_weights(self, named: Iterable[Named]) -> None:
+        """Put a whole set in place, named as in a checkpoint; nothing may be drawn ahead.
+
+        Samples keep the keys and values that they have. A sample that is added later finds none of the old weights:
+        what is kept of prefixes is found only by samples that were added between the same two updates. After an error
+        the model is of no version.
+        """
+        self._replace(named, draft=False)
+        self._updates += 1
+
+    def replace_draft_weights(self, named: Iterable[Named]) -> None:
+        """Put a whole set in place of the draft model's, where vLLM drafts by one itself."""
+        self._replace(named, draft=True)
+
+    def _replace(self, named: Iterable[Named], *, draft: bool) -> None:
+        self._core.collective_rpc("rlhf_begin_weights", args=(draft,))
+        if isinstance(self._core.model_executor, UniProcExecutor):
+            self._core.collective_rpc("rlhf_load_weights", args=(named,))
+        else:
+            for piece in pieces(named, HostSharing()):
+                self._core.collective_rpc("rlhf_load_piece", args=(piece,))
+        self._core.collective_rpc("rlhf_finish_weights")
+
+    @property
+    def caches(self) -> CoreCaches | None:
+        """Return what moves samples with their caches; None: built without `moves`."""
+        return self._caches
+
+    # ------------------------------------------------------------ sleep
+
+    def sleep(self) -> None:
+        """Give caches and weights back to the device, on a CPU the caches. The core holds no request.
+
+        Always vLLM's level 1, which keeps weights, buffers and draft weights in host memory: what level 2 throws away
+        has to come again before the next token, and nobody is sure to send it.
+        """
+        if self._sleeps:
+            self._core.sleep(level=1, mode="abort")
+        elif current_platform.is_cpu():
+            self._core.reset_prefix_cache()
+            self._core.collective_rpc("rlhf_free_caches")
+
+    def wake_weights(self) -> None:
+        """Bring the weights back to the device, before the caches: new ones can be loaded then, and never both at once
+        with what they replace."""
+        if self._sleeps:
+            self._core.wake_up(tags=["weights"])
+
+    def wake_caches(self) -> None:
+        """Bring the caches back, empty; the weights are there."""
+        if self._sleeps:
+            self._core.wake_up(tags=["kv_cache"])
+        elif current_platform.is_cpu():
+            self._core.collective_rpc("rlhf_take_caches")
+
+    # ------------------------------------------------------------ measuring
+
+    @contextmanager
+    def aside(self) -> Iterator[None]:
+        """Inside, the core schedules no request that it held before; afterwards it goes on with them, and with their
+        caches."""
+        scheduler = self._core.scheduler
+        kept = {name: getattr(scheduler, name) for name in _QUEUES}
+        self._counts = False
+        try:
+            for name in _QUEUES:
+                setattr(scheduler, name, type(kept[name])())
+            yield
+        finally:
+            for name in _QUEUES:
+                setattr(scheduler, name, kept[name])
+            self._counts = True
+
+    def fitting(self, tokens: int) -> int:
+        """Return how many more requests of so many tokens the caches have room for."""
+        scheduler = self._core.scheduler
+        free: int = scheduler.kv_cache_manager.block_pool.get_num_free_blocks()
+        return free // -(-tokens // int(scheduler.block_size))
+
+    def add_cached(self, request: CoreRequest, cached: int) -> None:
+        """Take a request up as if the caches of its first `cached` tokens were there: what lies in the blocks that it
+        gets is read in place of them."""
+        self.add(request)
+        own = self._core.scheduler.requests[request.name]
+        if self._core.scheduler.kv_cache_manager.allocate_slots(own, cached, delay_cache_blocks=True) is None:
+            raise MemoryError(f"no room for the caches of {cached} tokens")
+        own.num_computed_tokens = cached
+
+    def cache_sizes(self) -> tuple[int, int]:
+        """Return the bytes of all caches, in all executor processes, and the tokens that they have room for; awake."""
+        scheduler = self._core.scheduler
+        sizes: list[int] = self._core.collective_rpc("rlhf_cache_bytes")
+        return sum(sizes), scheduler.kv_cache_config.num_blocks * int(scheduler.block_size)
+
+    def close(self) -> None:
+        """Give memory and executor processes back."""
+        self._core.shutdown()
+
+    def _call_all(self, method: str, arguments: tuple[Any, ...]) -> list[Any]:
+        return list(self._core.collective_rpc(method, args=arguments))
+
+    def _record_schedules(self) -> None:
+        schedule = self._core.scheduler.schedule
+
+        def recorded(*arguments: Any, **named: Any) -> Any:
+            scheduled = schedule(*arguments, **named)
+            self._newest.scheduled = dict(scheduled.num_scheduled_tokens)
+            self._newest.drafts = dict(scheduled.scheduled_spec_decode_tokens)
+            return scheduled
+
+        self._core.scheduler.schedule = recorded
+
+
+def _drawn(output: Any) -> Drawn:
+    tokens = list(output.new_token_ids)
+    figures: Iterable[float] = [] if output.new_logprobs is None else output.new_logprobs.logprobs[: len(tokens), 0]
+    ended = "" if output.finish_reason is None else str(output.finish_reason)
+    return Drawn(output.request_id, tokens, [float(figure) for figure in figures], ended)

@@ -1,0 +1,116 @@
+"""Drafts for the samples of the vLLM engine: asked for before a step, verified by it, and told how they did.
+
+Rule: all that is decided is how many tokens a step yields. A sample whose response cannot use another token, or that
+the next step does not decode, is not drafted for. Must never change a sample.
+"""
+
+from collections.abc import Mapping, Sequence
+from time import perf_counter
+from typing import Protocol
+
+from rlhf_api.samples import SampleKey, SampleRequest, TokenArray
+from rlhf_workers.generation.engine import StepReport
+from rlhf_workers.generation.speculation.drafter import MAX_DRAFT, DraftRequest
+from rlhf_workers.generation.speculation.speculator import Verified
+from rlhf_workers.generation.vllm_engine.held_sample import HeldSample
+
+
+class VerifyingCore(Protocol):
+    """`core_drafts.CoreDrafts`: what the next step of the core verifies, by its names of samples."""
+
+    def decoding(self) -> dict[str, int]: ...
+    def room(self, decoding: Mapping[str, int], longest: Mapping[str, int]) -> dict[str, int]: ...
+    def offer(self, name: str, draft: list[int]) -> None: ...
+
+
+class DraftSource(Protocol):
+    """`Speculator`: decides what is drafted, and learns from what became of it."""
+
+    def begin(self, request: SampleRequest) -> None: ...
+    def extend(self, key: SampleKey, tokens: TokenArray) -> None: ...
+    def end(self, key: SampleKey) -> None: ...
+    def wants(self, rows: int, keys: int) -> bool: ...
+    def propose(self, requests: Sequence[DraftRequest], keys: int) -> list[TokenArray]: ...
+    def verified(
+        self, outcomes: Sequence[Verified], pass_rows: int, keys: int, draft_seconds: float, pass_seconds: float
+    ) -> None: ...
+
+
+class EngineDrafts:
+    """Of one engine; without a speculator nothing is drafted but by vLLM itself, where it was told to."""
+
+    def __init__(self, core: VerifyingCore, speculator: DraftSource | None, vocabulary: int) -> None:
+        self._core = core
+        self._speculator = speculator
+        self._vocabulary = vocabulary
+        self._asked = False
+        """The speculator was asked for the step that comes, or is being recorded."""
+        self._outcomes: list[Verified] = []
+        self._seconds = 0.0
+        """Drafting for the step that comes, or is being recorded."""
+
+    def begin(self, request: SampleRequest) -> None:
+        """Note a sample that is decoded here from now on."""
+        if self._speculator is not None:
+            self._speculator.begin(request)
+
+    def end(self, key: SampleKey) -> None:
+        """Note one that ended here."""
+        if self._speculator is not None:
+            self._speculator.end(key)
+
+    def offer(self, samples: Mapping[str, HeldSample]) -> None:
+        """Have drafts made for the next step of the core, where they are wanted."""
+        self._asked = False
+        decoding = self._core.decoding() if self._speculator is not None else {}
+        if not decoding or self._speculator is None:
+            return
+        started, keys = perf_counter(), sum(decoding.values())
+        self._asked = True
+        if self._speculator.wants(len(decoding), keys):
+            longest = {name: min(MAX_DRAFT, samples[name].left - 1) for name in decoding if name in samples}
+            room = {name: tokens for name, tokens in self._core.room(decoding, longest).items() if tokens > 0}
+            asked = [
+                DraftRequest(sample.request.key, sample.known, len(sample.request.prompt), room[name])
+                for name, sample in ((name, samples[name]) for name in room)
+            ]
+            proposed = self._speculator.propose(asked, keys) if asked else []
+            for name, tokens in zip(room, proposed, strict=True):
+                if draft := self._sound(tokens[: room[name]]):
+                    self._core.offer(name, draft)
+        self._seconds = perf_counter() - started
+
+    def drew(self, key: SampleKey, drafted: Sequence[int], tokens: TokenArray) -> None:
+        """Note what a step drew for a sample, up to the end of its response, after so many tokens were drafted."""
+        if self._speculator is not None:
+            self._speculator.extend(key, tokens)
+        if drafted:
+            self._outcomes.append(Verified(key, *judged(drafted, tokens.tolist())))
+
+    def stepped(self, report: StepReport, seconds: float) -> None:
+        """Tell the speculator of a step whose pass took so long, and write down what drafting did in it."""
+        outcomes, self._outcomes = self._outcomes, []
+        report.drafted = sum(outcome.drafted for outcome in outcomes)
+        report.accepted = sum(outcome.accepted for outcome in outcomes)
+        report.draft_ns = int(self._seconds * 1e9)
+        report.verify_ns = int(seconds * 1e9) if report.pass_rows > report.rows else 0
+        if self._speculator is not None and self._asked and report.rows:
+            self._speculator.verified(outcomes, report.pass_rows, report.positions, self._seconds, seconds)
+        self._seconds = 0.0
+
+    def _sound(self, tokens: TokenArray) -> list[int]:
+        """A draft up to what is no token of the model: it may be anybody's."""
+        strange = ((tokens < 0) | (tokens >= self._vocabulary)).nonzero()[0]
+        sound: list[int] = (tokens[: strange[0]] if len(strange) else tokens).tolist()
+        return sound
+
+
+def judged(drafted: Sequence[int], drawn: Sequence[int]) -> tuple[int, int]:
+    """Return how many drafted tokens were judged, and how many of them were accepted.
+
+    `drawn` are the tokens of the response in their places: those that were accepted, and the one after them, unless
+    the response ended before. What lay beyond its end was never asked for.
+    """
+    pairs = list(zip(drafted, drawn, strict=False))
+    accepted = next((place for place, (draft, token) in enumerate(pairs) if draft != token), len(pairs))
+    return (len(drafted) if accepted < len(drawn) else accepted), accepted

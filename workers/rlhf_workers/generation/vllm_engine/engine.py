@@ -1,0 +1,304 @@
+"""The vLLM engine: samples in, vLLM's core in the middle, tokens with their log-probabilities and weight versions out.
+
+Rule: the record of a sample is here, not in the core, which is told of a sample again when it must go on. A resumed
+sample's known tokens go to the core as part of its prompt and are never drawn again. Must never finish a sample twice
+or lose one. When the process dies here, the coordinator has every token `progress` returned, and nothing else is kept.
+"""
+
+import math
+from collections.abc import Generator, Mapping, Sequence
+from dataclasses import replace
+from itertools import count
+from time import perf_counter_ns
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from prometheus_client.registry import Collector
+
+from rlhf_api.samples import FinishReason, ResponsePart, SampleKey, SampleRequest
+from rlhf_workers.failures import WorkError, describe
+from rlhf_workers.generation.engine import (
+    NO_VERSION,
+    EngineCosts,
+    EngineError,
+    EngineLimits,
+    EngineLoad,
+    StepReport,
+)
+from rlhf_workers.generation.requests import check_request, known_response, sample_name
+from rlhf_workers.generation.speculation.speculator import Speculator
+from rlhf_workers.generation.stopping import StopRule
+from rlhf_workers.generation.vllm_engine.core import CoreRequest, CoreStep, Drawn, VllmCore
+from rlhf_workers.generation.vllm_engine.decode_costs import measure
+from rlhf_workers.generation.vllm_engine.drafting import DraftSource, EngineDrafts
+from rlhf_workers.generation.vllm_engine.expected_weights import ExpectedWeights
+from rlhf_workers.generation.vllm_engine.held_sample import HeldSample
+from rlhf_workers.generation.vllm_engine.kv_moves import moves_of
+from rlhf_workers.generation.vllm_engine.own_draft_model import OwnDraftModel
+from rlhf_workers.generation.vllm_engine.sample_errors import ended_early, not_finite
+from rlhf_workers.generation.vllm_engine.sleeping import Sleeper
+from rlhf_workers.generation.vllm_engine.step_counts import count as count_step
+from rlhf_workers.generation.vllm_engine.step_times import StepTimes
+
+
+class VllmEngine:
+    """Implements `Engine`; it sleeps, measures its costs, says how full it is, and moves caches where its core can."""
+
+    def __init__(
+        self,
+        core: VllmCore,
+        weights: ExpectedWeights,
+        stop: StopRule,
+        limits: EngineLimits,
+        *,
+        version: int = 0,
+        facts: Mapping[str, Any] | None = None,
+    ) -> None:
+        """`core` holds weights `version`; `facts` are what two engines must have in common, besides shapes, for one to
+        read the other's caches. Nothing is drafted until `draft_by`."""
+        self.version = version
+        self.limits = limits
+        self._core = core
+        self._sleeper = Sleeper(core)
+        self._weights = weights
+        self._stop = stop
+        self._stop_ids = stop.is_stop.nonzero()[0].tolist()
+        self._names = (str(number) for number in count())
+        self._samples: dict[str, HeldSample] = {}
+        """By the core's name of them."""
+        self._by_key: dict[SampleKey, str] = {}
+        self._times = StepTimes()
+        self._speculator: Speculator | None = None
+        self._drafting = EngineDrafts(core.drafts, None, self.vocabulary)
+        self.own_draft_model: OwnDraftModel | None = None
+        """By which vLLM itself drafts, where it was told to; see `weight_updates.TakesDraftWeights`."""
+        self._complete: list[ResponsePart] = []
+        """Finished, and not yet reported."""
+        self._broken: dict[str, EngineError] = {}
+        """Samples that the core holds no longer and that are not finished."""
+        self.moves = moves_of(core.caches, self, limits, facts or {}, self._check, stop.complete_reason)
+        """See MovesKvCaches."""
+        self._torn = ""
+        """Why no whole version is held; empty while one is."""
+        self._report = StepReport()
+        """Of the next step: what was done since the last."""
+
+    @property
+    def vocabulary(self) -> int:
+        """Width of the logits."""
+        return self._weights.vocabulary
+
+    @property
+    def held(self) -> int:
+        """See Engine."""
+        return len(self._samples) + len(self._complete)
+
+    def submit(self, requests: Sequence[SampleRequest]) -> None:
+        """See Engine; a sample whose tokens are complete already is finished by the next step."""
+        self._require_whole()
+        taken = set(self._by_key) | {response.key for response in self._complete}
+        for request in requests:
+            self._check(request)
+            if request.key in taken:
+                raise EngineError("DuplicateSample", f"{sample_name(request.key)} is here already")
+            taken.add(request.key)
+        for request in requests:
+            reason = self._stop.complete_reason(request)
+            if reason:
+                self._complete.append(known_response(request, reason))
+            else:
+                self.take(request)
+
+    @torch.inference_mode()
+    def step(self) -> StepReport:
+        """See Engine; EngineError for as long as a sample is here that cannot go on."""
+        self._require_whole()
+        report, self._report = self._report, StepReport()
+        self._drafting.offer(self._samples)
+        start_ns = perf_counter_ns()
+        step = self._core.step()
+        step_ns = perf_counter_ns() - start_ns
+        count_step(step, self._samples, report)
+        report.prefill_ns = self._times.prefill_ns(step_ns, report.prefilled, report.rows)
+        self._record(step, report)
+        self._drafting.stepped(report, step_ns / 1e9)
+        if self._broken:
+            raise next(iter(self._broken.values()))
+        report.finished, self._complete = self._complete, []
+        return report
+
+    def progress(self) -> list[ResponsePart]:
+        """See Engine."""
+        return [part for sample in self._samples.values() if (part := sample.unsent()) is not None]
+
+    def withdraw(self, keys: Sequence[SampleKey] | None = None) -> list[ResponsePart]:
+        """See Engine; a response that is complete but not yet reported counts as finished unless all are asked for."""
+        given: list[ResponsePart] = []
+        if keys is None:
+            given, self._complete = self._complete, []
+        wanted = list(self._by_key) if keys is None else [key for key in keys if key in self._by_key]
+        names = [self._by_key[key] for key in wanted]
+        self._core.abort([name for name in names if name not in self._broken])
+        return given + [self._drop(name).response() for name in names]
+
+    def load_weights(self, tensors: Mapping[str, torch.Tensor], version: int) -> int:
+        """See Engine; samples in flight keep the keys and values of their tokens so far, as in the torch engine.
+
+        WorkError WeightsMismatch while nothing has changed; WeightsTorn when replacing failed half-way: no sample is
+        taken or decoded until a whole version was loaded.
+        """
+        what = f"actor version {version}"
+        checked = self._weights.check(tensors, what=what)
+        self._sleeper.wake_weights()
+        for step in self._core.drained():
+            self._record(step, self._report)
+        self.version = NO_VERSION
+        try:
+            self._core.replace_weights(checked.named)
+        except Exception as error:
+            self._torn = f"{what} was put in place half-way only: {describe(error)}"
+            raise WorkError("WeightsTorn", self._torn, retryable=True) from error
+        self.version, self._torn = version, ""
+        return checked.bytes
+
+    def draft_by(self, speculator: DraftSource | None) -> None:
+        """Let samples that come from now on be drafted for by another speculator, or by none; the engine holds none."""
+        if self.held:
+            raise EngineError("EngineBusy", f"{self.held} samples must be withdrawn before drafts come from elsewhere")
+        self._speculator = speculator if isinstance(speculator, Speculator) else None
+        self._drafting = EngineDrafts(self._core.drafts, speculator, self.vocabulary)
+
+    @property
+    def draft_widths(self) -> npt.NDArray[np.int64]:
+        """Return how wide passes are, for a speculator: int64 [rows + 1]."""
+        return self._core.drafts.widths
+
+    def close(self) -> None:
+        """Give memory, executor processes and the process's group of ranks back; the engine is used no more."""
+        self._core.close()
+
+    # ------------------------------------------------------------ abilities
+
+    def sleep(self) -> None:
+        """See Sleeps."""
+        if self.held:
+            raise EngineError("EngineBusy", f"{self.held} samples must be withdrawn before sleep")
+        self._sleeper.sleep()
+
+    def wake(self) -> None:
+        """See Sleeps."""
+        self._sleeper.wake()
+
+    def measure(self) -> Generator[None, None, EngineCosts]:
+        """See MeasuresCosts."""
+        self.wake()
+        return measure(self._core, self.limits, self._core.cache_sizes())
+
+    @property
+    def speculator(self) -> Speculator | None:
+        """See Speculates."""
+        return self._speculator
+
+    @property
+    def load(self) -> EngineLoad:
+        """See ReportsLoad."""
+        return self._core.statistics.load
+
+    @property
+    def registry(self) -> Collector:
+        """See ServesMetrics."""
+        return self._core.statistics.registry
+
+    def _require_whole(self) -> None:
+        if self.version == NO_VERSION:
+            raise EngineError("NotReady", f"the engine holds no whole version of the weights: {self._torn}")
+
+    # ------------------------------------------------------------ for its moves
+
+    def name_of(self, key: SampleKey) -> str | None:
+        """Return the core's name of an unfinished sample; None: it is not here."""
+        return self._by_key.get(key)
+
+    def carried(self, key: SampleKey) -> SampleRequest:
+        """Return the request that goes on after the last token of a sample that is here."""
+        sample = self._samples[self._by_key[key]]
+        response = sample.response()
+        return replace(
+            sample.request,
+            tokens=response.tokens,
+            log_probabilities=response.log_probabilities,
+            versions=response.versions,
+        )
+
+    def take(self, request: SampleRequest, *, arrives: bool = False) -> str:
+        """Add a sample, checked before and not complete, to the core; returns the core's name of it.
+
+        No other sample reads the cache of one that `arrives` with it: older weights may have computed some of it.
+        """
+        self._sleeper.wake()
+        name = next(self._names)
+        self._core.add(
+            CoreRequest(
+                name,
+                [*request.prompt.tolist(), *request.tokens.tolist()],
+                len(request.prompt),
+                request.max_response_tokens - len(request.tokens),
+                self._stop_ids,
+                request.random_key,
+                salt=f"arrived {name}" if arrives else "",
+                drawing=request.drawing,
+            )
+        )
+        self._samples[name] = HeldSample(request)
+        self._drafting.begin(request)
+        self._by_key[request.key] = name
+        return name
+
+    def _check(self, request: SampleRequest) -> None:
+        check_request(request, self.limits, self.vocabulary)
+
+    def _drop(self, name: str) -> HeldSample:
+        sample = self._samples.pop(name)
+        del self._by_key[sample.request.key]
+        self._broken.pop(name, None)
+        self._drafting.end(sample.request.key)
+        return sample
+
+    # ------------------------------------------------------------ what a step drew
+
+    def _record(self, step: CoreStep, report: StepReport) -> None:
+        over: list[str] = []
+        for drawn in step.drawn:
+            sample = self._samples.get(drawn.name)
+            if sample is None:
+                continue
+            began, before = sample.began, len(sample.known)
+            reason = self._draw(sample, drawn, report)
+            self._drafting.drew(sample.request.key, step.drafts.get(drawn.name, ()), sample.known[before:])
+            if sample.began and not began:
+                report.began.append(sample.request.key)
+            if (reason or drawn.name in self._broken) and not drawn.ended:
+                over.append(drawn.name)
+            if reason:
+                self._complete.append(self._drop(drawn.name).response(reason=reason))
+            elif drawn.ended and drawn.name not in self._broken:
+                self._broken[drawn.name] = ended_early(sample.request.key, sample.length, drawn.ended)
+        self._core.abort(over)
+
+    def _draw(self, sample: HeldSample, drawn: Drawn, report: StepReport) -> FinishReason:
+        """Adds drawn tokens up to the one that ends the response; says why it ended, empty while it goes on."""
+        for token, log_probability in zip(drawn.tokens, drawn.log_probabilities, strict=True):
+            if not math.isfinite(log_probability):
+                self._broken[drawn.name] = not_finite(sample.request.key, self.version)
+                return ""
+            sample.draw(token, log_probability, self.version)
+            report.decoded += 1
+            if self._stop.is_stop[token]:
+                return "stop"
+            if self._stop.may_complete[token] and self._stop.ends_with_string(sample.newest(self._stop.window)):
+                return "stop"
+            if sample.length >= sample.request.max_response_tokens:
+                return "length"
+        return ""

@@ -1,0 +1,86 @@
+"""What a whole set of weights of the policy is: names, shapes and ties, without the weights themselves.
+
+Rule: the judge is transformers' model of the folder, as for every other role; vLLM's own names and packed tensors are
+never seen outside of it.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+import torch
+import transformers
+
+from rlhf_api.names import ExitCode
+from rlhf_workers.failures import WorkError
+from rlhf_workers.generation.engine import EngineLimits
+from rlhf_workers.generation.requests import require_context
+from rlhf_workers.generation.vllm_engine.checkpoint_format import CheckpointFormat
+from rlhf_workers.generation.vllm_engine.weight_pieces import Named
+from rlhf_workers.models import matched_weights
+
+DTYPES: Final = (torch.float32, torch.bfloat16, torch.float16)
+"""In which weights are trained and published."""
+
+
+class ExpectedWeights:
+    """The policy's architecture on the meta device, where tensors have no memory."""
+
+    def __init__(self, folder: str) -> None:
+        """`folder` was loaded or checked before."""
+        config = transformers.AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+        with torch.device("meta"):
+            self._model: Any = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+        self._model.tie_weights()
+        self._format = CheckpointFormat(self._model)
+        self.generation_config = _generation_config(folder, self._model)
+        """The folder's, or what follows from its config.json."""
+
+    @property
+    def model_type(self) -> str:
+        """The architecture's name in config.json."""
+        return str(self._model.config.get_text_config().model_type)
+
+    @property
+    def vocabulary(self) -> int:
+        """Width of the logits."""
+        return int(self._model.config.get_text_config().vocab_size)
+
+    def cache_bytes_per_token(self, dtype: torch.dtype) -> int:
+        """Return the bytes of one token's keys and values in all layers."""
+        config = self._model.config.get_text_config()
+        heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
+        width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+        return int(config.num_hidden_layers * 2 * heads * width * dtype.itemsize)
+
+    def require_context(self, limits: EngineLimits) -> None:
+        """WorkError when the longest sequence does not fit the model."""
+        require_context(getattr(self._model.config.get_text_config(), "max_position_embeddings", None), limits)
+
+    def check(self, tensors: Mapping[str, torch.Tensor], *, what: str) -> "CheckedWeights":
+        """Return a whole set; WorkError, opened by `what`, when one is missing, misshapen, foreign or no float."""
+        pairs = matched_weights(self._model, tensors, what=what)
+        given = {id(target): source for target, source in pairs}
+        every = (*self._model.named_parameters(), *self._model.named_buffers())
+        named = [(name, given[id(target)]) for name, target in every if id(target) in given]
+        for name, tensor in named:
+            if tensor.dtype not in DTYPES:
+                message = f"{what}: {name} is {tensor.dtype}, must be one of {', '.join(map(str, DTYPES))}"
+                raise WorkError("WeightsMismatch", message, exit_code=ExitCode.BAD_MODEL)
+        return CheckedWeights(sum(tensor.nbytes for _, tensor in named), self._format.converted(named))
+
+
+@dataclass(frozen=True)
+class CheckedWeights:
+    """Weights of the whole policy."""
+
+    bytes: int
+    named: Iterable[Named]
+    """In a checkpoint's names, layer by layer; to be read once."""
+
+
+def _generation_config(folder: str, model: Any) -> Any:
+    try:
+        return transformers.GenerationConfig.from_pretrained(folder, local_files_only=True)
+    except OSError:
+        return model.generation_config

@@ -1,0 +1,40 @@
+"""What vLLM's errors mean to a user: which field to change, and whether another start may help.
+
+Rule: errors keep their words; what is added is the field, and what would be right. A text of vLLM that is not known is
+passed on as it is. Pure: an error in, a WorkError out.
+"""
+
+from typing import Final
+
+from rlhf_api.names import ExitCode
+from rlhf_workers.failures import WorkError, describe, is_out_of_memory
+
+ACTOR_FIELD: Final = "spec.models.actor.path"
+ARGUMENTS: Final = "spec.generation.engineArgs"
+NO_ROOM: Final = ("larger than the available KV cache", "No available memory for the cache blocks")
+"""How vLLM says that its caches have no room for one longest sequence."""
+TAKEN: Final = ("is less than desired GPU memory utilization",)
+"""How it says that others hold the device's memory."""
+
+
+def build_failure(error: Exception, path: str, longest: int) -> WorkError:
+    """Return what to report when vLLM cannot serve the model in the folder `path`; `longest`: tokens of a sequence."""
+    said = describe(error)
+    if any(text in said for text in NO_ROOM):
+        message = (
+            f"vLLM has no room for the cache of one sequence of {longest} tokens (spec.rollout.maxPromptTokens + "
+            f"maxResponseTokens): raise {ARGUMENTS}.gpu_memory_utilization or spec.generation.parallelism.tensor, or "
+            f"lower spec.rollout.maxResponseTokens; {said}"
+        )
+        return WorkError("CacheTooSmall", message, field="spec.rollout.maxResponseTokens", exit_code=ExitCode.USAGE)
+    if any(text in said for text in TAKEN):
+        message = (
+            f"the memory of the device is taken by others: lower {ARGUMENTS}.gpu_memory_utilization, or give the "
+            f"worker a device of its own; {said}"
+        )
+        return WorkError("OutOfMemory", message, field=f"{ARGUMENTS}.gpu_memory_utilization", retryable=True)
+    if is_out_of_memory(error):
+        message = f"vLLM ran out of memory while it loaded {path}: raise spec.generation.parallelism.tensor; {said}"
+        return WorkError("OutOfMemory", message, field="spec.generation.parallelism.tensor", retryable=True)
+    message = f"vLLM cannot serve {path}: {said}"
+    return WorkError("EngineUnavailable", message, field=ACTOR_FIELD, exit_code=ExitCode.USAGE)

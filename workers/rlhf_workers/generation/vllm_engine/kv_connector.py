@@ -1,0 +1,149 @@
+"""vLLM's side of samples that arrive with their caches: which tokens are computed already, and their bytes into blocks.
+
+vLLM makes two of these, one beside its scheduler and one in every executor process (`KVTransferConfig` names module and
+class). The scheduler's keeps an arrived cache in host memory until the sample gets blocks, says how many of its tokens
+need no computing, and sends the bytes along with that step; the executors' write them before the pass reads them.
+Rule: a cache is loaded once, whole, or the sample's tokens are computed as if none had come; what the local prefix
+cache holds already is not written again, for others read it. Waits for nothing: a cache is here when its sample is.
+Must never keep a cache whose sample is gone.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final
+
+from vllm.distributed.kv_transfer.kv_connector.v1.base import (
+    KVConnectorBase_V1,
+    KVConnectorMetadata,
+    KVConnectorRole,
+    SupportsHMA,
+)
+
+from rlhf_workers.generation.vllm_engine.kv_blocks import slots_of, write_slice
+from rlhf_workers.generation.vllm_engine.kv_executor import own_heads, paged_layer
+from rlhf_workers.kv_slices import KvSlice
+
+if TYPE_CHECKING:
+    import torch
+    from vllm.config import VllmConfig
+    from vllm.forward_context import ForwardContext
+    from vllm.v1.core.kv_cache_manager import KVCacheBlocks
+    from vllm.v1.core.sched.output import SchedulerOutput
+    from vllm.v1.kv_cache_interface import KVCacheConfig
+    from vllm.v1.request import Request
+
+CONNECTOR: Final = "MovedCacheConnector"
+"""Name of the class below, for KVTransferConfig."""
+
+
+@dataclass(frozen=True)
+class ArrivedCache:
+    """A cache that waits for blocks."""
+
+    cache: KvSlice
+    layers: tuple[str, ...]
+    """vLLM's names of the layers that `cache.layers` are of."""
+
+
+@dataclass(frozen=True)
+class CacheLoad:
+    """Positions start .. stop-1 of an arrived cache, on their way into blocks."""
+
+    arrived: ArrivedCache
+    start: int
+    slots: "torch.Tensor"
+    """int64 [stop - start]"""
+
+
+@dataclass
+class CacheLoads(KVConnectorMetadata):  # type: ignore[misc]  # untyped base
+    """What one step loads."""
+
+    loads: list[CacheLoad] = field(default_factory=list)
+
+
+class MovedCacheConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]  # untyped bases
+    """Loads arrived caches; the scheduler's is told of them by `keep`."""
+
+    def __init__(
+        self, vllm_config: "VllmConfig", role: KVConnectorRole, kv_cache_config: "KVCacheConfig | None" = None
+    ) -> None:
+        """As vLLM calls it."""
+        super().__init__(vllm_config=vllm_config, role=role, kv_cache_config=kv_cache_config)
+        self._block_tokens = int(vllm_config.cache_config.block_size)
+        self._arrived: dict[str, ArrivedCache] = {}
+        self._loads: list[CacheLoad] = []
+        self.held_back: set[str] = set()
+        """Requests that wait and are not to be taken up: paused samples."""
+
+    # ------------------------------------------------------------ for kv_moves
+
+    def keep(self, request: str, arrived: ArrivedCache) -> None:
+        """Take the cache of a request that was added since the last step."""
+        self._arrived[request] = arrived
+
+    def arrived(self, request: str) -> KvSlice | None:
+        """Return the cache of a request that waits for blocks."""
+        kept = self._arrived.get(request)
+        return None if kept is None else kept.cache
+
+    @property
+    def waiting_tokens(self) -> Sequence[int]:
+        """Return the positions of each cache that waits for blocks."""
+        return [kept.cache.stop for kept in self._arrived.values()]
+
+    # ------------------------------------------------------------ beside the scheduler
+
+    def get_num_new_matched_tokens(self, request: "Request", num_computed_tokens: int) -> tuple[int | None, bool]:
+        """See vLLM: the tokens beyond those that the local prefix cache has; None: not now."""
+        if request.request_id in self.held_back:
+            return None, False
+        kept = self._arrived.get(request.request_id)
+        return (0 if kept is None else max(kept.cache.stop - num_computed_tokens, 0)), False
+
+    def update_state_after_alloc(self, request: "Request", blocks: "KVCacheBlocks", num_external_tokens: int) -> None:
+        """See vLLM: the request has blocks and goes through this step."""
+        kept = self._arrived.pop(request.request_id, None)
+        if kept is not None and num_external_tokens:
+            start, stop = kept.cache.stop - num_external_tokens, kept.cache.stop
+            slots = slots_of(blocks.get_block_ids()[0], self._block_tokens, start, stop)
+            self._loads.append(CacheLoad(kept, start, slots))
+
+    def build_connector_meta(self, scheduler_output: "SchedulerOutput") -> KVConnectorMetadata:
+        """See vLLM: what this step loads."""
+        loads, self._loads = self._loads, []
+        return CacheLoads(loads)
+
+    def request_finished(self, request: "Request", block_ids: list[int]) -> tuple[bool, dict[str, Any] | None]:
+        """See vLLM: nothing of a request that ended is kept, and its blocks are free."""
+        self._arrived.pop(request.request_id, None)
+        self.held_back.discard(request.request_id)
+        return False, None
+
+    def request_finished_all_groups(
+        self, request: "Request", block_ids: tuple[list[int], ...]
+    ) -> tuple[bool, dict[str, Any] | None]:
+        """See vLLM."""
+        return self.request_finished(request, [])
+
+    # ------------------------------------------------------------ in every executor process
+
+    def start_load_kv(self, forward_context: "ForwardContext", **kwargs: Any) -> None:
+        """See vLLM: called before the pass that reads what is loaded."""
+        metadata = self._get_connector_metadata()
+        assert isinstance(metadata, CacheLoads)
+        for load in metadata.loads:
+            start, stop = load.start, load.arrived.cache.stop
+            for name, (keys, values) in zip(load.arrived.layers, load.arrived.cache.layers, strict=True):
+                layer = paged_layer(name, forward_context.no_compile_layers[name])
+                heads = own_heads(layer.heads, keys.shape[0])
+                write_slice(layer, keys[heads, start:stop], values[heads, start:stop], load.slots)
+
+    def wait_for_layer_load(self, layer_name: str) -> None:
+        """See vLLM: all is loaded by then."""
+
+    def save_kv_layer(self, layer_name: str, kv_layer: "torch.Tensor", attn_metadata: Any, **kwargs: Any) -> None:
+        """See vLLM: what leaves is read between two steps (`kv_executor`)."""
+
+    def wait_for_save(self) -> None:
+        """See vLLM: nothing is saved."""

@@ -1,0 +1,78 @@
+"""vLLM's log lines in the worker's log: in its format, bounded; and while the engine is built also as what it does now.
+
+Rule: vLLM configures no logging here; its loggers hand their lines to the worker's handler. Warnings always get there,
+what it says besides only while it is built, which is when people wait for it. Of a burst the rest is dropped, and
+counted.
+"""
+
+import logging
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Final
+
+from rlhf_workers.progress import WorkStage, stage
+
+LINES_PER_MINUTE: Final = 120
+"""Three times what a build says; a warning in every step would fill a disk."""
+MAX_CHARACTERS: Final = 2000
+"""Of a line: a configuration in one line is longer than anybody reads."""
+_MINUTE: Final = 60.0
+
+
+class BoundedLines(logging.Filter):
+    """Lets through so many lines of vLLM a minute, each of a bounded length; all of everybody else."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        super().__init__()
+        self._clock = clock
+        self._since, self._lines = clock(), 0
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Return whether the record is written; shorten it."""
+        if record.name.partition(".")[0] != "vllm":
+            return True
+        now = self._clock()
+        if now - self._since >= _MINUTE:
+            dropped, self._since, self._lines = self._lines - LINES_PER_MINUTE, now, 0
+            if dropped > 0:
+                _set(record, f"({dropped} lines of vLLM were dropped before this one) {record.getMessage()}")
+        self._lines += 1
+        text = record.getMessage()
+        if len(text) > MAX_CHARACTERS:
+            _set(record, text[:MAX_CHARACTERS] + f"... ({len(text)} characters)")
+        return self._lines <= LINES_PER_MINUTE
+
+
+class _SaysStage(logging.Handler):
+    def __init__(self, said: WorkStage) -> None:
+        super().__init__(logging.INFO)
+        self._said = said
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self._said.says(f"in vLLM: {record.getMessage().splitlines()[0] if record.getMessage() else ''}")
+
+
+@contextmanager
+def reported_build() -> Iterator[None]:
+    """Inside, all that vLLM says is logged, and the last of it is what the worker says that it does."""
+    logger = logging.getLogger("vllm")
+    # Where vLLM was imported before its environment was set, it writes by a handler of its own and hands on nothing.
+    logger.handlers.clear()
+    logger.propagate = True
+    for handler in logging.getLogger().handlers:
+        if not any(isinstance(known, BoundedLines) for known in handler.filters):
+            handler.addFilter(BoundedLines())
+    with stage("building the vLLM engine") as said:
+        speaking, level = _SaysStage(said), logger.level
+        logger.addHandler(speaking)
+        logger.setLevel(logging.INFO)
+        try:
+            yield
+        finally:
+            logger.removeHandler(speaking)
+            logger.setLevel(level)
+
+
+def _set(record: logging.LogRecord, text: str) -> None:
+    record.msg, record.args = text, None

@@ -1,0 +1,68 @@
+"""A version's weights handed from the worker to vLLM's executor processes: through memory that they map, in pieces.
+
+Rule: nothing is pickled. A piece is a sealed memory file with names, types, shapes and places of its tensors, which
+the process that maps it checks as it checks what a training rank lends. It is written once, before anyone hears of it,
+and goes with the last tensor that is read from it; at most a few are there at once, however large the model.
+"""
+
+from collections.abc import Iterable, Iterator
+from typing import Final
+
+import torch
+
+from rlhf_api import control_pb2 as pb
+from rlhf_workers.shared_memory.regions import MemorySharing, RegionRefusedError
+from rlhf_workers.tensor_types import NAMES
+from rlhf_workers.weight_manifest import ALIGNMENT, check, check_places, places, shaped
+
+PIECE_BYTES: Final = 1 << 28
+"""Of a piece, unless one tensor is larger: little next to a model, much next to what a call costs."""
+
+Named = tuple[str, torch.Tensor]
+
+
+def pieces(tensors: Iterable[Named], sharing: MemorySharing, size: int = PIECE_BYTES) -> Iterator[bytes]:
+    """Yield each piece as a message for `opened_piece`; its memory is given up when the next one is asked for.
+
+    RegionRefusedError when there is no memory for a piece.
+    """
+    batch: list[Named] = []
+    held = 0
+    for name, tensor in tensors:
+        if batch and held + tensor.nbytes > size:
+            yield from _lent(batch, sharing)
+            batch, held = [], 0
+        batch.append((name, tensor))
+        held += tensor.nbytes
+    if batch:
+        yield from _lent(batch, sharing)
+
+
+def opened_piece(message: bytes, sharing: MemorySharing) -> dict[str, torch.Tensor]:
+    """Return parameter name -> tensor in the piece's memory, mapped as long as one of them is used; not to be written.
+
+    RegionRefusedError or WeightManifestError when it cannot be mapped or is not what it says.
+    """
+    loan = pb.WeightLoan.FromString(message)
+    check(loan.manifest)
+    check_places(loan.manifest, loan.memory.size)
+    if not sharing.lends(loan.memory):
+        raise RegionRefusedError("it is memory of a kind that is not used here")
+    region = sharing.open(loan.memory)
+    return shaped(loan.manifest, places(loan.manifest, region.memory))
+
+
+def _lent(batch: list[Named], sharing: MemorySharing) -> Iterator[bytes]:
+    manifest, end = pb.WeightManifest(), 0
+    for name, tensor in batch:
+        offset = -(-end // ALIGNMENT) * ALIGNMENT
+        manifest.tensors.add(name=name, dtype=NAMES[tensor.dtype], shape=tensor.shape, offset=offset)
+        end = offset + tensor.nbytes
+    region = sharing.allocate(end)
+    try:
+        for part, (_, tensor) in zip(places(manifest, region.memory), batch, strict=True):
+            if tensor.numel():
+                part.view(tensor.dtype).copy_(tensor.detach().reshape(-1))
+        yield pb.WeightLoan(manifest=manifest, memory=region.handle()).SerializeToString()
+    finally:
+        region.close()

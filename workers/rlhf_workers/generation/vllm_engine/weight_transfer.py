@@ -1,0 +1,99 @@
+"""One version of the weights put in place of another, in each of vLLM's executor processes, by its layerwise reload.
+
+Rule: vLLM's own loader splits, fuses and packs each layer again and copies it into the memory that decoding reads, so
+captured graphs stay true. From `begin` to `finish` the model is of two versions and must not be run; `finish` raises
+when a parameter was not loaded. What fails in between leaves a model that is sound but of no version, which the next
+whole update cures.
+
+Two things that vLLM 0.32 does not renew on a CPU are renewed here: the packed copy of a language modelling head that
+is tied to the embeddings, and packed experts (its update would copy unpacked weights into packed memory).
+"""
+
+import logging
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
+from typing import Any
+
+import torch
+from torch import Tensor
+from vllm.config import set_current_vllm_config
+from vllm.model_executor.layers.quantization.base_config import QuantizeMethodBase
+from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
+
+_log_of_reload = logging.getLogger("vllm.model_executor.model_loader.reload.layerwise")
+
+
+class LayerwiseUpdate:
+    """The update of one process's share of the model."""
+
+    def __init__(self, runner: Any, *, draft: bool = False) -> None:
+        """`runner`: vLLM's model runner. `draft`: of the model that vLLM drafts by, in place of the policy."""
+        self._config: Any = runner.vllm_config
+        speculative = self._config.speculative_config
+        self._model: Any = runner.get_draft_model() if draft else runner.get_model()
+        self._model_config: Any = speculative.draft_model_config if draft else self._config.model_config
+        self._runner: Any = runner
+        self._expected: set[str] = set()
+        self._loaded: set[str] = set()
+
+    def begin(self) -> None:
+        """Take every layer's old tensors aside."""
+        with self._changing():
+            self._restore()  # an update may have broken off in another process
+            self._expected = {name for name, _ in self._model.named_parameters()}
+            self._forget_packed_experts()
+            initialize_layerwise_reload(self._model)
+
+    def load(self, tensors: Iterable[tuple[str, Tensor]]) -> None:
+        """Load some tensors under the names of a checkpoint; those of a layer may come in several calls.
+
+        They are read until `finish`: a layer is made when its last tensor has come.
+        """
+        with self._changing():
+            self._loaded |= self._model.load_weights(iter(tensors)) or set()
+
+    def finish(self) -> None:
+        """Complete all layers; RuntimeError when some parameter was not loaded."""
+        with self._changing():
+            missing = sorted(self._expected - self._loaded)
+            if missing and self._model_config.quantization is None:
+                raise RuntimeError(f"vLLM did not load {missing[0]} (and {len(missing) - 1} more parameters)")
+            self._restore()
+            self._pack_tied()
+        self._runner.reset_lora_state()
+        if self._runner.device.type != "cpu":
+            torch.accelerator.synchronize()  # before the memory that was read is given back
+
+    @contextmanager
+    def _changing(self) -> Iterator[None]:
+        level = _log_of_reload.level
+        _log_of_reload.setLevel(logging.ERROR)  # it warns of every layer that has nothing to load
+        try:
+            with set_current_vllm_config(self._config), torch.no_grad():
+                yield
+        except BaseException:
+            with suppress(Exception), set_current_vllm_config(self._config), torch.no_grad():
+                self._restore()  # while what was handed in can be read; the next update would add to what is left
+            raise
+        finally:
+            _log_of_reload.setLevel(level)
+
+    def _restore(self) -> None:
+        finalize_layerwise_reload(self._model, self._model_config)
+
+    def _forget_packed_experts(self) -> None:
+        """On a CPU the kernel of experts is made anew, which packs them; on a GPU it keeps memory that graphs read."""
+        for layer in self._model.modules() if self._runner.device.type == "cpu" else ():
+            method: Any = getattr(layer, "quant_method", None)
+            if getattr(method, "moe_kernel", None) is not None:
+                method.moe_kernel = None
+
+    def _pack_tied(self) -> None:
+        """Layers that share their parameter with an earlier one got nothing to load, and pack what is there now."""
+        seen: set[int] = set()
+        for layer in self._model.modules():
+            own = {id(parameter) for parameter in layer.parameters(recurse=False)}
+            method = getattr(layer, "quant_method", None)
+            if own & seen and isinstance(method, QuantizeMethodBase):
+                method.process_weights_after_loading(layer)
+            seen |= own

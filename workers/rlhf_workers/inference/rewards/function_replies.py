@@ -1,0 +1,72 @@
+"""What the child process of a reward function answers for what the function returned.
+
+Rule: standard library only, as the child imports it. A reward is a finite number or None, alone or in a mapping with
+metrics beside it; everything else is a failure that says what came. No text quotes a secret.
+"""
+
+import math
+import numbers
+from collections.abc import Iterable, Mapping
+from typing import Any, Final
+
+HIDDEN: Final = "***"
+"""Stands for such a value."""
+
+
+def forms_of(secrets: Iterable[str]) -> list[str]:
+    """Return the secrets as they are and without white space at their ends, the longest first."""
+    return sorted({form for secret in secrets for form in (secret, secret.strip()) if form}, key=len, reverse=True)
+
+
+def hide(text: str, secrets: list[str]) -> str:
+    """`text` with HIDDEN for each of `secrets`."""
+    for secret in secrets:
+        text = text.replace(secret, HIDDEN)
+    return text
+
+
+def reply_of(request: dict[str, Any], value: Any, secrets: list[str]) -> dict[str, Any]:
+    """The reply for what the function returned: rewards, or a failure that says what came instead."""
+    number, count = request["id"], len(request["samples"])
+    values = [value]
+    if request["many"]:
+        try:
+            values = [*value]
+        except TypeError:
+            return _invalid(secrets, number, value, f"given {count} responses it must return a list of as many rewards")
+        if len(values) != count:
+            return _invalid(secrets, number, value, f"{len(values)} rewards for {count} responses")
+    rewards = []
+    for each in values:
+        judged = each if isinstance(each, Mapping) and "reward" in each else {"reward": each}
+        reward, wrong = _number(judged["reward"])
+        if wrong:
+            return _invalid(secrets, number, each, wrong)
+        metrics = judged.get("metrics") or {}
+        if not isinstance(metrics, Mapping) or not all(isinstance(name, str) for name in metrics):
+            return _invalid(secrets, number, each, "metrics must be a mapping of names to numbers")
+        beside = {name: _number(metric)[0] for name, metric in metrics.items()}
+        if bad := [name for name, metric in beside.items() if metric is None]:
+            return _invalid(secrets, number, each, f"metric {bad[0][:60]} must be a finite number")
+        rewards.append({"reward": reward, "metrics": beside})
+    return {"id": number, "rewards": rewards}
+
+
+def _number(value: Any) -> tuple[float | None, str]:
+    """Return (number, what is wrong with it); None is a number that is not given."""
+    if value is None:
+        return None, ""
+    if not isinstance(value, numbers.Real):
+        return None, "it must return a number, or None to abstain"
+    try:
+        number = float(value)
+    except OverflowError:
+        number = math.inf
+    return (number, "") if math.isfinite(number) else (None, "a reward must be finite, or None to abstain")
+
+
+def _invalid(secrets: list[str], number: int, value: Any, what: str) -> dict[str, Any]:
+    shown = hide(repr(value), secrets)
+    shown = shown if len(shown) <= 100 else shown[:100] + "..."
+    message = f"the function returned {shown} ({type(value).__name__}); {what}"
+    return {"id": number, "reason": "RewardInvalid", "message": message}

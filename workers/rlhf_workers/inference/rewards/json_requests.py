@@ -1,0 +1,90 @@
+"""POST requests of JSON to one address, as rewards at endpoints and judges make them.
+
+Many requests at once over kept connections. Rule: a request ends within its time-out; a bad status, a body that is no
+JSON, or one that is too long is a failure that says so. Redirects are not followed, and proxies of the environment are
+not used. A header from a Secret is in no message, not even where the answer quotes it.
+"""
+
+import asyncio
+import json
+from collections.abc import Mapping
+from typing import Any, Final
+
+import httpx
+
+from rlhf_workers.inference.rewards.reward_settings import RewardSettings, header_values, redacted
+from rlhf_workers.inference.rewards.reward_source import RewardError
+
+REQUESTS: Final = 32
+"""In flight; a server batches what arrives together."""
+SHOWN_CHARACTERS: Final = 200
+"""Of a wrong body, in the message."""
+BODY_BYTES: Final = 1024 * 1024
+"""Longest body that is read; a reward is a few bytes."""
+
+
+class JsonRequests:
+    """A client of one address."""
+
+    def __init__(self, url: str, timeout_seconds: float, settings: RewardSettings, field: str, timeout: str) -> None:
+        """`settings`: headers; `field`: manifest path of what holds `url` and `headers`; `timeout`: that of the
+        time-out. WorkError when a header cannot be sent."""
+        self.field = f"{field}.url"
+        self._url, self._timeout_field = url, timeout
+        self._headers = header_values(settings, f"{field}.headers")
+        self._secrets = settings.secrets
+        self._timeout = timeout_seconds
+        self._requests = asyncio.Semaphore(REQUESTS)
+        self._client: httpx.AsyncClient | None = None
+
+    def open(self) -> None:
+        """Opens no connection yet: a server may come up later than the worker."""
+        limits = httpx.Limits(max_connections=REQUESTS, max_keepalive_connections=REQUESTS)
+        self._client = httpx.AsyncClient(timeout=self._timeout, limits=limits, trust_env=False, headers=self._headers)
+
+    async def close(self) -> None:
+        """Closes connections."""
+        if self._client is not None:
+            await self._client.aclose()
+
+    async def post(self, content: Mapping[str, Any]) -> Any:
+        """Return the JSON that is answered; RewardError otherwise."""
+        async with self._requests:
+            try:
+                status, body = await asyncio.wait_for(self._post(content), self._timeout)
+            except (TimeoutError, httpx.TimeoutException):
+                message = f"{self._url} did not answer within {self._timeout:g} s"
+                raise RewardError("RewardTimeout", message, self._timeout_field) from None
+            except httpx.HTTPError as error:
+                what = self.redacted(str(error)) or type(error).__name__
+                raise RewardError("RewardUnreachable", f"{self._url} cannot be reached: {what}", self.field) from error
+        shown = self.redacted(body.decode(errors="replace"))[:SHOWN_CHARACTERS]
+        if status != httpx.codes.OK:
+            raise self.invalid(f"status {status}: {shown}")
+        try:
+            return json.loads(body)
+        except (ValueError, RecursionError):
+            raise self.invalid(f"no JSON: {shown}") from None
+
+    def redacted(self, text: str) -> str:
+        """Return a text without what came from Secrets."""
+        return redacted(text, self._secrets)
+
+    def shown(self, answer: object) -> str:
+        """Return the beginning of an answer, for a message."""
+        return self.redacted(json.dumps(answer))[:SHOWN_CHARACTERS]
+
+    def invalid(self, what: str) -> RewardError:
+        """Return the failure that the answer is wrong."""
+        return RewardError("RewardInvalid", f"{self._url} answered with {what}", self.field)
+
+    async def _post(self, content: Mapping[str, Any]) -> tuple[int, bytes]:
+        assert self._client is not None
+        async with self._client.stream("POST", self._url, json=content) as response:
+            body = b""
+            async for part in response.aiter_bytes():
+                body += part
+                if len(body) > BODY_BYTES:
+                    message = f"{self._url} answered with more than {BODY_BYTES} bytes"
+                    raise RewardError("RewardInvalid", message, self.field)
+            return response.status_code, body

@@ -1,0 +1,127 @@
+"""A language model that judges, as a reward: at an endpoint, or a model that inference workers run.
+
+At an endpoint it speaks the format of OpenAI's completions. Each response is rated, or every two responses to a prompt
+are compared in both orders, so that what a judge gives to a place cancels out.
+"""
+
+import asyncio
+import os
+from collections.abc import Mapping, Sequence
+from itertools import combinations
+from typing import Any, Final
+
+import torch
+
+from rlhf_api.algorithms import samples_per_prompt
+from rlhf_api.job import RLHFJobSpec
+from rlhf_api.job.judge import Judge
+from rlhf_api.job.rewards import GivenReward
+from rlhf_api.names import ExitCode
+from rlhf_api.samples import ScoringSample
+from rlhf_workers.failures import WorkError
+from rlhf_workers.inference.rewards import judge_model
+from rlhf_workers.inference.rewards.json_requests import JsonRequests
+from rlhf_workers.inference.rewards.judge_answers import (
+    UnreadableAnswerError,
+    first_probabilities,
+    mean_wins,
+    of_both_orders,
+    question,
+    worth,
+    written,
+)
+from rlhf_workers.inference.rewards.reward_settings import NO_SETTINGS, RewardSettings, resolve_settings
+from rlhf_workers.inference.rewards.reward_source import Judgment
+
+TOP: Final = 20
+"""Likeliest tokens that are asked for, the most that OpenAI gives."""
+
+
+def load_reward(
+    given: GivenReward, spec: RLHFJobSpec, device: torch.device, home: torch.device
+) -> "JudgeAtEndpoint | judge_model.JudgeModelScorer | judge_model.JudgeModelComparer":
+    """Return the source of a reward's `judge`. WorkError when it cannot be loaded, or has nothing to compare."""
+    judge, field = given.reward.judge, f"{given.field}.judge"
+    assert judge is not None
+    if judge.method == "Pairwise" and samples_per_prompt(spec) < 2:
+        message = f"{field}.method: Pairwise compares responses to a prompt, and the algorithm samples one: use Direct"
+        raise WorkError("RewardInvalid", message, field=f"{field}.method", exit_code=ExitCode.USAGE)
+    if judge.endpoint is None:
+        return judge_model.load(judge, field, spec, device, home)
+    headers = f"{field}.endpoint.headers"
+    settings = resolve_settings(judge.endpoint.headers, headers, spec.models.secret_variables(), os.environ)
+    return JudgeAtEndpoint(judge, given.reward.timeout_seconds, settings, field=given.field)
+
+
+class JudgeAtEndpoint:
+    """A RewardSource; also of groups, whose responses it compares."""
+
+    def __init__(
+        self, judge: Judge, timeout_seconds: float, settings: RewardSettings = NO_SETTINGS, *, field: str
+    ) -> None:
+        """`settings`: headers; `field`: the reward's in the manifest. WorkError when a header cannot be sent."""
+        assert judge.endpoint is not None
+        self._judge, self._endpoint = judge, judge.endpoint
+        path, timeout = f"{field}.judge.endpoint", f"{field}.timeoutSeconds"
+        self._server = JsonRequests(self._endpoint.url, timeout_seconds, settings, path, timeout)
+
+    async def start(self) -> None:
+        """See RewardSource."""
+        self._server.open()
+
+    async def score(self, sample: ScoringSample) -> Judgment:
+        """Return the rating of a response, -1..1."""
+        return Judgment(await self._ask(question(self._judge, sample.prompt_text, response=sample.response_text)))
+
+    async def score_group(self, samples: Sequence[ScoringSample]) -> list[Judgment]:
+        """Return of each response the mean probability, 0..1, to be better than another one to the same prompt; it
+        abstains where there is no other."""
+        pairs = list(combinations(range(len(samples)), 2))
+        better = await asyncio.gather(*(self._first_is_better(samples[i], samples[j]) for i, j in pairs))
+        return [Judgment(reward) for reward in mean_wins(len(samples), dict(zip(pairs, better, strict=True)))]
+
+    async def close(self) -> None:
+        """Closes connections."""
+        await self._server.close()
+
+    async def _first_is_better(self, one: ScoringSample, other: ScoringSample) -> float:
+        """Return the probability that the first is better, over both orders."""
+        as_first, as_second = await asyncio.gather(
+            self._ask(question(self._judge, one.prompt_text, first=one.response_text, second=other.response_text)),
+            self._ask(question(self._judge, one.prompt_text, first=other.response_text, second=one.response_text)),
+        )
+        return of_both_orders(as_first, as_second)
+
+    async def _ask(self, text: str) -> float:
+        answer = await self._server.post(self._request(text))
+        try:
+            choice = _choice(answer)
+            if self._judge.read == "Answer":
+                return written(self._judge, _text(choice))
+            return worth(self._judge, first_probabilities(choice))
+        except UnreadableAnswerError as error:
+            raise self._server.invalid(f"{self._server.redacted(str(error))}: {self._server.shown(answer)}") from error
+
+    def _request(self, text: str) -> dict[str, Any]:
+        chat, reads = self._endpoint.api == "Chat", self._judge.read == "Answer"
+        asked: dict[str, Any] = {"messages": [{"role": "user", "content": text}]} if chat else {"prompt": text}
+        limits = {"temperature": 0, "max_tokens": self._judge.answer_tokens if reads else 1}
+        if reads:
+            return {"model": self._endpoint.model, **asked, **limits}
+        shown = {"logprobs": True, "top_logprobs": TOP} if chat else {"logprobs": TOP}
+        return {"model": self._endpoint.model, **asked, **limits, **shown}
+
+
+def _choice(answer: Any) -> Mapping[str, Any]:
+    choices = answer.get("choices") if isinstance(answer, dict) else None
+    if not isinstance(choices, list) or not choices or not isinstance(choices[0], dict):
+        raise UnreadableAnswerError('it has no "choices"')
+    return choices[0]
+
+
+def _text(choice: Mapping[str, Any]) -> str:
+    message = choice.get("message")
+    text = message.get("content") if isinstance(message, dict) else choice.get("text")
+    if not isinstance(text, str):
+        raise UnreadableAnswerError("its choice has no text")
+    return text

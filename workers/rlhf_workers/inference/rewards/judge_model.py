@@ -1,0 +1,125 @@
+"""Judgments by a causal language model that inference workers run, read off the probabilities of its next token.
+
+Either each response is rated, from -1 to 1, or every two responses to a prompt are compared in both orders, so that
+what the judge gives to a place cancels out. The judge has its own tokenizer, and reads the question by its own chat
+template where it has one. Rule: each question is a pass of its own, so its answer does not depend on what else is
+asked. Must never return a number for a judge that gives the answers no probability.
+"""
+
+from collections.abc import Sequence
+from itertools import combinations
+from typing import Any, Final
+
+import numpy as np
+import torch
+
+from rlhf_api.job import RLHFJobSpec
+from rlhf_api.job.judge import Judge
+from rlhf_api.names import ExitCode
+from rlhf_api.samples import FloatArray, ScoringSample
+from rlhf_workers import models
+from rlhf_workers.device_copies import to_device
+from rlhf_workers.failures import WorkError
+from rlhf_workers.inference.group_comparisons import Comparing
+from rlhf_workers.inference.model_scorer import scoring_attention
+from rlhf_workers.inference.rewards.judge_answers import (
+    UnreadableAnswerError,
+    label_of,
+    mean_wins,
+    of_both_orders,
+    question,
+    worth,
+)
+from rlhf_workers.precision import compute_dtype
+
+POSITIONS: Final = 1 << 30
+"""That a model takes whose configuration names none."""
+
+
+def load(
+    judge: Judge, field: str, spec: RLHFJobSpec, device: torch.device, home: torch.device
+) -> "JudgeModelScorer | JudgeModelComparer":
+    """Return the scorer of a judge's model, loaded on `home`; `field`: the judge's in the manifest. WorkError when it
+    cannot be loaded, or its tokenizer has no token for an answer."""
+    assert judge.model is not None
+    path = f"{field}.model.path"
+    dtype, attention = compute_dtype(spec), scoring_attention(spec)
+    model = models.load_causal_lm(judge.model.path, field=path, dtype=dtype, device=home, attention=attention)
+    kind = JudgeModelComparer if judge.method == "Pairwise" else JudgeModelScorer
+    return kind(judge, model, models.load_tokenizer(judge.model.path, path), device, path)
+
+
+class _JudgeModel:
+    """A model that is asked questions."""
+
+    frozen = True
+
+    def __init__(self, judge: Judge, model: Any, tokenizer: Any, device: torch.device, field: str) -> None:
+        """`field`: of the model's path in the manifest."""
+        self.model = model
+        self._judge, self._tokenizer, self._device, self._field = judge, tokenizer, device, field
+        self._longest = int(getattr(model.config.get_text_config(), "max_position_embeddings", 0) or POSITIONS)
+        vocabulary = int(model.config.get_text_config().vocab_size)
+        ids: dict[str, list[int]] = {label: [] for label in judge.labels}
+        for token, index in tokenizer.get_vocab().items():
+            if (label := label_of(token)) in ids and index < vocabulary:
+                ids[label].append(index)
+        self._ids = {label: sorted(of_label) for label, of_label in ids.items()}
+        if missing := [label for label, of_label in self._ids.items() if not of_label]:
+            message = f"{field}: its tokenizer has no token for {', '.join(missing)}; use other ratings"
+            raise WorkError("ModelUnsupported", message, field=field, exit_code=ExitCode.BAD_MODEL)
+
+    @torch.inference_mode()
+    def _ask(self, sample: ScoringSample, text: str) -> float:
+        """What the answer to a question is worth. WorkError names the sample that it is about."""
+        ids = self._tokens(text)
+        if len(ids) > self._longest:
+            raise self._unrated(sample, f"its question has {len(ids)} tokens, the judge takes {self._longest}")
+        tokens = to_device(np.array([ids], np.int64), self._device)
+        logits = self.model(input_ids=tokens, use_cache=False).logits[0, -1].float()
+        probabilities = torch.softmax(logits, dim=-1).cpu().double()
+        by_label = {label: float(probabilities[of_label].sum()) for label, of_label in self._ids.items()}
+        try:
+            return worth(self._judge, by_label)
+        except UnreadableAnswerError as error:
+            raise self._unrated(sample, str(error)) from error
+
+    def _tokens(self, text: str) -> list[int]:
+        if self._tokenizer.chat_template:
+            messages = [{"role": "user", "content": text}]
+            rendered = self._tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+            return list(self._tokenizer(rendered, add_special_tokens=False)["input_ids"])
+        return list(self._tokenizer(text)["input_ids"])
+
+    def _unrated(self, sample: ScoringSample, why: str) -> WorkError:
+        where = f"sample {sample.key.sample} of iteration {sample.key.iteration}"
+        return WorkError("RewardInvalid", f"{where}: {why}", field=self._field, exit_code=ExitCode.USER_CODE)
+
+
+class JudgeModelScorer(_JudgeModel):
+    """float32 [1] a sample: its expected rating."""
+
+    def score(self, samples: Sequence[ScoringSample]) -> list[FloatArray]:
+        """The rating of each response. WorkError names the sample of which there is none."""
+        asked = [question(self._judge, sample.prompt_text, response=sample.response_text) for sample in samples]
+        ratings = [self._ask(sample, text) for sample, text in zip(samples, asked, strict=True)]
+        return [np.array([rating], np.float32) for rating in ratings]
+
+
+class JudgeModelComparer(_JudgeModel):
+    """float32 [1] a response: its mean probability, 0..1, to be better than another one to the same prompt."""
+
+    def compare(self, samples: Sequence[ScoringSample]) -> Comparing:
+        """Two passes for every two responses, which yields after each two. WorkError names the sample."""
+        better: dict[tuple[int, int], float] = {}
+        for one, other in combinations(range(len(samples)), 2):
+            better[one, other] = self._first_is_better(samples[one], samples[other])
+            yield
+        rewards = mean_wins(len(samples), better)
+        return [None if reward is None else np.array([reward], np.float32) for reward in rewards]
+
+    def _first_is_better(self, one: ScoringSample, other: ScoringSample) -> float:
+        prompt, texts = one.prompt_text, (one.response_text, other.response_text)
+        as_first = self._ask(one, question(self._judge, prompt, first=texts[0], second=texts[1]))
+        as_second = self._ask(one, question(self._judge, prompt, first=texts[1], second=texts[0]))
+        return of_both_orders(as_first, as_second)

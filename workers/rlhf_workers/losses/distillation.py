@@ -1,0 +1,73 @@
+"""Cross entropy of a student's logits to a teacher's, with backward, without a float32 copy of either.
+
+Memory: both logits as their heads made them, and the student's gradient in its own type; everything in float32 is a
+chunk of `CHUNK_BYTES`, as in `log_probabilities`. Nothing is ever differentiated in the teacher's logits.
+
+Source: knowledge distillation with soft targets (Hinton, Vinyals, Dean, arXiv 1503.02531), on the teacher's own samples
+(DistillSpec, arXiv 2310.08461).
+"""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+
+from rlhf_workers.losses.log_probabilities import row_chunks
+
+
+class Distillation(NamedTuple):
+    """What a student's logits are to a teacher's, for each of n tokens."""
+
+    cross_entropy: torch.Tensor
+    """float32 [n], nats; differentiable in the student's logits."""
+    entropy: torch.Tensor
+    """float32 [n], nats: of the teacher, the least that the cross entropy can be."""
+    agrees: torch.Tensor
+    """bool [n]: both have the same most probable token, the first of equals."""
+
+
+def distillation(student: torch.Tensor, teacher: torch.Tensor, temperature: float) -> Distillation:
+    """Return the cross entropy of softmax(student / temperature) to softmax(teacher / temperature), and beside it what
+    is shown to people. Both floating [n, V]; temperature 0 (greedy decoding) is read as 1, as for log-probabilities.
+    """
+    if student.shape != teacher.shape:
+        raise ValueError(f"logits of a student {list(student.shape)} and a teacher {list(teacher.shape)} differ")
+    apply: Callable[..., tuple[torch.Tensor, torch.Tensor, torch.Tensor]] = _CrossEntropy.apply
+    return Distillation(*apply(student, teacher.detach(), temperature or 1.0))
+
+
+class _CrossEntropy(torch.autograd.Function):
+    """Forward keeps both logits and a number a row; backward makes the two softmaxes again, chunk by chunk."""
+
+    @staticmethod
+    def forward(ctx: Any, student: torch.Tensor, teacher: torch.Tensor, temperature: float) -> tuple[torch.Tensor, ...]:
+        count, device = len(student), student.device
+        cross, entropy = (torch.empty(count, dtype=torch.float32, device=device) for _ in range(2))
+        agrees = torch.empty(count, dtype=torch.bool, device=device)
+        for part in row_chunks(student):
+            log_p = torch.log_softmax(teacher[part].float() / temperature, dim=-1)
+            log_q = torch.log_softmax(student[part].float() / temperature, dim=-1)
+            p = log_p.exp()
+            impossible = p == 0  # 0 log 0 = 0, also where the student's logit is minus infinity
+            cross[part] = -(p * log_q).masked_fill_(impossible, 0.0).sum(dim=-1)
+            entropy[part] = -(p * log_p).masked_fill_(impossible, 0.0).sum(dim=-1)
+            agrees[part] = log_p.argmax(dim=-1) == log_q.argmax(dim=-1)
+        ctx.save_for_backward(student, teacher)
+        ctx.mark_non_differentiable(entropy, agrees)
+        ctx.set_materialize_grads(False)
+        ctx.temperature = temperature
+        return cross, entropy, agrees
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
+        """d CE / d z_j = (q_j - p_j) / T, with z the student's logits."""
+        student, teacher = ctx.saved_tensors
+        for_cross = gradients[0]
+        if for_cross is None:
+            return None, None, None
+        result = torch.empty_like(student)
+        for part in row_chunks(student):
+            p = torch.softmax(teacher[part].float() / ctx.temperature, dim=-1)
+            q = torch.softmax(student[part].float() / ctx.temperature, dim=-1)
+            result[part] = (q - p) * (for_cross[part, None] / ctx.temperature)
+        return result, None, None

@@ -1,0 +1,29 @@
+"""A reward under a limit on costs: advantages of the Lagrangian, and the ascent of its multiplier.
+
+The problem max E[R] subject to E[C] <= d has the Lagrangian E[R] - lambda (E[C] - d), lambda >= 0. The multiplier is
+kept as nu = log lambda, which no step makes negative; d(lambda (E[C] - d))/dnu = lambda (E[C] - d) is its gradient.
+Rule: no cost, however large, makes a multiplier that is infinite, NaN or zero.
+Source: Dai et al., "Safe RLHF: Safe Reinforcement Learning from Human Feedback" (2023), equations 9, 10 and 31.
+"""
+
+import math
+from typing import Final
+
+import torch
+
+MIN_LOG_MULTIPLIER: Final = -30.0
+"""A multiplier of 1e-13 weighs nothing against rewards, and rises from there once costs are above their limit."""
+
+
+def combined_advantages(rewards: torch.Tensor, costs: torch.Tensor, multiplier: float) -> torch.Tensor:
+    """Return (A_R - lambda A_C) / (1 + lambda), of the shape of both: divided, so that steps keep their size."""
+    return (rewards - multiplier * costs) / (1.0 + multiplier)
+
+
+def moved_log_multiplier(log_multiplier: float, excess: float, learning_rate: float, maximum: float) -> float:
+    """Return nu + learning_rate * excess * e^nu, where e^nu is at most `maximum`.
+
+    `excess`: mean cost above the limit; below it is negative, and nu falls.
+    """
+    moved = log_multiplier + learning_rate * excess * math.exp(log_multiplier)
+    return max(MIN_LOG_MULTIPLIER, min(moved, math.log(maximum)))

@@ -1,0 +1,84 @@
+"""Correction of the mismatch between the engine that sampled and the ranks that train.
+
+With o = log p(token) by the training ranks before the first step and g = log p(token) that the engine gave, tokens are
+samples of exp(g) and not of exp(o). The ratio exp(o - g), truncated or masked, makes up for it in the policy loss, as a
+number without a gradient; nothing else of the loss is weighed. Log-ratios are limited as everywhere, so no difference,
+however large, makes a weight that is not finite.
+Sources: truncated importance sampling (Yao et al., "Your Efficient RL Framework Secretly Brings You Off-Policy RL
+Training", 2025); masks by token, IcePop (Ling team, 2025); masks by sequence (Liu et al., "When Speed Kills Stability",
+2025, and TRL).
+"""
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import torch
+
+from rlhf_api.algorithms.mismatch import MismatchCorrection
+from rlhf_workers.losses.kl import k3
+from rlhf_workers.losses.ppo import LOG_RATIO_LIMIT, limited_log_ratio
+
+
+class Correction(NamedTuple):
+    """What n tokens count in the policy loss."""
+
+    weights: torch.Tensor
+    """float32 [n], without a gradient."""
+    outside: torch.Tensor
+    """bool [n]: the token's ratio, or its response's, is outside of the limits: it was truncated or masked."""
+
+
+def correction(
+    old: torch.Tensor, sampled: torch.Tensor, samples: torch.Tensor, count: int, fields: MismatchCorrection
+) -> Correction:
+    """Return the weights of n tokens of `count` responses.
+
+    `old` [n] by the training ranks, `sampled` [n] by the engine, both natural logs; `samples` int64 [n]: the response
+    of each token, 0 .. count - 1. Every token of a response must be there.
+    """
+    old, sampled = old.detach(), sampled.detach()
+    if fields.mode == "Disabled":
+        return Correction(torch.ones_like(old), torch.zeros_like(old, dtype=torch.bool))
+    low, high = fields.limits
+    if fields.mode in ("Truncate", "Mask"):
+        ratio = torch.exp(limited_log_ratio(old, sampled))
+    else:
+        ratio = _of_responses(old, sampled, samples, count, mean=fields.mode == "GeometricMask")
+    outside = ~((ratio >= low) & (ratio <= high))
+    if fields.mode == "Truncate":
+        return Correction(ratio.clamp(low, high), outside)
+    kept = torch.ones_like(ratio) if fields.mode == "GeometricMask" else ratio
+    return Correction(kept.masked_fill(outside, 0.0), outside)
+
+
+def _of_responses(
+    old: torch.Tensor, sampled: torch.Tensor, samples: torch.Tensor, count: int, mean: bool
+) -> torch.Tensor:
+    """Return for each token [n] the ratio of its whole response: the product over its tokens, or their geometric
+    mean."""
+    difference = limited_log_ratio(old, sampled).double()
+    total = difference.new_zeros(count).index_add(0, samples, difference)
+    if mean:
+        tokens = difference.new_zeros(count).index_add(0, samples, torch.ones_like(difference))
+        total = total / tokens.clamp(min=1)
+    return torch.exp(total.clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT))[samples].float()
+
+
+def mismatch_metrics(
+    old: torch.Tensor, sampled: torch.Tensor, samples: torch.Tensor, count: int, fields: MismatchCorrection
+) -> Mapping[str, float]:
+    """Return how far both are apart over the n tokens of a batch, arguments as for `correction`; nothing without a
+    token.
+
+    In nats a token: the mean and the maximum of |o - g|, and the divergence of the trainer's policy from the engine's.
+    """
+    if not len(old):
+        return {}
+    difference, corrected = (old - sampled).double().abs(), correction(old, sampled, samples, count, fields)
+    return {
+        "mismatch": float(difference.mean()),
+        "mismatch_max": float(difference.max()),
+        "mismatch_kl": float(k3(sampled, old).double().mean()),
+        "mismatch_corrected": float(corrected.outside.double().mean()),
+        "mismatch_weight": float(corrected.weights.double().mean()),
+    }

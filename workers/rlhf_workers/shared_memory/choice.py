@@ -1,0 +1,52 @@
+"""Which kinds of memory a worker lends and borrows, the preferred first.
+
+Rule: one object a kind and device in a process, so that a worker finds what it lends to itself.
+"""
+
+import logging
+from collections.abc import Sequence
+from functools import cache
+
+import torch
+
+from rlhf_api.job import RLHFJobSpec
+from rlhf_workers.shared_memory.cuda_driver import CudaDriver, CudaDriverError
+from rlhf_workers.shared_memory.cuda_regions import CudaSharing, GpuMemory
+from rlhf_workers.shared_memory.host_regions import PRIVATE, HostSharing, MappedMemory
+from rlhf_workers.shared_memory.regions import MemorySharing
+
+log = logging.getLogger(__name__)
+
+
+@cache
+def driver_of(device: torch.device) -> CudaDriver | None:
+    """Return the CUDA driver of a GPU; None where there is none."""
+    if device.type != "cuda":
+        return None
+    try:
+        return CudaDriver(device.index or 0)
+    except CudaDriverError as error:
+        log.warning("memory of %s is not shared, and none of the host is pinned for it: %s", device, error)
+        return None
+
+
+@cache
+def lent_by(device: torch.device) -> tuple[MemorySharing, ...]:
+    """Return what a worker of `device` can lend: its readers say what they borrow."""
+    driver = driver_of(device)
+    if driver is None:
+        return (HostSharing(),)
+    return CudaSharing(driver, GpuMemory(device)), HostSharing(driver)
+
+
+def private_memory(size: int, device: torch.device) -> MappedMemory:
+    """Return host memory of this process alone: pinned for `device` where that is possible, and the log says where not.
+
+    Exactly as large as is asked for: torch's pinned allocator would round it up to a power of two.
+    """
+    return MappedMemory(PRIVATE, max(size, 1), driver_of(device), writable=True)
+
+
+def borrowed_by(spec: RLHFJobSpec, device: torch.device) -> Sequence[MemorySharing]:
+    """Return what a worker of a job borrows: nothing where `spec.training.weightSharing` is Disabled."""
+    return () if spec.training.weight_sharing == "Disabled" else lent_by(device)

@@ -1,0 +1,65 @@
+"""The backend `megatron`: stages whose layers are chunks of Megatron-core's GPTModel, run by our schedule tables.
+
+Everything but the stages is that of the backend `torch`: schedule tables, transfers, sums over replicas, optimizer,
+checkpoints. So a mini-batch's gradients equal that backend's but for rounding, and either resumes the other's
+checkpoints. Megatron's own pipeline schedules, data parallelism and optimizer are not used, and none of its global
+state is set: a rank holds chunks of several models, in opposite directions of the pipeline.
+"""
+
+from importlib.util import find_spec
+
+import torch
+
+from rlhf_api import control_pb2 as pb
+from rlhf_api.algorithms import ModelRole
+from rlhf_api.job import RLHFJob
+from rlhf_api.names import ExitCode
+from rlhf_workers.failures import WorkError
+from rlhf_workers.training import adapters
+from rlhf_workers.training.backends.registry import FIELD, SpanSink
+from rlhf_workers.training.backends.torch_backend import HEADS, TorchBackend, attention_of, backend_of, weights_folder
+from rlhf_workers.training.model_stages import read_config
+from rlhf_workers.training.pipeline_stage import PipelineStage
+from rlhf_workers.training.rank_layout import RankLayout
+from rlhf_workers.training.tensor_file import model_tensors
+
+
+def build_backend(job: RLHFJob, become: pb.BecomeTraining, device: torch.device, span: SpanSink) -> TorchBackend:
+    """Return this rank of the group, ready to train. WorkError BackendUnavailable in an image without Megatron-core."""
+    if find_spec("megatron") is None or find_spec("megatron.core") is None:
+        raise WorkError(
+            "BackendUnavailable",
+            f"{FIELD}: megatron needs Megatron-core, which this worker's image does not have: install "
+            "rlhf-operator[megatron] into it, or use torch",
+            field=FIELD,
+            exit_code=ExitCode.USAGE,
+        )
+    return backend_of(job, become, device, span, load_stage)
+
+
+def load_stage(
+    job: RLHFJob,
+    layout: RankLayout,
+    model: str,
+    stage: int,
+    checkpoint_folder: str,
+    device: torch.device,
+    trunk: adapters.Trunk,
+) -> PipelineStage:
+    """Return one stage from the checkpoint, or from the manifest's folder when there is none."""
+    from rlhf_workers.training.megatron.megatron_stage import build_megatron_stage  # not in every image
+
+    role = ModelRole(model)
+    if job.spec.training.adapters(role) is not None:
+        raise WorkError(
+            "BackendUnavailable",
+            "spec.training.lora: adapters are trained by spec.training.backend torch alone",
+            field="spec.training.lora",
+            exit_code=ExitCode.USAGE,
+        )
+    if checkpoint_folder:
+        adapters.require_none(weights_folder(job, role, checkpoint_folder)[0])
+    folder, field = weights_folder(job, role, checkpoint_folder)
+    stages = layout.stages(model)
+    parts = read_config(folder, field, stages), model_tensors(folder, field), stages, stage, HEADS[role.kind]
+    return build_megatron_stage(*parts, device, attention_of(job))

@@ -1,0 +1,206 @@
+"""The draft model on the training ranks: kept in step with the policy, of whose logits it learns on the same batch.
+
+The ranks with the policy's last stage hold a whole draft model each. Its loss is the cross entropy of its logits to the
+policy's, at the positions before every trained response token, mean over the tokens of the mini-batch. The policy's
+final states are noted while the schedule table runs; the draft model's passes come after it, where a last stage waits
+for the earlier ones to finish their backward, and before the policy's step, as states and head must be of one version.
+
+Rule: nothing that the policy or the critic is trained by is touched. The policy's states are read detached, gradients,
+moments and steps are its own, no random number is drawn, and its one sum, over the ranks that hold it, comes after all
+of the policy's of that mini-batch. So weights are the same bits without it. A gradient that is not finite skips the
+draft model's step alone, on every rank, as all hold the same sum; it never fails the job. A mini-batch that the policy
+skips is skipped here too. A process that dies here dies as in the policy's training: the group replays from its
+checkpoint and comes to the same draft model, bit by bit.
+"""
+
+import logging
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Final
+
+import torch
+
+from rlhf_api.algorithms import graph_of
+from rlhf_api.job import RLHFJobSpec
+from rlhf_workers.algorithms.objectives import Statistics
+from rlhf_workers.losses.distillation import distillation
+from rlhf_workers.precision import casting, shared_casts
+from rlhf_workers.training.communicator import Communicator
+from rlhf_workers.training.optimizer import StageOptimizer
+from rlhf_workers.training.pipeline_stage import PipelineStage
+from rlhf_workers.training.rank_layout import RankLayout
+from rlhf_workers.training.stage_copy import StageCopy
+from rlhf_workers.training.time_marks import time_marks_of
+from rlhf_workers.training.training_batch import MicroBatch
+
+log = logging.getLogger(__name__)
+
+SUMS: Final = ("taught", "cross_entropy", "entropy", "agreed")
+MAXIMA: Final = ("gradient_norm", "skipped", "seconds", "longest_step", "published_bytes")
+
+
+@dataclass(frozen=True)
+class _Noted:
+    """What one micro-batch's forward of the policy leaves for the draft model."""
+
+    stage: PipelineStage
+    states: torch.Tensor
+    """[n, hidden]: normed, before each trained token, detached."""
+    microbatch: MicroBatch
+
+
+class DraftTraining:
+    """One rank's part. A rank without the policy's last stage holds no draft model, and only adds up the sums."""
+
+    def __init__(
+        self,
+        spec: RLHFJobSpec,
+        stage: PipelineStage | None,
+        layout: RankLayout,
+        communicator: Communicator,
+        device: torch.device,
+        compute: torch.dtype,
+    ) -> None:
+        """`stage`: the whole draft model, where this rank has the policy's last stage."""
+        policy = graph_of(spec).policy
+        last = layout.stages(policy) - 1
+        self._communicator, self._holders = communicator, layout.holders(policy, last)
+        self._everyone = tuple(range(layout.world))
+        self._publishes = stage is not None and layout.publishes(policy, last)
+        self.writes = stage is not None and layout.writes(policy, last)
+        """Whether this rank saves it."""
+        self._device, self._compute, self._temperature = device, compute, spec.rollout.temperature
+        draft = spec.generation.speculation.draft_model
+        assert draft is not None, "only a job with a draft model trains one"
+        self._rate, self._limit = draft.learning_rate, spec.training.optimizer.max_gradient_norm
+        self.stage = stage
+        self.optimizer = None if stage is None else StageOptimizer(stage, spec.training.optimizer, self._rate)
+        self._copy = None if stage is None or self.optimizer is None else StageCopy(stage, self.optimizer, device)
+        self.steps = 0
+        """Optimizer steps of the draft model so far; saved with its moments."""
+        self._noted: list[_Noted] = []
+        self._marks = time_marks_of(device)
+        self._pending: list[Any] = []
+        """Marks of the passes of a mini-batch whose step is not taken yet."""
+        self._statistics = self._before = Statistics(SUMS, MAXIMA, device)
+
+    def note(self, stage: PipelineStage, hidden: torch.Tensor, microbatch: MicroBatch) -> None:
+        """Keep the policy's normed states [b, L, hidden] of a micro-batch, as far as tokens are trained there."""
+        states = hidden.detach().flatten(0, 1).index_select(0, microbatch.positions)
+        self._noted.append(_Noted(stage, states, microbatch))
+
+    def begin(self) -> None:
+        """Begin an iteration: `metrics` is of the steps from now on, and nothing is left of one that failed."""
+        self._noted.clear()
+        if self.optimizer is not None:
+            self.optimizer.gradients.zero_()
+        self._statistics = Statistics(SUMS, MAXIMA, self._device)
+
+    def backward(self, tokens: int) -> None:
+        """Add up the gradients of the micro-batches that were noted; `tokens`: trained ones of the mini-batch, on all
+        ranks together."""
+        if self.stage is None:
+            return
+        self._before, self._pending = self._statistics.copy(), [self._marks.mark()]
+        with shared_casts(self._device, self._compute):
+            for noted in self._noted:
+                self._learn(self.stage, noted, tokens)
+        self._noted.clear()
+        self._pending.append(self._marks.mark())
+
+    def _learn(self, stage: PipelineStage, noted: _Noted, tokens: int) -> None:
+        if not len(noted.states):
+            return
+        with casting(self._device, self._compute):
+            with torch.no_grad():
+                taught = noted.stage.logits(noted.states)
+            known = stage.config.vocab_size
+            # A row of padding that a policy draws, and the draft model does not have, is read as its last one.
+            hidden = stage(stage.embed(noted.microbatch.tokens.clamp(max=known - 1))).flatten(0, 1)
+            logits = stage.logits(hidden.index_select(0, noted.microbatch.positions))
+            shared = min(known, taught.shape[-1])
+            outcome = distillation(logits[:, :shared], taught[:, :shared], self._temperature)
+        (outcome.cross_entropy.sum() / tokens).backward()
+        sums: dict[str, torch.Tensor | float] = {
+            "taught": float(len(logits)),
+            "cross_entropy": outcome.cross_entropy.detach().double().sum(),
+            "entropy": outcome.entropy.double().sum(),
+            "agreed": outcome.agrees.double().sum(),
+        }
+        self._statistics.add(sums, {})
+
+    def forget(self) -> None:
+        """Drop the gradients of a mini-batch that the policy skips, as if it had not been."""
+        if self.optimizer is not None:
+            self.optimizer.gradients.zero_()
+            self._statistics, self._pending = self._before, []
+
+    def step(self) -> None:
+        """Add up the gradients over the ranks and take an optimizer step, or skip it where they are not finite."""
+        if self.optimizer is None:
+            return
+        begun = self._marks.mark()
+        self._communicator.all_reduce_sum(self.optimizer.gradients, self._holders)
+        norm = float(self.optimizer.norm_squared()) ** 0.5
+        finite = math.isfinite(norm)
+        if finite:
+            limit = self._limit
+            self.optimizer.step(self._rate, 1.0 if limit is None or norm <= limit else limit / norm)
+            self.steps += 1
+        else:
+            self.optimizer.gradients.zero_()
+            self._statistics = self._before
+            log.warning("the gradient of the draft model is %s: its step is skipped, the policy's is not", norm)
+        times = self._marks.read([*self._pending, begun, self._marks.mark()])
+        seconds = sum(end - start for start, end in zip(times[::2], times[1::2], strict=True)) / 1e9
+        numbers = dict(zip(MAXIMA, self._statistics.maxima.tolist(), strict=True))
+        numbers["gradient_norm"] = max(numbers["gradient_norm"], norm if finite else 0.0)
+        numbers["skipped"] += not finite
+        numbers["seconds"] += seconds
+        numbers["longest_step"] = max(numbers["longest_step"], seconds)
+        numbers["published_bytes"] = float(self.optimizer.counted * self._compute.itemsize)
+        self._statistics.maxima = torch.tensor([numbers[name] for name in MAXIMA], dtype=torch.float64).to(self._device)
+        self._pending = []
+
+    def metrics(self) -> dict[str, float]:
+        """Return what the iteration's steps came to, the same on all ranks, who must all ask.
+
+        `seconds` are those of the slowest rank.
+        """
+        self._communicator.all_reduce_sum(self._statistics.sums, self._everyone)
+        self._communicator.all_reduce_max(self._statistics.maxima, self._everyone)
+        sums, maxima = self._statistics.numbers()
+        tokens = sums["taught"]
+        of_tokens = {} if not tokens else {
+            "draft/loss": sums["cross_entropy"] / tokens,
+            "draft/divergence": (sums["cross_entropy"] - sums["entropy"]) / tokens,
+            "draft/agreement": sums["agreed"] / tokens,
+        }  # fmt: skip
+        return of_tokens | {
+            "draft/gradient_norm_max": maxima["gradient_norm"],
+            "draft/skipped_steps": maxima["skipped"],
+            "draft/seconds": maxima["seconds"],
+            "draft/step_seconds_max": maxima["longest_step"],
+            "draft/published_bytes": maxima["published_bytes"],
+        }
+
+    def published(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """Yield (Hugging Face parameter name, tensor in the type it computes in) of what this rank publishes: where it
+        publishes the policy's last stage, so that both come from the same ranks."""
+        if self.optimizer is not None and self._publishes:
+            for name in self.optimizer.owned:
+                yield name, self.optimizer.parameters[name].detach().to(self._compute)
+
+    def offload(self) -> None:
+        """Move weights and moments to host memory and free the gradients."""
+        if self.optimizer is not None and self._copy is not None:
+            self.optimizer.drop_gradients()
+            self._copy.offload()
+
+    def onload(self) -> None:
+        """Move everything back to the device, as it was."""
+        if self.optimizer is not None and self._copy is not None:
+            self._copy.onload()
+            if not len(self.optimizer.gradients):
+                self.optimizer.make_gradients()

@@ -1,0 +1,139 @@
+"""A chunk of Megatron's GPTModel, built without memory, and the modules that are put into it in place of Megatron's.
+
+Owns what is chosen of Megatron: its configuration, its layer specification, explicit groups of processes and no global
+state. Each chunk is a whole GPTModel of its layers to Megatron, with or without embedding and head: where it stands in
+a pipeline only our schedule tables know.
+
+Megatron's own linear layers compute the gradients of input and weight in one step, so a split backward would compute
+both twice, and they take no mixed precision on a CPU; its own attention works on GPUs alone. With one rank a tensor
+group both are plain functions of PyTorch: these are put in their place, and compute what the backend `torch` computes.
+Fusions that are compiled when they are first used are off.
+"""
+
+import logging
+import warnings
+from typing import Any
+
+import torch
+from torch import nn
+from torch._C._distributed_c10d import HashStore, ProcessGroup
+from torch.nn import functional
+
+# Set before the import: Megatron says at import which libraries of GPUs it lacks, as it does on every CPU.
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")
+    from megatron.core.models.gpt import GPTModel
+    from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
+    from megatron.core.process_groups_config import ProcessGroupCollection
+    from megatron.core.tensor_parallel import ColumnParallelLinear, RowParallelLinear
+    from megatron.core.transformer.transformer_config import TransformerConfig
+
+from rlhf_workers.training.pipeline_stage import Attention
+
+log = logging.getLogger(__name__)
+
+
+class PlainColumnLinear(ColumnParallelLinear):  # type: ignore[misc]
+    """Megatron's column-parallel layer where the tensor group has one rank."""
+
+    def forward(self, input_: torch.Tensor, *_: Any, **__: Any) -> tuple[torch.Tensor, None]:
+        """Return [s, b, out] of [s, b, in], and no bias that is still to be added."""
+        return functional.linear(input_, self.weight, self.bias), None
+
+
+class PlainRowLinear(RowParallelLinear):  # type: ignore[misc]
+    """Megatron's row-parallel layer where the tensor group has one rank."""
+
+    def forward(self, input_: torch.Tensor) -> tuple[torch.Tensor, None]:
+        """Return [s, b, out] of [s, b, in], and no bias that is still to be added."""
+        return functional.linear(input_, self.weight, self.bias), None
+
+
+class CausalAttention(nn.Module):
+    """Attention of right-padded sequences, written out or by PyTorch's fused kernels."""
+
+    def __init__(self, config: Any, kernel: Attention, **_: Any) -> None:
+        """`kernel`: eager is written out, for deterministic jobs. Megatron gives more, none of which changes it."""
+        super().__init__()
+        self._eager = kernel == "eager"
+        self._scale = config.kv_channels**-0.5
+
+    def forward(
+        self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor | None, **_: Any
+    ) -> torch.Tensor:
+        """Return [s, b, heads x width] of query [s, b, heads, width], key and value [s, b, groups, width].
+
+        `mask` is added to the scores when attention is written out, else says what is seen; None: all before.
+        """
+        repeats = query.shape[2] // key.shape[2]
+        key, value = (part.repeat_interleave(repeats, dim=2) if repeats > 1 else part for part in (key, value))
+        query, key, value = (part.permute(1, 2, 0, 3) for part in (query, key, value))
+        if self._eager:
+            scores = torch.matmul(query, key.transpose(2, 3)) * self._scale
+            if mask is not None:
+                scores = scores + mask
+            shares = functional.softmax(scores, dim=-1, dtype=torch.float32).to(query.dtype)
+            seen = torch.matmul(shares, value)
+        else:
+            seen = functional.scaled_dot_product_attention(
+                query, key, value, attn_mask=mask, is_causal=mask is None, scale=self._scale
+            )
+        return seen.permute(2, 0, 1, 3).flatten(2)
+
+
+def build_chunk(config: Any, layers: int, first: bool, last: bool, shared: bool, attention: Attention) -> Any:
+    """Return a GPTModel of so many layers on the meta device, of a model's Hugging Face configuration.
+
+    `first` has the embedding, `last` norm and output layer; `shared`: the output layer uses the embedding's weight.
+    """
+    alone = ProcessGroup(HashStore(), 0, 1)  # a group of one rank, which never has to talk to another
+    names = ("tp", "cp", "pp", "embd", "pos_embd", "tp_cp", "dp", "dp_cp", "ep", "expt_tp")
+    norms = hasattr(config, "use_qk_norm") or config.model_type == "qwen3"
+    spec = get_gpt_layer_local_spec(qk_layernorm=norms, normalization="RMSNorm")
+    attending, feeding = spec.submodules.self_attention.submodules, spec.submodules.mlp.submodules
+    attending.linear_qkv = feeding.linear_fc1 = PlainColumnLinear
+    attending.linear_proj = feeding.linear_fc2 = PlainRowLinear
+
+    def core_attention(**given: Any) -> CausalAttention:
+        return CausalAttention(kernel=attention, **given)
+
+    attending.core_attention = core_attention
+    with torch.device("meta"):
+        return GPTModel(
+            _configuration(config, layers),
+            spec,
+            vocab_size=config.vocab_size,
+            max_sequence_length=config.max_position_embeddings,
+            pre_process=first,
+            post_process=last,
+            share_embeddings_and_output_weights=shared,
+            position_embedding_type="none",  # rotations are handed in, as the model's own configuration makes them
+            pg_collection=ProcessGroupCollection(**dict.fromkeys(names, alone)),
+        )
+
+
+def _configuration(config: Any, layers: int) -> Any:
+    heads = config.num_attention_heads
+    return TransformerConfig(
+        num_layers=layers,
+        hidden_size=config.hidden_size,
+        num_attention_heads=heads,
+        num_query_groups=config.num_key_value_heads,
+        kv_channels=getattr(config, "head_dim", None) or config.hidden_size // heads,
+        ffn_hidden_size=config.intermediate_size,
+        normalization="RMSNorm",
+        layernorm_epsilon=config.rms_norm_eps,
+        gated_linear_unit=True,
+        activation_func=functional.silu,
+        add_bias_linear=False,
+        add_qkv_bias=config.model_type == "qwen2",
+        hidden_dropout=0.0,
+        attention_dropout=0.0,
+        use_cpu_initialization=True,
+        perform_initialization=False,
+        bias_dropout_fusion=False,
+        bias_activation_fusion=False,
+        masked_softmax_fusion=False,
+        apply_rope_fusion=False,
+        gradient_accumulation_fusion=False,
+    )

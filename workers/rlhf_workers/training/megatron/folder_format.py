@@ -1,0 +1,91 @@
+"""The one converter between a Hugging Face folder and a chunk of Megatron's GPTModel.
+
+For every parameter of a chunk: which tensors of a folder it is made of, and how. All weights that come in or go out
+take this way: loading, publishing, checkpoints, and the optimizer's moments, which are laid out as their weights.
+
+Rule: a conversion only moves values, so that a round trip gives every bit back, in any number type. The pairs are
+complete: `chunk_format` covers each tensor that the Hugging Face model has in the stage's layers, or says which it
+does not, and never leaves one out silently.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from rlhf_workers.training.pipeline_stage import EMBEDDING
+
+Shapes = Mapping[str, torch.Size]
+"""Hugging Face name -> shape of every tensor of a stage."""
+
+
+@dataclass(frozen=True)
+class Conversion:
+    """How one parameter of a chunk is made of tensors of a folder, and taken apart again."""
+
+    names: tuple[str, ...]
+    """Of the folder's tensors, in the order that `join` takes."""
+    join: Callable[[Sequence[torch.Tensor]], torch.Tensor]
+    split: Callable[[torch.Tensor], Sequence[torch.Tensor]]
+
+
+def chunk_format(config: Any, layers: range, shapes: Shapes, tied_head: bool) -> dict[str, Conversion]:
+    """Return parameter name of a GPTModel chunk -> its conversion, for the tensors that are in `shapes`.
+
+    `config` is the model's Hugging Face configuration; `layers` are those of the chunk, which counts its own from 0.
+    `tied_head`: the chunk holds the embedding as its head and not as its embedding. Heads that no language model has
+    are not among them.
+    """
+    plain = {
+        "embedding.word_embeddings.weight": EMBEDDING,
+        "decoder.final_layernorm.weight": "model.norm.weight",
+        "output_layer.weight": "lm_head.weight",
+    }
+    if tied_head:
+        plain["output_layer.weight"] = plain.pop("embedding.word_embeddings.weight")
+    stacked: dict[str, Conversion] = {}
+    for place, number in enumerate(layers):
+        ours, theirs = f"decoder.layers.{place}", f"model.layers.{number}"
+        plain |= {
+            f"{ours}.input_layernorm.weight": f"{theirs}.input_layernorm.weight",
+            f"{ours}.self_attention.linear_proj.weight": f"{theirs}.self_attn.o_proj.weight",
+            f"{ours}.self_attention.q_layernorm.weight": f"{theirs}.self_attn.q_norm.weight",
+            f"{ours}.self_attention.k_layernorm.weight": f"{theirs}.self_attn.k_norm.weight",
+            f"{ours}.pre_mlp_layernorm.weight": f"{theirs}.post_attention_layernorm.weight",
+            f"{ours}.mlp.linear_fc2.weight": f"{theirs}.mlp.down_proj.weight",
+        }
+        gate_and_up = (f"{theirs}.mlp.gate_proj.weight", f"{theirs}.mlp.up_proj.weight")
+        stacked[f"{ours}.mlp.linear_fc1.weight"] = Conversion(gate_and_up, _rows, lambda both: both.chunk(2))
+        for kind in ("weight", "bias"):
+            names = tuple(f"{theirs}.self_attn.{part}_proj.{kind}" for part in "qkv")
+            stacked[f"{ours}.self_attention.linear_qkv.{kind}"] = _by_group(names, config.num_key_value_heads, shapes)
+    result = {name: Conversion((part,), lambda one: one[0], lambda whole: (whole,)) for name, part in plain.items()}
+    return {name: item for name, item in (result | stacked).items() if all(part in shapes for part in item.names)}
+
+
+def unconverted(formats: Mapping[str, Conversion], shapes: Shapes) -> list[str]:
+    """Return the tensors of a stage that no parameter of its chunk is made of."""
+    return sorted(set(shapes) - {name for item in formats.values() for name in item.names})
+
+
+def _by_group(names: tuple[str, ...], groups: int, shapes: Shapes) -> Conversion:
+    """Query, key and value rows, interleaved by query group: the queries of a group, then its key, then its value."""
+    if not all(name in shapes for name in names):
+        return Conversion(names, _rows, lambda whole: (whole,))  # not in the model
+    rows = [shapes[name][0] // groups for name in names]
+
+    def join(parts: Sequence[torch.Tensor]) -> torch.Tensor:
+        grouped = [part.reshape(groups, -1, *part.shape[1:]) for part in parts]
+        return torch.cat(grouped, dim=1).flatten(0, 1)
+
+    def split(whole: torch.Tensor) -> Sequence[torch.Tensor]:
+        grouped = whole.reshape(groups, -1, *whole.shape[1:])
+        return [part.flatten(0, 1) for part in grouped.split(rows, dim=1)]
+
+    return Conversion(names, join, split)
+
+
+def _rows(parts: Sequence[torch.Tensor]) -> torch.Tensor:
+    """One part's rows after another's."""
+    return torch.cat(list(parts))

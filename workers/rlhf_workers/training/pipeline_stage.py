@@ -1,0 +1,172 @@
+"""What the rest of training asks of one pipeline stage of a model, whatever backend its modules come from.
+
+Owns the parts that every backend's stage has in common: its place in the pipeline, the heads that no language model
+has, which parameter is a copy of another stage's, masks and rotations by length, and how a stage is filled from files.
+
+A stage has parameters of its own names and layouts; a folder and the weights that are published have Hugging Face's.
+`in_folder` and `of_folder` are the only way between the two, for weights and for an optimizer's moments alike, so that
+a checkpoint of one backend is a checkpoint of every other. Rule: a round trip gives every bit back.
+
+Tied embeddings: the last stage then holds the embedding a second time, as the head. Both copies start equal, their
+gradients are summed before every step (`trainer`), so they stay equal bit by bit; only the first stage publishes and
+saves it.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator
+from typing import Any, Final, Literal
+
+import torch
+from torch import nn
+
+from rlhf_workers.training.tensor_file import TensorFolder
+
+EMBEDDING: Final = "model.embed_tokens.weight"
+VALUE_HEAD: Final = "value_head.weight"
+SCORE_HEAD: Final = "score.weight"
+"""Head of a sequence classification model: a critic that starts from a reward model begins with it."""
+GEOMETRIES_KEPT: Final = 4
+"""Masks and rotations kept, one a sequence length; a mask at length 8192 is 256 MiB."""
+
+Head = Literal["lm", "value", "score"]
+Attention = Literal["eager", "sdpa"]
+Reader = Callable[[str, torch.Size], torch.Tensor]
+"""(Hugging Face name, shape) -> the tensor."""
+
+
+class PipelineStage(nn.Module, ABC):
+    """Layers `layer_numbers` of a model, with the parts of a first and a last stage."""
+
+    rotary: Any
+    """Hugging Face's rotary embedding of the model."""
+    embedding = EMBEDDING
+    """Name of this stage's parameter that holds the embedding, where it has it."""
+
+    def __init__(self, config: Any, layers: range, stages_after: int, head: Head) -> None:
+        super().__init__()
+        self.config = config
+        self.is_first, self.is_last = layers.start == 0, stages_after == 0
+        self.layer_numbers = layers
+        self.recompute = False
+        self.head: Head = head
+        self.tied = head == "lm" and bool(config.tie_word_embeddings)
+        self._geometries: dict[int, tuple[Any, dict[str, torch.Tensor | None]]] = {}
+
+    def _put_on_head(self) -> None:
+        """Add the head that no language model has: the last of the parameters, whose order sums keep."""
+        if self.is_last and self.head == "value":
+            self.value_head = nn.Linear(self.config.hidden_size, 1, bias=False, device="meta")
+        elif self.is_last and self.head == "score":
+            self.score = nn.Linear(self.config.hidden_size, 1, bias=False, device="meta")
+
+    @abstractmethod
+    def embed(self, tokens: torch.Tensor) -> torch.Tensor:
+        """Return the input of the first layer [b, L, hidden] of token ids [b, L]."""
+
+    @abstractmethod
+    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Return [b, L, hidden] of [b, L, hidden]; the last stage's result is normed."""
+
+    @abstractmethod
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Return logits [n, vocabulary] of normed states [n, hidden]; last stage of a policy."""
+
+    def values(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Return values, float32 [n], of normed states [n, hidden]; last stage of a critic."""
+        values: torch.Tensor = self.value_head(hidden).squeeze(-1).float()
+        return values
+
+    def scores(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Return scores, float32 [n], of normed states [n, hidden]; last stage of a reward model."""
+        scores: torch.Tensor = self.score(hidden).squeeze(-1).float()
+        return scores
+
+    # ------------------------------------------------------------ parameters
+
+    @property
+    def duplicates(self) -> frozenset[str]:
+        """Parameters that another stage owns and this one holds a copy of."""
+        return frozenset({self.embedding} if self.tied and self.is_last and not self.is_first else ())
+
+    @property
+    def sums_embedding(self) -> bool:
+        """Whether another stage trains the same embedding, so that both add up their gradients."""
+        return self.tied and any(part.requires_grad for name, part in self.named_parameters() if name == self.embedding)
+
+    def in_folder(self, name: str, tensor: torch.Tensor) -> Iterator[tuple[str, torch.Tensor]]:
+        """Yield (Hugging Face name, tensor) of a tensor laid out as parameter `name`: views of it where that can be."""
+        yield name, tensor
+
+    def of_folder(self, name: str, read: Reader) -> torch.Tensor:
+        """Return a tensor laid out as parameter `name`, of those that `read` has by Hugging Face's names."""
+        return read(name, self.get_parameter(name).shape)
+
+    def fill(self, tensors: TensorFolder) -> None:
+        """Read all parameters, whatever type the files have. A folder without a value head gives that of a reward
+        model, or one of zeros. WorkError ModelCorrupt when a tensor is missing or misshapen."""
+        with torch.no_grad():
+            for name, parameter in self.named_parameters():
+                if name not in (VALUE_HEAD, SCORE_HEAD) or name in tensors:
+                    parameter.copy_(self.of_folder(name, tensors.read))
+                elif SCORE_HEAD in tensors:
+                    parameter.copy_(tensors.read(SCORE_HEAD, parameter.shape))
+                else:
+                    parameter.zero_()
+
+    # ------------------------------------------------------------ masks and rotations
+
+    def forget_geometries(self) -> None:
+        """Free the masks and rotations; they are made again when they are needed."""
+        self._geometries.clear()
+
+    @abstractmethod
+    def _rotation(self, hidden: torch.Tensor) -> Any:
+        """Return rotary embeddings of positions 0 to L-1 as the layers of `hidden` [b, L, hidden] take them."""
+
+    def _sliding(self) -> list[str]:
+        """Return the kind of attention of every layer."""
+        kinds = getattr(self.config, "layer_types", None)
+        if kinds is None:
+            window = getattr(self.config, "sliding_window", None)
+            return ["full_attention" if window is None else "sliding_attention"] * len(self.layer_numbers)
+        return [kinds[number] for number in self.layer_numbers]
+
+    def _geometry(self, hidden: torch.Tensor) -> tuple[Any, dict[str, torch.Tensor | None]]:
+        """Return rotary embeddings and the mask of each attention kind for this length, on which alone they depend."""
+        length = hidden.shape[1]
+        if length not in self._geometries:
+            if len(self._geometries) >= GEOMETRIES_KEPT:
+                self._geometries.clear()
+            with torch.no_grad():
+                rotation = self._rotation(hidden)
+                masks = {kind: self._mask(kind, length, hidden) for kind in set(self._sliding())}
+            self._geometries[length] = rotation, masks
+        return self._geometries[length]
+
+    def _mask(self, kind: str, length: int, hidden: torch.Tensor) -> torch.Tensor | None:
+        """Return the mask; None where the fused kernel's own causal mask is enough."""
+        window = self.config.sliding_window if kind == "sliding_attention" else length
+        eager = self.config._attn_implementation == "eager"
+        if not eager and window >= length and not self._needs_mask(hidden.device):
+            return None
+        position = torch.arange(length, device=hidden.device)
+        distance = position[:, None] - position[None, :]
+        seen = (distance >= 0) & (distance < window)
+        if not eager:
+            return seen[None, None]
+        return torch.zeros(length, length, device=hidden.device, dtype=hidden.dtype).masked_fill_(
+            ~seen, torch.finfo(hidden.dtype).min
+        )[None, None]
+
+    def _needs_mask(self, device: torch.device) -> bool:
+        """On a GPU no kernel takes float32 and fewer key heads than query heads: attention would be written out, with
+        all its scores. With a mask transformers repeats the keys, and there is a kernel for that."""
+        heads, keys = self.config.num_attention_heads, self.config.num_key_value_heads
+        return device.type == "cuda" and heads != keys and not torch.is_autocast_enabled(device.type)
+
+
+def stage_layers(layers: int, stages: int, stage: int) -> range:
+    """Return the layers of a stage: consecutive, near-equal; the first take the remainder, the last has the head."""
+    base, more = divmod(layers, stages)
+    start = stage * base + min(stage, more)
+    return range(start, start + base + (stage < more))
