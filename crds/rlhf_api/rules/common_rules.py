@@ -27,9 +27,10 @@ def multiple(field: str, *factors: str, of: str | None = None) -> Rule:
         return f"must be a multiple of {names} ({unit}): use {choice}"
 
     unit = f"({product_cel})" if len(factors) > 1 else product_cel
-    below = f"{value_cel} - {value_cel} % {unit}"
-    # Calls of format, as the API server cannot bound the cost of strings that are added up.
-    smaller = f"{value_cel} < {unit} ? '' : '%d or '.format([{below}])"
+    # Of one value and unit each expression is written once, in a list of one pair, as the definition has to be small;
+    # calls of format, as the API server cannot bound the cost of strings that are added up.
+    smaller = "n[0] < n[1] ? '' : '%d or '.format([n[0] - n[0] % n[1]])"
+    words = f"'must be a multiple of {names} (%d): use %s%d'.format([n[1], {smaller}, n[0] - n[0] % n[1] + n[1]])"
     return Rule(
         field=field,
         node="spec",
@@ -37,7 +38,7 @@ def multiple(field: str, *factors: str, of: str | None = None) -> Rule:
         cel=f"{guard}{unit} < 1 || {value_cel} % {unit} == 0",
         holds=lambda values: (of is not None and not values.has(of)) or values[field] % product(values) == 0,
         message=f"must be a multiple of {names}",
-        message_cel=(f"'must be a multiple of {names} (%d): use %s%d'.format([{unit}, {smaller}, {below} + {unit}])"),
+        message_cel=f"[[{value_cel}, {product_cel}]].map(n, {words})[0]",
         says=says,
     )
 
