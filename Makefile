@@ -14,7 +14,7 @@ SYNC = $(UV) sync --locked --all-extras --no-extra=vllm --quiet $(if $(filter-ou
 # Thousands of modules of the libraries are compiled once, not by every process that a job or a test starts.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: quickstart pipeline gpu-check test ready unit integration cluster-tests lint env go stubs crd metrics-page alerts dashboards pod-schema format clean
+.PHONY: quickstart pipeline gpu-check test ready unit integration cluster-tests lint docs diagrams env go stubs crd metrics-page alerts dashboards pod-schema format clean
 # `test` goes from cheap to dear: nothing is compiled before all that it needs is there.
 .NOTPARALLEL:
 
@@ -34,8 +34,8 @@ pipeline: env
 	done
 	$(BIN)/python examples/pipeline/held_out.py
 
-## Everything CI checks: format, types, import floors, generated files, unit tests, real processes, a real cluster.
-test: ready env lint unit integration cluster-tests
+## Everything CI checks: format, types, import floors, generated files, the documentation site, unit tests, real processes, a real cluster.
+test: ready env lint docs unit integration cluster-tests
 
 ## Install what `make test` needs (Debian, as root), or say in the first second, all at once, what is missing.
 ready:
@@ -64,6 +64,14 @@ lint: env
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	PYTHONPATH=observability $(BIN)/lint-imports --config observability/importlinter.toml
+
+## The documentation as a site, site/index.html, which needs neither a server nor a network; any problem of a page ends it.
+docs: env
+	PYTHONPATH=scripts $(BIN)/python -m docs_site
+
+## The pictures of diagrams that changed (needs chromium, and npm's registry).
+diagrams: env
+	PYTHONPATH=scripts $(BIN)/python -m docs_site.draw_diagrams
 
 ## The virtual environment, from uv.lock; instant when it is up to date.
 env: $(VENV)/.synced
@@ -113,6 +121,6 @@ format: env
 	$(BIN)/ruff check --fix .
 
 clean:
-	rm -rf $(VENV) .uv runs examples/*/assets .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) .uv runs site examples/*/assets .pytest_cache .mypy_cache .ruff_cache .hypothesis
 
 -include tests/cluster/cluster.mk images/images.mk

