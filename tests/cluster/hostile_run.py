@@ -41,9 +41,11 @@ PACE_SECONDS: Final = 0.15
 LEAST_POSTS: Final = 50
 """Objects that the API server has taken when the tenant stops, however slow the machine."""
 SAMPLE_SECONDS: Final = 5.0
+LEAST_SAMPLES: Final = 9
+"""Of memory while the tenant has as many objects as it keeps, however long a slow machine takes until it has them."""
 FLAT: Final = 1.1
-"""Memory is flat when the median of the last third of the time is at most this share of the middle third's: by then the
-tenant has as many objects as it keeps, and what grows on is kept for objects that are gone."""
+"""Memory is flat when the median of the last third of these samples is at most this share of the middle third's: what
+grows on is kept for objects that are gone."""
 PATIENCE: Final = 900.0  # seconds for any fact
 PATHS: Final = {
     "Pod": "/api/v1/namespaces/{}/pods",
@@ -79,6 +81,8 @@ class TenantOutcome:
     """/healthz said ok in the end."""
     memory: list[float] = field(default_factory=list)
     """MB resident in the operator, every SAMPLE_SECONDS."""
+    filling: int = 0
+    """The first of these, while the tenant had fewer objects than it keeps."""
     foreign: int = 0
     """Objects that were compared."""
     changed: list[str] = field(default_factory=list)
@@ -87,11 +91,12 @@ class TenantOutcome:
 
     @property
     def growth(self) -> float:
-        """Median memory of the last third by that of the middle third."""
-        third = len(self.memory) // 3
+        """Median memory of the last third by that of the middle third, since the tenant keeps no more objects."""
+        steady = self.memory[self.filling :]
+        third = len(steady) // 3
         if not third:
             return 0.0
-        return statistics.median(self.memory[-third:]) / statistics.median(self.memory[third:-third])
+        return statistics.median(steady[-third:]) / statistics.median(steady[third:-third])
 
     @property
     def flat(self) -> bool:
@@ -113,6 +118,11 @@ class Tenant:
         self._kept: dict[str, deque[str]] = {kind: deque() for kind in KEPT}
         self.foreign: dict[tuple[str, str, str], Json] = {}
         """(namespace, kind, name) -> object as it was answered."""
+
+    @property
+    def full(self) -> bool:
+        """It has as many objects as it keeps: one more costs an older one."""
+        return all(len(self._kept[kind]) >= most for kind, most in KEPT.items())
 
     def ask(self, method: str, path: str, body: Json | None = None, kind: str = "application/json") -> Json:
         """One request; raises ApiException."""
@@ -258,13 +268,16 @@ def _post(
             sampled = now
             operator.check()
             outcome.memory.append(round(resident(operator.pid), 1))
+            outcome.filling += not tenant.full
             outcome.trained = [job.trained() for job in jobs]
             share = min((now - begun) / (outcome.minutes * 60), 1.0)
             for job in jobs:
                 job.allow(1 + int(share * (iterations - 1)))
             print(f"[{now - begun:6.1f} s] {outcome.memory[-1]} MB, trained {outcome.trained}", flush=True)
-        if now >= until and sum(outcome.posted.values()) > LEAST_POSTS:
+        steady = len(outcome.memory) - outcome.filling
+        if now >= until and steady >= LEAST_SAMPLES and sum(outcome.posted.values()) > LEAST_POSTS:
             return
+        assert now < begun + outcome.minutes * 60 + PATIENCE, f"the tenant has posted {outcome.posted} and keeps on"
 
 
 def _job(cluster: Cluster, place: str, folder: Path, iterations: int) -> GatedJob:

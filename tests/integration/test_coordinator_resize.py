@@ -1,5 +1,6 @@
 """Groups that grow and shrink during an iteration: nothing is lost, nobody restarts, the weights are the same."""
 
+import asyncio
 from pathlib import Path
 
 import grpc
@@ -37,7 +38,12 @@ async def test_generation_grows_to_four_and_shrinks_to_one_while_inference_doubl
         crews += [some(Group.GENERATION, 2, 3), some(Group.INFERENCE, 1)]
         await resize(coordinated, generation=4, inference=2)
         await coordinated.until("Generating", 2)
-        assert sorted(worker.name for worker in run.state.fleet if worker.roles) == sorted(run.state.fleet.workers)
+        pace.tokens_per_tick = 0  # it stays there until they have joined
+        async with asyncio.timeout(120):
+            while not all(worker.roles for worker in run.state.fleet):  # noqa: ASYNC110 it is the coordinator's own
+                await asyncio.sleep(0.005)
+        assert len(run.state.fleet.workers) == 4 + 2 + 2
+        pace.tokens_per_tick = 2
         await resize(coordinated, generation=1)
         await crews.pop(1).end(0.0)
         await crews.pop(1).end(0.0)

@@ -177,7 +177,7 @@ async def test_a_worker_that_hangs_is_lost_for_its_coordinator_killed_and_replac
         )
     try:
         await until_written(run_dir / "metrics.jsonl", '"iteration": 1,')
-        stopped = processes(run.pid)["training-1"]
+        stopped = await pid_of("training-1", run.pid)
         os.kill(stopped, signal.SIGSTOP)
         (tmp_path / HOLD).unlink()
         async with asyncio.timeout(PATIENCE):
@@ -192,6 +192,14 @@ async def test_a_worker_that_hangs_is_lost_for_its_coordinator_killed_and_replac
         if run.returncode is None:
             run.kill()
             await run.wait()
+
+
+async def pid_of(name: str, runner: int) -> int:
+    """The process of this worker; one of a run whose processes come and go may be missed by a look."""
+    async with asyncio.timeout(PATIENCE):
+        while name not in (found := processes(runner)):  # noqa: ASYNC110 /proc tells nobody
+            await asyncio.sleep(0.05)
+    return found[name]
 
 
 async def until_written(file: Path, text: str) -> None:

@@ -56,16 +56,23 @@ def policy(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+def shown(file: Path) -> str:
+    """What the kernel shows of a thread or process; nothing of one that ended while we looked."""
+    try:
+        return file.read_bytes().decode(errors="replace")
+    except (FileNotFoundError, ProcessLookupError):
+        return ""
+
+
 def children(pid: int) -> list[int]:
-    """All processes below one, and what they were started by."""
-    below = [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
-    for task in Path(f"/proc/{pid}/task").iterdir():
-        below += [int(child) for child in (task / "children").read_text().split() if int(child) not in below]
+    """All processes below one, whichever of its threads started them."""
+    tasks = Path(f"/proc/{pid}/task")
+    below = [int(child) for task in [*tasks.glob("*")] for child in shown(task / "children").split()]
     return [*below, *(grandchild for child in below for grandchild in children(child))]
 
 
 def executors(pid: int) -> list[int]:
-    named = [child for child in children(pid) if b"Worker_TP" in Path(f"/proc/{child}/cmdline").read_bytes()]
+    named = [child for child in children(pid) if "Worker_TP" in shown(Path(f"/proc/{child}/cmdline"))]
     assert len(named) == 2
     return named
 
@@ -82,7 +89,7 @@ async def until(condition: Callable[[], bool], what: str) -> None:
 
 def shared_names(pids: list[int]) -> set[str]:
     """Memory that these processes share by a name that others can open."""
-    lines = "".join(Path(f"/proc/{pid}/maps").read_text() for pid in pids).splitlines()
+    lines = "".join(shown(Path(f"/proc/{pid}/maps")) for pid in pids).splitlines()
     return {path for path in (line.partition("/dev/shm/")[2] for line in lines) if path and "(deleted)" not in path}
 
 

@@ -2,10 +2,17 @@
 
 import asyncio
 import logging
+from collections.abc import Callable
 
 import pytest
 
 from rlhf_coordinator.job.background_tasks import BackgroundTasks
+
+
+async def until(holds: Callable[[], bool]) -> None:
+    async with asyncio.timeout(60):
+        while not holds():  # noqa: ASYNC110 the tasks are the background's own
+            await asyncio.sleep(0.001)
 
 
 async def test_tasks_of_one_name_run_side_by_side_and_all_are_cancelled_at_the_end() -> None:
@@ -21,7 +28,7 @@ async def test_tasks_of_one_name_run_side_by_side_and_all_are_cancelled_at_the_e
     background.start("fusion choice", wait("second"))
     background.start("checkpoint", asyncio.sleep(0))
     assert background.names == ["checkpoint", "fusion choice", "fusion choice"]
-    await asyncio.sleep(0.01)
+    await until(lambda: len(background.names) < 3)
     assert background.names == ["fusion choice", "fusion choice"], "what has ended is not kept"
     await background.cancel_all()
     assert (sorted(ended), background.names) == (["first", "second"], [])
@@ -35,6 +42,6 @@ async def test_a_task_that_fails_is_told_by_its_name(caplog: pytest.LogCaptureFi
 
     with caplog.at_level(logging.ERROR):
         background.start("schedule search", fail())
-        await asyncio.sleep(0.01)
+        await until(lambda: not background.names)
     assert "background task schedule search failed: the solver is gone" in caplog.text
     await background.cancel_all()

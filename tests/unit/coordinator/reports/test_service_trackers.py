@@ -17,7 +17,7 @@ import pytest
 
 from rlhf_api.job import RLHFJob
 from rlhf_coordinator.failures import JobError
-from rlhf_coordinator.reports.trackers import service_tracker
+from rlhf_coordinator.reports.trackers import run_trackers, service_tracker
 from rlhf_coordinator.reports.trackers.run_trackers import RunTrackers, open_trackers
 from rlhf_coordinator.reports.trackers.service_tracker import ServiceTracker
 from rlhf_coordinator.reports.trackers.services import services_of
@@ -149,7 +149,7 @@ def test_a_service_that_fails_is_given_up_with_one_message_and_an_event(
         for iteration in range(3):
             trackers.iteration(iteration, METRICS)
     trackers.finish({"phase": "Complete"})
-    (said,) = (record.getMessage() for record in caplog.records)
+    (said,) = (record.getMessage() for record in caplog.records if record.name == run_trackers.__name__)
     assert what in said
     assert events == [f"tracker-lost: {said}"]
     assert trackers.lost == (said,)
