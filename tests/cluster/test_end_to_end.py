@@ -85,6 +85,14 @@ def operators_pod(cluster: Cluster) -> dict[str, Any]:
     return result
 
 
+def never_failed(cluster: Cluster, pod: dict[str, Any]) -> None:
+    """Fail if the operator in this pod ended for more than a Lease that a busy machine let run out, as it should."""
+    [container] = pod["status"]["containerStatuses"]
+    if container["restartCount"]:
+        said = cluster.kubectl("logs", pod["metadata"]["name"], f"--namespace={HOME}", "--previous")
+        assert f"the lease {HOME}/rlhf-operator was not renewed" in said, said[-4000:]
+
+
 def test_the_operators_pod_runs_from_the_image_with_nothing_of_this_machine(cluster: Cluster) -> None:
     pod = operators_pod(cluster)
     program = "import importlib.util as u, os, rlhf_operator as o; print(o.__file__, u.find_spec('torch'), os.getuid())"
@@ -137,4 +145,4 @@ def test_the_quickstart_trains_in_pods_as_on_one_machine_though_operator_and_coo
     cluster.kubectl("delete", "rlhfjob", "quickstart", PLACE)
     kinds = "pods,services,secrets,networkpolicies"
     wait_until("all of the job to be gone", lambda: not cluster.get(kinds, PLACE)["items"], PATIENCE, every=1)
-    assert operators_pod(cluster)["status"]["containerStatuses"][0]["restartCount"] == 0
+    never_failed(cluster, operators_pod(cluster))

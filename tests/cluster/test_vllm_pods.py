@@ -119,12 +119,18 @@ def test_ppo_trains_by_vllm_from_the_built_image_with_no_port_but_ours(
         "HF_HUB_OFFLINE": "1",
         "VLLM_SERVER_DEV_MODE": None,
     }
-    ports = set(map(int, inside(cluster, "ppo-generation-0", LISTENING).split()))
+    ports: set[int] = set()
+
+    def listens() -> bool:
+        """It may be building its engine yet, while the other one decodes."""
+        ports.update(map(int, inside(cluster, "ppo-generation-0", LISTENING).split()))
+        return ports >= {WORKER_PORT, METRICS_PORT}
+
+    wait_until("the worker to listen", listens, PATIENCE, every=1)
     job = wait_for(cluster, "Complete", name="ppo")
     assert job["status"]["restarts"]["failures"] == 0, job["status"]["restarts"]
     assert job["status"]["plan"]["engine"] == "vllm: spec.generation.engine names it"
     climbed(objects, "ppo")
-    assert ports >= {WORKER_PORT, METRICS_PORT}
     assert ports == {WORKER_PORT, METRICS_PORT}, "nothing of vLLM listens beyond the pod's loopback"
 
 

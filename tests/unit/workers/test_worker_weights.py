@@ -23,7 +23,7 @@ from rlhf_workers.weight_source import WeightSourceService
 from rlhf_workers.weights import FetchPolicy, fetch
 
 PATIENT = FetchPolicy(attempts=3, backoff_seconds=0.01, describe_seconds=60.0, idle_seconds=60.0)
-QUICK = replace(PATIENT, idle_seconds=1.0)
+QUICK = replace(PATIENT, attempts=2, idle_seconds=2.5)
 """For a source that hangs."""
 
 
@@ -147,15 +147,15 @@ async def test_a_spoiled_stream_is_read_again(fault: str) -> None:
     ],
 )
 async def test_a_source_that_keeps_failing_gives_nothing_and_is_named(fault: str, reason: str, words: str) -> None:
-    faulty = Faulty(stage_of(0), fault)
+    faulty, patience = Faulty(stage_of(0), fault), QUICK if fault == "hang" else PATIENT
     async with serving(source(stage_of(1)), faulty) as sources:
         with pytest.raises(WorkError) as caught:
-            await fetched(sources, patience=QUICK if fault == "hang" else PATIENT)
+            await fetched(sources, patience=patience)
     assert caught.value.failure.reason == reason
     assert caught.value.failure.retryable
     assert words in str(caught.value)
     assert sources[1].address in str(caught.value)
-    assert faulty.calls == QUICK.attempts
+    assert faulty.calls == patience.attempts
 
 
 async def test_another_version_is_refused_at_once() -> None:
