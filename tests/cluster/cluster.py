@@ -15,6 +15,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from types import TracebackType
@@ -35,6 +36,16 @@ from .toolchain import binary
 __all__ = ["Cluster", "ClusterError"]
 
 KUBECTL_TIMEOUT = 300.0  # seconds for one kubectl call that names no other: it may wait for an object to be gone
+BUSY = (
+    "etcdserver: request timed out",
+    "etcdserver: leader changed",
+    "TLS handshake timeout",
+    "http2: client connection lost",
+    "unable to return a response in the time allotted",
+)
+"""What is said of a server that is there and has no time: whoever only reads asks again, as a person would."""
+READS = 5
+"""Times that a read is tried at a busy server."""
 NODE_COMPONENTS = ("containerd", "kubelet", "kube-proxy", "kube-network-policies", "device-plugin")
 Manifest = Mapping[str, Any]
 
@@ -259,9 +270,13 @@ class Cluster:
         self, name: str, arguments: tuple[str, ...], stdin: str | None, timeout: float, kubeconfig: Path | None
     ) -> str:
         command, environment = self._client(name, arguments, kubeconfig)
-        done = subprocess.run(
-            command, input=stdin, capture_output=True, text=True, timeout=timeout, check=False, env=environment
-        )
+        for more in reversed(range(READS if arguments[:1] == ("get",) else 1)):
+            done = subprocess.run(
+                command, input=stdin, capture_output=True, text=True, timeout=timeout, check=False, env=environment
+            )
+            if not (done.returncode and more and any(words in done.stderr for words in BUSY)):
+                break
+            time.sleep(1)
         if done.returncode:
             raise ClusterError(f"{name} {' '.join(arguments)} ended with {done.returncode}\n{done.stdout}{done.stderr}")
         return done.stdout
