@@ -27,7 +27,7 @@ SEED = 6
 
 
 def options(mode: str, **others: object) -> list[str]:
-    values = {"spec.fusion.interStage.mode": mode, "spec.fusion.intraStage.mode": "Disabled"}
+    values: dict[str, object] = {"spec.fusion.interStage.mode": mode, "spec.fusion.intraStage.mode": "Disabled"}
     values |= {"spec.generation.maxBatchSize": SLOTS, **others}
     return [word for name, value in values.items() for word in ("--set", f"{name}={value}")]
 
