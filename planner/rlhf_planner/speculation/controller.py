@@ -41,7 +41,12 @@ PROBE_REQUESTS: Final = 4
 GROWTH: Final = 1.5
 """Widest pass beside the widest that was measured: beyond, costs are guesses."""
 OVERHEAD_SHARE: Final = 0.05
-"""Weight of a step in the mean overhead."""
+"""Weight of a step in the overhead."""
+OVERHEAD_FALLS: Final = 0.25
+"""Weight of one that took less: it is what choosing takes, the others are what else the machine did meanwhile."""
+FIRST_OVERHEAD: Final = 0.25
+"""Of a pass: the most that the first step may say. What the machine did in one step would end drafts for thousands:
+the less is drafted, the more seldom is it seen that choosing takes less."""
 SUPPLY_WINDOW: Final = 256.0
 """Requests over which is averaged what drafters have."""
 
@@ -234,7 +239,7 @@ class DraftController:
         overhead = self.overhead
         if plan.drafters:
             beside = max(0.0, step.draft_seconds - self._drafters_seconds(plan.drafters, plan.requests))
-            overhead += OVERHEAD_SHARE * (min(beside, 4 * overhead) - overhead) if overhead else beside
+            overhead = _overhead(overhead, beside, step.pass_seconds)
         credit = self.credit + PROBE_SHARE * seconds
         if plan.probes:
             credit -= max(0.0, seconds - step.tokens / plan.rate)
@@ -249,9 +254,14 @@ class DraftController:
             since_plain=self.since_plain + 1 if plan.drafters else 0,
         )
 
-    def rested(self, steps: int, seconds: float) -> "DraftController":
-        """Return what is known after plain steps of which nothing was learned."""
-        return replace(self, credit=self.credit + PROBE_SHARE * seconds, since_probe=self.since_probe + steps)
+    def unlearned(self, steps: int, seconds: float, *, asked: bool) -> "DraftController":
+        """Return what is known after steps of which nothing was learned; `asked`: drafters were."""
+        return replace(
+            self,
+            credit=self.credit + PROBE_SHARE * seconds,
+            since_probe=self.since_probe + steps,
+            since_plain=self.since_plain + steps if asked else 0,
+        )
 
     def aged(self) -> "DraftController":
         """Return what is known after an update of the policy's weights."""
@@ -300,6 +310,14 @@ class DraftController:
         seen[index] = min(seen[index], SUPPLY_WINDOW)
         supply[index] = (supply[index] * seen[index] + slots) / (seen[index] + count)
         seen[index] += count
+
+
+def _overhead(known: float, beside: float, pass_seconds: float) -> float:
+    """Seconds that choosing takes, with a step more; `known` 0: none was seen."""
+    if not known:
+        return min(beside, FIRST_OVERHEAD * pass_seconds)
+    share = OVERHEAD_FALLS if beside < known else OVERHEAD_SHARE
+    return known + share * (min(beside, 4 * known) - known)
 
 
 def _won(offers: tuple[Offered, ...], winner: Ints) -> tuple[Ints, Ints, Ints]:

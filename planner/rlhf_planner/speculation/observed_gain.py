@@ -1,9 +1,10 @@
 """What speculation gave in an iteration, from the steps themselves: the forecast of the next.
 
-Rule: stretches of steps are grouped by samples a step, in powers of two, and compared with what plain steps over as
-many samples with as many keys take by the costs that were learned from plain steps. A stretch counts as a whole: steps
-in which nothing could be drafted, and drafting that came to nothing, are part of what speculation gives. What was known
-of a batch counts as much as what is new. Where nothing was verified there is nothing to gain. Must never read a clock.
+Rule: stretches of steps are grouped by samples a step, a group for each power of two, which counts at the mean of its
+samples: in a tail most steps of a group are at one end of it. They are compared with what plain steps over as many
+samples with as many keys take by the costs that were learned from plain steps. A stretch counts as a whole: steps in
+which nothing could be drafted, and drafting that came to nothing, are part of what speculation gives. What was known of
+a batch counts as much as what is new. Where nothing was verified there is nothing to gain. Must never read a clock.
 """
 
 from __future__ import annotations
@@ -52,13 +53,14 @@ class _Sums:
         self.plain += stretch.steps * plain_seconds
         self.verified += stretch.verified
 
-    def point(self, batch: float, before: SpeculationPoint | None) -> SpeculationPoint:
-        plain = self.plain / self.steps
+    def point(self, before: SpeculationPoint | None) -> SpeculationPoint:
+        batch, plain = max(1.0, self.rows / self.steps), self.plain / self.steps
         if not self.verified:
             return SpeculationPoint(batch, 1.0, plain, plain)
         tokens, cost = max(1.0, self.tokens / self.rows), self.seconds / self.plain
         cost = min(MAX_COST, max(MIN_COST, cost))
         if before is not None:
+            batch = KEPT * before.batch + (1 - KEPT) * batch  # of the same octave, as both are
             tokens = KEPT * before.tokens + (1 - KEPT) * tokens
             cost = KEPT * before.cost + (1 - KEPT) * cost
         return SpeculationPoint(batch, tokens, cost * plain, plain)
@@ -83,7 +85,7 @@ def observed_forecast(
     points = {_octave(point.batch): point for point in before.points}
     if not points and not any(one.verified for one in sums.values()):
         return NO_SPECULATION
-    points |= {octave: one.point(2.0**octave, points.get(octave)) for octave, one in sums.items()}
+    points |= {octave: one.point(points.get(octave)) for octave, one in sums.items()}
     return SpeculationForecast(tuple(points[octave] for octave in sorted(points)), zero_allowed)
 
 

@@ -29,6 +29,15 @@ def test_a_forecast_is_what_the_last_steps_gave_and_took() -> None:
     assert not observed_forecast(again, [stretch(1, 2, 1.2)], plain, zero_allowed=False).zero_allowed
 
 
+def test_what_steps_gave_counts_at_the_samples_that_they_had() -> None:
+    """And not at the power of two that they are grouped by: batches between are predicted by it."""
+    steps = [stretch(3, 4, 1.3), stretch(3, 4, 1.3), stretch(5, 3, 1.4)]
+    first = observed_forecast(NO_SPECULATION, steps, plain, zero_allowed=True)
+    assert [point.batch for point in first.points] == pytest.approx([11 / 3])
+    again = observed_forecast(first, [stretch(3, 4, 1.3), stretch(1, 5, 1.2)], plain, zero_allowed=True)
+    assert [point.batch for point in again.points] == pytest.approx([1, (11 / 3 + 3) / 2])
+
+
 def test_where_nothing_was_ever_verified_there_is_no_forecast() -> None:
     assert observed_forecast(NO_SPECULATION, [stretch(4, 1, 0.9, verified=0)], plain, zero_allowed=True) == (
         NO_SPECULATION

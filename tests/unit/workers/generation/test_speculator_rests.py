@@ -46,8 +46,8 @@ class PricedSteps:
             [self.drafter], mode="Auto", longest=LONGEST, widths=widths, clock=lambda: self.now
         )
 
-    def step(self, samples: int) -> bool:
-        """Decode one step; return whether it verified drafts."""
+    def step(self, samples: int, drafting: float = 1e-5) -> bool:
+        """Decode one step, in which drafting took so many seconds; return whether it verified drafts."""
         keys = [SampleKey(0, index, 0) for index in range(samples)]
         requests = [DraftRequest(key, np.zeros(8, np.int32), 4, LONGEST) for key in keys]
         drafts: Sequence[TokenArray] = ()
@@ -59,7 +59,7 @@ class PricedSteps:
             if len(draft)
         ]
         rows = samples + sum(outcome.drafted for outcome in outcomes)
-        self.speculator.verified(outcomes, rows, samples * 8, 1e-5, 1e-3 + self.row_seconds * rows)
+        self.speculator.verified(outcomes, rows, samples * 8, drafting, 1e-3 + self.row_seconds * rows)
         return bool(outcomes)
 
 
@@ -97,3 +97,49 @@ def test_new_weights_end_a_rest() -> None:
     world.speculator.policy_changed()
     world.step(32)
     assert world.speculator.controller.pass_costs is not learned
+
+
+def test_where_steps_are_short_rests_are_longer_and_still_end() -> None:
+    world = PricedSteps(row_seconds=1e-4)
+    world.right = 0
+    for _ in range(4000):
+        world.step(4)
+    asked = world.drafter.asked
+    for _ in range(4000):
+        world.step(4)
+    assert 0 < world.drafter.asked - asked <= 4000 / (2 * LONGEST_REST), "a probe follows a rest at most"
+
+
+def test_a_step_in_which_the_machine_did_something_else_ends_no_drafts() -> None:
+    """The first one that asks drafters is held up for a tenth of a second."""
+    world = PricedSteps(row_seconds=1e-5)
+    world.right = LONGEST
+    asked_before, drafted = 0, 0
+    for _ in range(200):
+        first = asked_before == 0 and world.drafter.asked > 0
+        asked_before = world.drafter.asked
+        drafted += world.step(4, drafting=0.1 if not asked_before or first else 1e-5)
+    assert drafted >= 150
+
+
+def test_what_is_known_for_long_is_learned_from_seldom_and_counted_every_time() -> None:
+    world = PricedSteps(row_seconds=1e-5)
+    world.right = LONGEST
+    for _ in range(200):
+        world.step(4)
+    speculator, changes = world.speculator, 0
+    steps, drafted = speculator.totals.steps, int(speculator.totals.drafted.sum())
+    told = speculator.evidence.take()
+    for _ in range(100):
+        before = speculator.controller.acceptance
+        world.step(4)
+        changes += speculator.controller.acceptance is not before
+    assert 0 < changes <= 50
+    assert speculator.totals.steps - steps == 100
+    now = speculator.evidence.take()
+    assert told is not None
+    assert now is not None
+    assert now.steps == 100
+    assert sum(count.drafted for count in now.learned.counts) == int(speculator.totals.drafted.sum()) - drafted
+    world.right = 0
+    assert sum(world.step(4) for _ in range(400)) < 300, "and that drafts are wrong is noticed"

@@ -24,6 +24,10 @@ MAX_SAMPLES: Final = 8192
 """Twice what an engine decodes at once; of withdrawn samples nobody asks."""
 
 
+COUNTED_AT_ONCE: Final = 64
+"""Steps whose outcomes are added together."""
+
+
 class DraftedTokens(NamedTuple):
     """Of one sample, or of many."""
 
@@ -50,6 +54,10 @@ class Evidence:
         self._passes: dict[tuple[int, int], Floats] = {}
         """By class: passes, and the sums of what else `MeanPass` has."""
         self._message = pb.SpeculationObservation()
+        self._outcomes: list[Outcomes] = []
+        """That are not in the counts yet: many are added as fast as one step's."""
+        self._rested = [0, 0, 0.0]
+        """Steps of which nothing was learned, samples and seconds."""
 
     def stepped(self, plan: Plan, step: MeasuredStep, outcomes: Outcomes, regret: float) -> None:
         """Add a step."""
@@ -65,25 +73,39 @@ class Evidence:
         message.seconds += step.draft_seconds + step.pass_seconds
         made = MeanPass(1.0, float(max(1, step.rows)), float(step.slots), float(step.keys), seconds)
         self._passes.setdefault(pass_class(made), np.zeros(len(made)))[:] += made
-        place = np.arange(self._shape[3])
-        judged = np.minimum(outcomes.accepted + 1, outcomes.drafted)
-        cells = (outcomes.drafters, outcomes.matches)
-        for counts, tokens in zip(self._counts, (outcomes.drafted, judged, outcomes.accepted), strict=True):
-            np.add.at(counts, cells, place < tokens[:, None])
+        if len(outcomes.drafted):
+            self._outcomes.append(outcomes)
+            if len(self._outcomes) >= COUNTED_AT_ONCE:
+                self._count()
 
     def rested(self, rows: int, seconds: float) -> None:
         """Add a plain step of which nothing was learned."""
-        message = self._message
-        message.steps += 1
-        message.samples += rows
-        message.tokens += rows
-        message.seconds += seconds
+        rested = self._rested
+        rested[0] += 1
+        rested[1] += rows
+        rested[2] += seconds
+
+    def _count(self) -> None:
+        """Add outcomes to the counts."""
+        if not self._outcomes:
+            return
+        columns = (np.concatenate(column) for column in zip(*self._outcomes, strict=True))
+        drafters, matches, drafted, accepted = columns
+        self._outcomes = []
+        place, judged = np.arange(self._shape[3]), np.minimum(accepted + 1, drafted)
+        for counts, tokens in zip(self._counts, (drafted, judged, accepted), strict=True):
+            np.add.at(counts, (drafters, matches), place < tokens[:, None])
 
     def take(self) -> pb.SpeculationObservation | None:
         """Return what was added since the last time; None: nothing was."""
-        message = self._message
+        message, (steps, samples, seconds) = self._message, self._rested
+        message.steps += int(steps)
+        message.samples += int(samples)
+        message.tokens += int(samples)
+        message.seconds += seconds
         if not message.steps:
             return None
+        self._count()
         for drafter, match, position in zip(*np.nonzero(self._counts[0]), strict=True):
             drafted, judged, accepted = map(int, self._counts[:, drafter, match, position])
             message.learned.counts.add(

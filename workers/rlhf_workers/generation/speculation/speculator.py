@@ -2,10 +2,11 @@
 
 Rule: for every step an engine asks `wants`; where it says no, the step is a plain one and drafters are not even asked.
 Otherwise `propose` has a draft (empty for many) for each request. After the step, also a plain one, `verified` tells
-what became of it, from which everything is learned. Where drafts were found to be slower it rests: for a growing number
-of steps nothing is asked or learned, as a step of a small model takes not much longer than learning from it; a rest
-ends early when the batch shrinks or the policy changes. Tokens reach drafters in few calls: they are kept until drafts
-are asked for, or for FEED_STEPS steps. Nothing here can change a token. Not thread-safe; totals are read by scrapes.
+what became of it, from which everything is learned. Of a small model a step takes not much longer than that. So where
+drafts were found to be faster for a while, one step of LEARN_STEPS is learned from; and where they are slower it rests:
+for a growing number of steps nothing is asked or learned, until the batch shrinks or the policy changes. Totals count
+every step. Tokens reach drafters in few calls: they are kept until drafts are asked for, or for FEED_STEPS steps.
+Nothing here can change a token. Not thread-safe; totals are read by scrapes.
 """
 
 import time
@@ -44,8 +45,15 @@ ABOUT: Final = 8
 FIRST_REST: Final = 16
 """Steps of the first rest: about what it takes to see a second time that drafts are slower."""
 LONGEST_REST: Final = 128
-"""Steps: beyond, what is spent between rests is a small part of a hundredth of any step, and drafts that have become
-right would be found later."""
+"""Steps: beyond, drafts that have become right would be found later."""
+LONGEST_SHORT_REST: Final = 1024
+"""Steps where they take so little that LONGEST_REST of them take less than REST_SECONDS: what is spent between rests,
+a millisecond, is then a small part of a hundredth, too."""
+REST_SECONDS: Final = 0.5
+SETTLED: Final = 64
+"""Steps with drafts in a row after which costs and acceptance are known."""
+LEARN_STEPS: Final = 4
+"""Of as many such steps one is learned from."""
 SHRUNK: Final = 0.75
 """Part of the batch below which a rest ends: drafts pay where few samples run."""
 NOTHING: Final[TokenArray] = np.empty(0, np.int32)
@@ -111,7 +119,12 @@ class Speculator:
         self._rest = Rest(0, 0, 0)
         self._rest_length = FIRST_REST
         """Steps of the next rest."""
-        self._rested_seconds = 0.0
+        self._faster = 0
+        """Steps in a row in which drafts were expected to be faster, probes of others among them."""
+        self._unlearned, self._unlearned_seconds = 0, 0.0
+        """Steps of which nothing was learned since the last one that was, and what they took."""
+        self._judged: list[Outcomes] = []
+        """What became of drafts in these steps, which is learned with the next: acceptance may fall at any time."""
         self._drawn: dict[SampleKey, list[TokenArray]] = {}
         """Tokens that drafters were not told of yet."""
         self._fed = 0
@@ -151,7 +164,13 @@ class Speculator:
             self._plan = Plan(self._everybody, rows, rows * self.longest, "Faster", 0.0)
         else:
             self._plan = self._plan_for(rows, keys)
+        self._faster = self._faster + 1 if self._plan.reason in ("Faster", "Probe") else 0
         return bool(self._plan.drafters)
+
+    @property
+    def _learns(self) -> bool:
+        """Whether this step is learned from."""
+        return self._plan.probes or self._faster <= SETTLED or self._faster % LEARN_STEPS == 0
 
     def propose(self, requests: Sequence[DraftRequest], keys: int) -> list[TokenArray]:
         """Return what to verify for each request, int32 [0 .. longest]; `keys` as in `wants`.
@@ -176,7 +195,8 @@ class Speculator:
             drafts.append(made)
             offers.append(_offer(drafter, made, wanted))
         choice = self._choice(plan, keys, tuple(offers))
-        self.controller = self.controller.offered(tuple(offers), choice, tuple(seconds))
+        if self._learns:
+            self.controller = self.controller.offered(tuple(offers), choice, tuple(seconds))
         self.totals.asked(plan.drafters, seconds)
         for at in np.flatnonzero(choice.lengths):
             offer = int(choice.drafters[at])
@@ -200,7 +220,8 @@ class Speculator:
             seconds = draft_seconds + pass_seconds
             self.totals.rested(self._rows)
             self.evidence.rested(self._rows, seconds)
-            self._rested_seconds += seconds
+            self._unlearned += 1
+            self._unlearned_seconds += seconds
             self._rest = self._rest._replace(left=self._rest.left - 1)
             if not self._rest.left:
                 self._end_rest()
@@ -214,13 +235,23 @@ class Speculator:
         slots = max(0, pass_rows - rows)
         accepted = int(learned.accepted.sum())
         step = MeasuredStep(rows, keys, slots, rows + accepted, draft_seconds, pass_seconds)
-        regret = self.controller.records.regret(rows, step.tokens, draft_seconds + pass_seconds)
         self.totals.stepped(self.mode, self._plan, step, learned)
-        self.evidence.stepped(self._plan, step, learned, regret)
         for each, _, _ in known:
             self.evidence.verified(each.key, each.drafted, each.accepted)
-        self.controller = self.controller.observe(self._plan, step, learned)
         self._proposed.clear()
+        seconds = draft_seconds + pass_seconds
+        self._judged.append(learned)
+        if not self._learns:
+            self.evidence.stepped(self._plan, step, learned, 0.0)
+            self._unlearned += 1
+            self._unlearned_seconds += seconds
+            return
+        # It speaks for those before it, too.
+        regret = (1 + self._unlearned) * self.controller.records.regret(rows, step.tokens, seconds)
+        self.evidence.stepped(self._plan, step, learned, regret)
+        self._count_unlearned(asked=True)
+        self.controller = self.controller.observe(self._plan, step, _joined(self._judged))
+        self._judged = []
         self._begin_rest()
 
     # ------------------------------------------------------------ what comes from elsewhere
@@ -249,6 +280,7 @@ class Speculator:
         self.controller = self.controller.aged()
         self._end_rest()
         self._rest_length = FIRST_REST
+        self._faster = 0
         for drafter in self._drafters:
             if isinstance(drafter, LearnsSiblings):
                 drafter.age()
@@ -277,13 +309,21 @@ class Speculator:
             self._rest_length = FIRST_REST
             return
         self._rest = Rest(self._rest_length, self._rest_length, self._rows)
-        self._rest_length = min(2 * self._rest_length, LONGEST_REST)
 
     def _end_rest(self) -> None:
         """Go on with a new plan."""
-        self.controller = self.controller.rested(self._rest.steps - self._rest.left, self._rested_seconds)
-        self._rest, self._rested_seconds = Rest(0, 0, 0), 0.0
+        if self._rest.steps and not self._rest.left:
+            short = self._unlearned_seconds * LONGEST_REST < REST_SECONDS * self._rest.steps
+            self._rest_length = min(2 * self._rest.steps, LONGEST_SHORT_REST if short else LONGEST_REST)
+        self._count_unlearned(asked=not self._rest.steps)
+        self._rest = Rest(0, 0, 0)
         self._planned = (0, 0)
+
+    def _count_unlearned(self, *, asked: bool) -> None:
+        """Tell the controller of steps of which nothing was learned; `asked`: drafters were."""
+        if self._unlearned:
+            self.controller = self.controller.unlearned(self._unlearned, self._unlearned_seconds, asked=asked)
+            self._unlearned, self._unlearned_seconds = 0, 0.0
 
     def _plan_for(self, rows: int, keys: int) -> Plan:
         samples, steps = self._planned
@@ -312,6 +352,11 @@ class Speculator:
             tokens = parts[0] if len(parts) == 1 else np.concatenate(parts)
             for drafter in self._drafters:
                 drafter.extend(key, tokens)
+
+
+def _joined(outcomes: Sequence[Outcomes]) -> Outcomes:
+    """Those of one step and more, one after the other."""
+    return outcomes[0] if len(outcomes) == 1 else Outcomes(*map(np.concatenate, zip(*outcomes, strict=True)))
 
 
 def _offer(drafter: int, drafts: Sequence[Draft], requests: Sequence[DraftRequest]) -> Offered:
