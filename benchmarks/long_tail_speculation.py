@@ -8,7 +8,10 @@ scenario paced-E 85% of tokens follow by rule, so that they can be drafted, work
 cores are.
 The tail is the time in which no more than a sixth of the samples is unfinished, without anything. Reported: median
 seconds of generation and inference, how many times as fast as without anything (quartiles over rounds), which share of
-the tail is won, and what the simulation makes of the same lengths.
+the tail is won, and how far off three predictions are: `predicted`, made before the iteration, which knows no lengths
+(of fusion that is chosen alone); `simulated`, by the lengths that came out and the costs that were known before; and
+`by_own_costs`, by these lengths and what this very iteration's work took, which is the simulation's own error. Between
+the last two lies a machine that changed, between the first two what cannot be known beforehand.
 """
 
 import argparse
@@ -19,6 +22,7 @@ import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +33,9 @@ from benchmarks.long_tail_job import SCENARIOS
 
 from rlhf_coordinator.fusion import learning
 from rlhf_coordinator.job.job_run import JobRun
+from rlhf_planner.inter_stage.simulate import simulate
+from rlhf_planner.speculation.forecast import NO_SPECULATION
+from rlhf_planner.speculation.observed_gain import observed_forecast
 
 DRAFTS: dict[str, dict[str, Any]] = {
     "none": {"mode": "Disabled"},
@@ -47,6 +54,8 @@ class WatchedTails:
     def __init__(self) -> None:
         self.tokens: dict[tuple[str, int], list[bytes]] = {}
         self.tails: dict[tuple[str, int], float] = {}
+        self.by_own_costs: dict[tuple[str, int], float] = {}
+        """What the simulation makes of an iteration in hindsight, in seconds."""
 
     @contextmanager
     def watching(self, drafts: str) -> Iterator[None]:
@@ -54,18 +63,47 @@ class WatchedTails:
         learned = learning.learn
 
         def learn(run: JobRun) -> None:
-            if run.state.fusion.learned is None:
+            new = run.state.fusion.learned is None
+            if new:
                 state, place = run.state, (drafts, run.state.iteration)
                 self.tokens[place] = [bytes(sample.response.tokens) for sample in state.ledger.samples]
                 finished = sorted(state.incremental.finished.values())
                 self.tails[place] = finished[-1] - finished[-1 - int(TAIL * len(finished))]
             learned(run)
+            if new and run.state.fusion.measured:
+                self.by_own_costs[drafts, run.state.iteration] = by_own_costs(run)
 
         learning.learn = learn
         try:
             yield
         finally:
             learning.learn = learned
+
+
+def by_own_costs(run: JobRun) -> float:
+    """Seconds of an iteration that was just learned from, by its own lengths and what its own work took."""
+    state, fusion = run.state, run.state.fusion
+    samples = state.ledger.samples
+    prompts, lines = ([of[sample.index] for sample in samples] for of in (state.prompt_tokens, state.prompt_lines))
+    newest = {kind: ratios[-1:] for kind, ratios in fusion.costs.ratios.items()}
+    plain = replace(fusion.costs, steps=fusion.costs.steps[-1:], ratios=newest, speculation=NO_SPECULATION)
+    forecast = observed_forecast(
+        NO_SPECULATION,
+        (stretch for _, stretch in fusion.stretches),
+        lambda rows, context: plain.decode_seconds(max(1, round(rows)), context),
+        zero_allowed=False,  # also where they were slower: it is what was done
+    )
+    setup, choice = learning.iteration_setup(run, prompts, lines), fusion.choice
+    fused = run.scheduled.consolidation.planned
+    return simulate(
+        [len(sample.response) for sample in samples],
+        setup,
+        replace(plain, speculation=forecast),
+        choice.threshold if fused else 0,
+        choice.pool if fused else setup.generation_workers,
+        choice.transfer,
+        model=fusion.lengths,
+    ).seconds
 
 
 def measure(scenario: str, rounds: int, chosen: Sequence[str]) -> tuple[list[dict[str, Any]], bool]:
@@ -82,9 +120,8 @@ def measure(scenario: str, rounds: int, chosen: Sequence[str]) -> tuple[list[dic
                 iteration = at + turns.iterations - rounds * len(turns.settings)
                 own = seen.tokens[drafts, iteration]
                 same = same and tokens.setdefault(point["round"], own) == own
-                entries.append(
-                    {"drafts": drafts, "fusion": point["setting"], "tail": seen.tails[drafts, iteration]} | point
-                )
+                entry = {"drafts": drafts, "fusion": point["setting"], "tail": seen.tails[drafts, iteration]}
+                entries.append(entry | {"by_own_costs": seen.by_own_costs.get((drafts, iteration))} | point)
         print(f"{drafts}: {len(entries)} iterations measured", flush=True)
     return entries, same
 
@@ -121,13 +158,17 @@ def _row(own: dict[int, dict[str, Any]], plain: dict[int, dict[str, Any]]) -> di
     ratios = [plain[number]["seconds"] / own[number]["seconds"] for number in rounds]
     won = [(plain[number]["seconds"] - own[number]["seconds"]) / plain[number]["tail"] for number in rounds]
     errors = [own[number]["simulated"] / own[number]["seconds"] - 1 for number in rounds if own[number]["simulated"]]
-    predicted = [own[number]["predicted"] / own[number]["seconds"] - 1 for number in rounds if own[number]["predicted"]]
+    hindsight, predicted = (
+        [own[number][name] / own[number]["seconds"] - 1 for number in rounds if own[number][name]]
+        for name in ("by_own_costs", "predicted")
+    )
     return {
         "seconds": round(statistics.median(own[number]["seconds"] for number in rounds), 3),
         "times_as_fast": [round(value, 3) for value in statistics.quantiles(ratios, n=4, method="inclusive")],
         "share_of_tail_won": round(statistics.median(won), 3),
         "simulated_error": round(statistics.median(errors), 4) if errors else None,
         "simulated_errors": [round(error, 3) for error in errors],
+        "by_own_costs_errors": [round(error, 3) for error in hindsight],
         "predicted_errors": [round(error, 3) for error in predicted],
         "moved": statistics.median(own[number]["moved"] for number in rounds),
         "threshold": [int(own[number]["threshold"] or 0) for number in rounds],
