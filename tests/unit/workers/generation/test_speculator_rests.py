@@ -129,7 +129,7 @@ def test_what_is_known_for_long_is_learned_from_seldom_and_counted_every_time() 
         world.step(4)
     speculator, changes = world.speculator, 0
     steps, drafted = speculator.totals.steps, int(speculator.totals.drafted.sum())
-    told = speculator.evidence.take()
+    before_that = speculator.evidence.take()
     for _ in range(100):
         before = speculator.controller.acceptance
         world.step(4)
@@ -137,7 +137,7 @@ def test_what_is_known_for_long_is_learned_from_seldom_and_counted_every_time() 
     assert 0 < changes <= 50
     assert speculator.totals.steps - steps == 100
     now = speculator.evidence.take()
-    assert told is not None
+    assert before_that is not None
     assert now is not None
     assert now.steps == 100
     assert sum(count.drafted for count in now.learned.counts) == int(speculator.totals.drafted.sum()) - drafted
