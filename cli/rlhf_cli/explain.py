@@ -20,7 +20,7 @@ from rlhf_cli.local.run_folder import holds_run, why_no_run
 from rlhf_coordinator.reports.trackers.facts_jsonl import FILE, read_facts
 from rlhf_planner.explain.facts import IterationFacts
 from rlhf_planner.explain.finding import Finding
-from rlhf_planner.explain.ranking import SHOWN, comparable, explain
+from rlhf_planner.explain.ranking import SHOWN, comparable, explain, headline
 
 
 def explain_run(run_dir: Path, *, everything: bool, as_json: bool) -> int:
@@ -49,17 +49,7 @@ def document(facts: Sequence[IterationFacts], findings: Sequence[Finding]) -> di
 
 def lines_of(facts: Sequence[IterationFacts], findings: Sequence[Finding], width: int | None) -> list[Text]:
     """Return what is printed for people."""
-    seen = comparable(facts)
-    seconds = sum(one.total for one in seen) / len(seen)
-    phases: dict[str, float] = {}
-    for one in seen:
-        for name, spent in one.phases.items():
-            phases[name] = phases.get(name, 0.0) + spent / len(seen)
-    parts = ", ".join(f"{name} {spent:.3g} s ({spent / seconds:.0%})" for name, spent in phases.items() if spent > 0)
-    which = (
-        f"iterations {seen[0].iteration} to {seen[-1].iteration}" if len(seen) > 1 else f"iteration {seen[0].iteration}"
-    )
-    lines = paragraph(Text(f"{which}: {seconds:.3g} s each; {parts}", style="bold"), width)
+    lines = paragraph(Text(headline(facts), style="bold"), width)
     if not findings:
         return [*lines, Text("no loss of 3% or more of an iteration is known")]
     for number, finding in enumerate(findings, 1):

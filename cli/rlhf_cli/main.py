@@ -181,6 +181,34 @@ def explain(
 
 
 @app.command()
+def view(
+    run_dir: Annotated[
+        Path | None,
+        typer.Argument(
+            metavar="RUN", help="Run folder, live or over. Default: the newest in runs/.", show_default=False
+        ),
+    ] = None,
+    port: Annotated[
+        int | None, typer.Option(metavar="PORT", help="Port on 127.0.0.1, 1 to 65535. Default: a free one.")
+    ] = None,
+    browser: Annotated[
+        bool, typer.Option("--browser/--no-browser", help="Open the page in this machine's browser.")
+    ] = True,
+    target: Annotated[
+        Path | None,
+        typer.Option("--output", metavar="FOLDER", help="Write the page as a file there. Default: serve it."),
+    ] = None,
+) -> None:
+    """Look at a run in the browser: workers, samples, schedule, iterations.
+
+    Served on this machine alone until Ctrl-C, and kept up to date while the run goes on.
+    """
+    from rlhf_cli.view import view_run
+
+    raise typer.Exit(view_run(run_dir, port=port, browser=browser, target=target))
+
+
+@app.command()
 def export(
     run_dir: Annotated[Path, typer.Argument(metavar="RUN", help="Run folder.", show_default=False)],
     target: Annotated[

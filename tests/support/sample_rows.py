@@ -1,5 +1,8 @@
-"""A row of a sample table, to be changed by tests."""
+"""A row of a sample table, and the histories of an iteration, to be changed by tests."""
 
+from typing import Any
+
+from rlhf_coordinator.reports.sample_histories import SampleHistories
 from rlhf_coordinator.reports.sample_table import SampleRow
 
 
@@ -26,3 +29,23 @@ def sample_row() -> SampleRow:
         migrated=True,
         cut=False,
     )
+
+
+def sample_histories(iteration: int = 2, **changed: Any) -> SampleHistories:
+    """Two samples, of which the second moved, and was drafted for."""
+    whole: dict[str, Any] = {
+        "iteration": iteration,
+        "began_ns": 1_700_000_000_000_000_000 + iteration * 4_000_000_000,
+        "workers": ["generation-0", "generation-1"],
+        "prompts": [3, 4],
+        "responses": [5, 40],
+        "places": [[(0.1, 0)], [(0.1, 0), (0.6, 1)]],
+        "finished": [0.5, 1.2],
+        "scored": [0.7, 1.4],
+        "versions": [[(iteration, 5)], [(iteration, 40)]],
+        "drafted": [0, 24],
+        "accepted": [0, 13],
+        "rewards": [1.0, 0.25],
+        "left_out": {},
+    }
+    return SampleHistories(**{**whole, **changed})

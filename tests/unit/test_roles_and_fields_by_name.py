@@ -34,6 +34,7 @@ OTHER_MEANINGS = {
     "coordinator/rlhf_coordinator/job/iteration_metrics.py": ({"reward", "tokens"}, METRIC),
     "coordinator/rlhf_coordinator/loop/actions.py": ({"reward"}, METRIC),
     "coordinator/rlhf_coordinator/reports/": ({"reward"}, METRIC),
+    "coordinator/rlhf_coordinator/run_page/": ({"reward", "tokens"}, METRIC),
     "coordinator/rlhf_coordinator/service/last_report.py": ({"reward"}, METRIC),
     "coordinator/rlhf_coordinator/service/prometheus.py": ({"tokens"}, METRIC),
     "coordinator/rlhf_coordinator/state/evaluation_state.py": ({"reward"}, METRIC),

@@ -31,9 +31,9 @@ def sample_row(run: JobRun, index: int, place: int | None) -> SampleRow:
     ledger, prompts, graph = run.state.ledger, run.prompts, run.context.graph
     sample, prompt = ledger.samples[index], prompts.of(ledger.iteration, index)
     shown = next(iter(graph.reward_fields), None)
-    reward = None if shown is None else _number(sample, shown)
+    reward = None if shown is None else sample_number(sample, shown)
     advantage = run.advantages[place] if place is not None and place < len(run.advantages) else math.nan
-    parts = {field.value: _number(sample, field) for field in graph.reward_fields}
+    parts = {field.value: sample_number(sample, field) for field in graph.reward_fields}
     for metrics in sample.reward_metrics.values():
         parts |= {name: value for name, value in metrics.items() if math.isfinite(value)}
     return SampleRow(
@@ -75,7 +75,8 @@ def advantage_numbers(advantages: pb.Array | None) -> list[float]:
     return [float(value) for value in np.frombuffer(unpacked(advantages, "float32"), dtype="<f4")]
 
 
-def _number(sample: Sample, field: str) -> float | None:
+def sample_number(sample: Sample, field: str) -> float | None:
+    """Return the first number of a field of a sample; None: it has none that is finite."""
     if field not in sample.fields:
         return None
     value = float(np.frombuffer(sample.fields[field], dtype="<f4")[0])

@@ -22,6 +22,7 @@ from rlhf_coordinator.job.commands import send
 from rlhf_coordinator.job.iteration_facts import record_facts
 from rlhf_coordinator.job.iteration_metrics import iteration_metrics, skipped_steps, training_metrics
 from rlhf_coordinator.job.job_run import JobOutcome, JobRun, load_iteration_prompts
+from rlhf_coordinator.job.sample_histories import record_histories
 from rlhf_coordinator.job.sample_rows import advantage_numbers, record_samples, sample_advantages
 from rlhf_coordinator.job.summary import summary
 from rlhf_coordinator.loop import sample_failures
@@ -289,6 +290,7 @@ class Actions:
         run.journal.append(Record(closed=closed))
         run.journal.commit()
         record_samples(run)
+        record_histories(run)
         run.trackers.iteration(iteration, metrics)
         record_facts(run, metrics)
         run.last_metrics = known | metrics

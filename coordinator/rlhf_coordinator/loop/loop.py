@@ -13,7 +13,7 @@ from typing import Final
 from rlhf_coordinator.evaluation import rounds
 from rlhf_coordinator.failures import JobError
 from rlhf_coordinator.fusion import fusion_planning
-from rlhf_coordinator.job import measurements
+from rlhf_coordinator.job import measurements, sample_histories
 from rlhf_coordinator.job.job_run import JobRun
 from rlhf_coordinator.loop.actions import Actions
 from rlhf_coordinator.loop.event_handlers import EventHandlers
@@ -83,6 +83,8 @@ class Loop:
         except JobError as error:
             run.state.failure = error.failure
             self._actions.carry_out(iteration.decide(run.context, run.state, time.monotonic()).decisions[0])
+        finally:
+            sample_histories.note_places(run, time.monotonic())
 
     def _enter_phase(self, phase: str, arrived: float) -> None:
         run, now, before = self._run, time.monotonic(), self._run.times.phase

@@ -24,6 +24,7 @@ class DecodingTable:
         self._queue: list[_Turn] = sorted((0, index % siblings, index) for index in range(size))
         self._isolated: list[_Turn] = []
         self._decoding: dict[str, set[int]] = {}
+        self._places: list[tuple[int, str]] = []
         self._arriving: dict[str, set[int]] = {}
 
     def queued(self, limit: int) -> list[int]:
@@ -42,8 +43,15 @@ class DecodingTable:
         """Return the samples on their way to a worker with their KV cache."""
         return self._arriving.get(worker, ())
 
+    def take_places(self) -> list[tuple[int, str]]:
+        """Return (sample, who decodes it from then on; empty: it is queued again) of every change since this was asked
+        last, in order."""
+        places, self._places = self._places, []
+        return places
+
     def enqueue(self, sample: Sample) -> None:
         """Put a sample into the queue."""
+        self._places.append((sample.index, ""))
         insort(self._queue_of(sample), self._turn(sample))
 
     def dequeue(self, sample: Sample) -> None:
@@ -63,6 +71,7 @@ class DecodingTable:
         sample.decoding = Lease(worker, sample.attempt)
         if not sample.decoded_by or sample.decoded_by[-1] != worker:
             sample.decoded_by.append(worker)
+        self._places.append((sample.index, worker))
         self._decoding.setdefault(worker, set()).add(sample.index)
         return sample.attempt
 
@@ -93,4 +102,5 @@ class DecodingTable:
         self.end_lease(sample)
         sample.decoding = arriving
         sample.decoded_by.append(arriving.worker)
+        self._places.append((sample.index, arriving.worker))
         self._decoding.setdefault(arriving.worker, set()).add(sample.index)

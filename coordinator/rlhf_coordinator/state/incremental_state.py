@@ -51,6 +51,8 @@ class IncrementalState:
     """Sample -> when its response was complete."""
     scored: dict[int, float] = field(default_factory=dict)
     """Sample -> when it had its last score."""
+    places: dict[int, list[tuple[float, str]]] = field(default_factory=dict)
+    """Sample -> (since when, who decodes it; empty: it was queued again), in order, as this process saw it."""
     last_tasks: Counter[str] = field(default_factory=Counter)
     """Task -> samples of which it was the last result."""
     joined: dict[str, float] = field(default_factory=dict)
@@ -62,7 +64,7 @@ class IncrementalState:
         """Forget what belongs to an iteration: samples and weights are others now."""
         self.held, self.asked, self.full, self.cache_bytes = {}, {}, {}, {}
         self.begun, self.finished, self.joined, self.passes = {}, {}, {}, {}
-        self.scored, self.last_tasks = {}, Counter()
+        self.scored, self.last_tasks, self.places = {}, Counter(), {}
         self.max_bytes = self.dropped = self.early_tokens = self.tokens = 0
         self.predicted = None
         self.adopt()

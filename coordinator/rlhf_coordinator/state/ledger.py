@@ -120,6 +120,11 @@ class Ledger(ScoringLedger):
         """Return the samples on their way to this worker with their KV cache, by index."""
         return sorted(self._decoding.arriving_on(worker))
 
+    def take_places(self) -> list[tuple[int, str]]:
+        """Return (sample, who decodes it from then on; empty: it is queued again) of every change since this was asked
+        last, in order."""
+        return self._decoding.take_places()
+
     # ---------------------------------------------------------------- generation
 
     def assign(self, index: int, worker: str) -> int:

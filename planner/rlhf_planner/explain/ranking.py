@@ -25,6 +25,23 @@ def explain(facts: Sequence[IterationFacts]) -> list[Finding]:
     return sorted(findings, key=lambda finding: -finding.seconds)
 
 
+def headline(facts: Sequence[IterationFacts]) -> str:
+    """Return in words how long an iteration takes, and in which phases. Raises ValueError where none is comparable."""
+    seen = comparable(facts)
+    if not seen:
+        raise ValueError("no iteration is recorded")
+    seconds = sum(one.total for one in seen) / len(seen)
+    phases: dict[str, float] = {}
+    for one in seen:
+        for name, spent in one.phases.items():
+            phases[name] = phases.get(name, 0.0) + spent / len(seen)
+    parts = ", ".join(f"{name} {spent:.3g} s ({spent / seconds:.0%})" for name, spent in phases.items() if spent > 0)
+    which = (
+        f"iterations {seen[0].iteration} to {seen[-1].iteration}" if len(seen) > 1 else f"iteration {seen[0].iteration}"
+    )
+    return f"{which}: {seconds:.3g} s each; {parts}"
+
+
 def comparable(facts: Sequence[IterationFacts]) -> list[IterationFacts]:
     """Return the iterations that findings are about."""
     if not facts:

@@ -11,6 +11,7 @@ from typing import Final
 
 from rlhf_coordinator.reports.trackers.events_log import EventsLog
 from rlhf_coordinator.reports.trackers.facts_jsonl import FactsJsonl
+from rlhf_coordinator.reports.trackers.histories_jsonl import HistoriesJsonl
 from rlhf_coordinator.reports.trackers.metrics_jsonl import MetricsJsonl
 from rlhf_coordinator.reports.trackers.sample_tables import SampleTables
 from rlhf_coordinator.reports.trackers.summary_json import SummaryJson
@@ -36,6 +37,7 @@ TRACKERS: Final[Mapping[str, TrackerKind]] = MappingProxyType(
         "metrics.jsonl": TrackerKind(MetricsJsonl, required=True),
         "events.jsonl": TrackerKind(EventsLog, required=True),
         "facts.jsonl": TrackerKind(FactsJsonl),
+        "sample-histories.jsonl": TrackerKind(HistoriesJsonl),
         "samples": TrackerKind(SampleTables),
         "tensorboard": TrackerKind(TensorBoardEvents),
         "timeline.json": TrackerKind(TimelineJson),

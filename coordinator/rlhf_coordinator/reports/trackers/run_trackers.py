@@ -14,6 +14,7 @@ from typing import Any, Final
 from rlhf_api import control_pb2 as pb
 from rlhf_api.names import ExitCode
 from rlhf_coordinator.failures import JobError, storage_error
+from rlhf_coordinator.reports.sample_histories import SampleHistories
 from rlhf_coordinator.reports.sample_table import SampleRow
 from rlhf_coordinator.reports.trackers.registry import TRACKERS
 from rlhf_coordinator.reports.trackers.service_tracker import ServiceTracker
@@ -89,6 +90,14 @@ class RunTrackers:
         for name, tracker in list(self._trackers.items()):
             try:
                 tracker.facts(facts)
+            except OSError as error:
+                self._give_up(name, error)
+
+    def histories(self, histories: SampleHistories) -> None:
+        """Record what happened to each sample of an iteration."""
+        for name, tracker in list(self._trackers.items()):
+            try:
+                tracker.histories(histories)
             except OSError as error:
                 self._give_up(name, error)
 

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rlhf_api import control_pb2 as pb
+from rlhf_coordinator.reports.sample_histories import SampleHistories
 from rlhf_coordinator.reports.sample_table import SampleRow
 from rlhf_planner.explain.facts import IterationFacts
 
@@ -31,6 +32,10 @@ class Tracker:
     def facts(self, facts: IterationFacts) -> None:
         """Record what is known of where the time of an iteration went; given again after a restart, they replace
         those before."""
+
+    def histories(self, histories: SampleHistories) -> None:
+        """Record what happened to each sample of an iteration; given again after a restart, they replace those
+        before."""
 
     def finish(self, summary: Mapping[str, Any]) -> None:
         """Complete what was written: the run is over, and nothing comes afterwards. `summary`: facts about the whole

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from tests.support.explained_runs import recorded_facts
-from tests.support.sample_rows import sample_row
+from tests.support.sample_rows import sample_histories, sample_row
 
 from rlhf_api import control_pb2 as pb
 from rlhf_coordinator.reports.trackers.registry import TRACKERS
@@ -24,6 +24,7 @@ def use(tracker: Tracker, iterations: range, *, finish: bool = True) -> None:
         tracker.event(iteration, "worker-lost", 'generation-0 is "lost"\n', {"worker": "generation-0"})
         tracker.samples(iteration, [sample_row()])
         tracker.facts(recorded_facts(iteration=iteration))
+        tracker.histories(sample_histories(iteration))
         tracker.iteration(iteration, 10**9 * iteration, METRICS)
     if finish:
         tracker.finish({"phase": "Complete", "reward_first": None})

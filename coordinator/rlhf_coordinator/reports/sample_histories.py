@@ -1,0 +1,62 @@
+"""What happened to each sample of an iteration, and when: who decoded it, when it ended, when it was scored.
+
+Rule: what was seen, as plain data for JSON: small, bounded, versioned. Readers ignore fields they do not know and leave
+out lines of another version. A moment is in seconds from `began_ns`; one that nobody saw is null, and never a guess.
+"""
+
+from typing import Annotated, Final, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+VERSION: Final = 1
+MAX_SAMPLES: Final = 8192
+"""Samples whose histories are recorded, about 100 bytes each; of a larger batch none are."""
+MAX_PLACES: Final = 64
+"""Changes of place of one sample that are kept, the first ones."""
+MAX_WORKERS: Final = 10_000
+
+Moment = Annotated[float, Field(ge=0, le=1e9, allow_inf_nan=False)]
+Tokens = Annotated[int, Field(ge=0, le=2**53)]
+Number = Annotated[float, Field(allow_inf_nan=False)]
+Name = Annotated[str, Field(max_length=128)]
+Place = tuple[Moment, Annotated[int, Field(ge=-1, lt=MAX_WORKERS)]]
+Version = tuple[Tokens, Tokens]
+
+
+class SampleHistories(BaseModel):
+    """One iteration; each column has an entry for each sample, in the order of the batch."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+    version: Literal[1] = VERSION
+    iteration: Tokens
+    """From 0."""
+    began_ns: Annotated[int, Field(ge=0, lt=2**63)]
+    """When the iteration began, in nanoseconds since the Unix epoch."""
+    workers: Annotated[list[Name], Field(max_length=MAX_WORKERS)]
+    """Those that decoded."""
+    prompts: Annotated[list[Tokens], Field(max_length=MAX_SAMPLES)]
+    """Tokens."""
+    responses: Annotated[list[Tokens], Field(max_length=MAX_SAMPLES)]
+    """Tokens."""
+    places: Annotated[list[Annotated[list[Place], Field(max_length=MAX_PLACES)]], Field(max_length=MAX_SAMPLES)]
+    """(since when, index in `workers` of who decodes it; -1: it was queued again)."""
+    finished: Annotated[list[Moment | None], Field(max_length=MAX_SAMPLES)]
+    scored: Annotated[list[Moment | None], Field(max_length=MAX_SAMPLES)]
+    versions: Annotated[list[Annotated[list[Version], Field(max_length=MAX_PLACES)]], Field(max_length=MAX_SAMPLES)]
+    """(weight version, tokens of the response that it sampled), first tokens first."""
+    drafted: Annotated[list[Tokens], Field(max_length=MAX_SAMPLES)]
+    """Tokens that were drafted for it and verified."""
+    accepted: Annotated[list[Tokens], Field(max_length=MAX_SAMPLES)]
+    rewards: Annotated[list[Number | None], Field(max_length=MAX_SAMPLES)]
+    left_out: Annotated[dict[Annotated[int, Field(ge=0, lt=MAX_SAMPLES)], Name], Field(max_length=MAX_SAMPLES)]
+    """Sample that is not trained on -> failed, dropped or cut."""
+
+    @model_validator(mode="after")
+    def _columns_fit(self) -> Self:
+        columns = (self.responses, self.places, self.finished, self.scored, self.versions, self.drafted, self.accepted)
+        if any(len(column) != len(self.prompts) for column in (*columns, self.rewards)):
+            raise ValueError("its columns have different lengths")
+        if any(worker >= len(self.workers) for places in self.places for _, worker in places):
+            raise ValueError("a place names a worker that is not in workers")
+        return self

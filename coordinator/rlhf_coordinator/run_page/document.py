@@ -1,0 +1,65 @@
+"""The page as one file: markup, style and program, with a policy that lets nothing else run, and nothing be fetched.
+
+Rule: what comes from a run is data alone: it lies in an element that is no program, with every `<` written as an
+escape, and the program shows it as text. The policy names the program and the style by their sums, so nothing else is
+run even if something slipped through.
+"""
+
+import base64
+import hashlib
+import json
+from collections.abc import Sequence
+from functools import cache
+from importlib.resources import files
+from typing import Any, Final
+
+PROGRAM: Final = ("store.js", "axis.js", "timeline.js", "samples.js", "schedule.js", "lists.js", "main.js")
+"""Parts of the program, in order."""
+
+
+@cache
+def page(deltas: str = "") -> bytes:
+    """Return the page. `deltas`: as `embedded` returns them; empty: the page asks its server for them."""
+    style = _part("style.css")
+    markup = _part("page.html")
+    for place, content in (
+        ("STYLE", style),
+        ("POLICY", policy(live=not deltas)),
+        ("PROGRAM", _program()),
+        ("DATA", deltas),
+    ):
+        markup = markup.replace(f"%{place}%", content)  # the data last: nothing in it is a place any more
+    return markup.encode()
+
+
+def policy(*, live: bool) -> str:
+    """Return the Content-Security-Policy of the page."""
+    connect = "'self'" if live else "'none'"
+    return (
+        f"default-src 'none'; script-src '{_sum(_program())}'; style-src '{_sum(_part('style.css'))}'; "
+        f"connect-src {connect}; base-uri 'none'; form-action 'none'"
+    )
+
+
+def embedded(deltas: Sequence[dict[str, Any]]) -> str:
+    """Return deltas as text that can lie in a page."""
+    return plain_json(deltas).replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
+
+
+def plain_json(value: Any) -> str:
+    """Return JSON in ASCII; a number that JSON lacks is an error."""
+    return json.dumps(value, ensure_ascii=True, allow_nan=False, separators=(",", ":"))
+
+
+@cache
+def _program() -> str:
+    return "'use strict';\n(() => {\n" + "\n".join(map(_part, PROGRAM)) + "\n})();\n"
+
+
+@cache
+def _part(name: str) -> str:
+    return (files("rlhf_coordinator.run_page") / "page" / name).read_text(encoding="utf-8")
+
+
+def _sum(content: str) -> str:
+    return "sha256-" + base64.b64encode(hashlib.sha256(content.encode()).digest()).decode()
