@@ -10,6 +10,7 @@ from docs_site.navigation import HOME, navigation
 from docs_site.repository import Repository
 from docs_site.staging import diagram_problems, link_problems
 from rlhf_api.conditions import RunningReason
+from rlhf_api.names import ExitCode
 from rlhf_coordinator.state.sample import SampleState
 
 ROOT = Path(__file__).parents[2]
@@ -80,6 +81,11 @@ def test_the_life_of_a_sample_has_the_states_of_the_ledger() -> None:
 
 def test_the_life_of_a_job_has_the_reasons_that_users_are_shown() -> None:
     assert states_of(pictures()[2]) == {reason.value for reason in RunningReason} - {"NameTaken"}
+
+
+def test_the_page_of_errors_has_every_exit_code() -> None:
+    rows = re.findall(r"^\| (\d+) \| (\w+) \|", (ROOT / "docs" / "errors.md").read_text(), re.MULTILINE)
+    assert [(int(code), name) for code, name in rows] == [(code.value, code.name) for code in ExitCode]
 
 
 def test_the_packages_are_those_whose_imports_are_checked() -> None:
