@@ -104,9 +104,9 @@ async def test_a_job_trains_every_sample_once(
         SampleHistories.model_validate_json(line)
         for line in (tmp_path / "run" / "sample-histories.jsonl").read_text().splitlines()
     ]
-    assert [one.iteration for one in histories] == [0, 1, 2, 3]
-    for one in histories:
-        for places, finished, scored in zip(one.places, one.finished, one.scored, strict=True):
+    assert [history.iteration for history in histories] == [0, 1, 2, 3]
+    for history in histories:
+        for places, finished, scored in zip(history.places, history.finished, history.scored, strict=True):
             assert finished is not None
             assert scored is not None
             assert places[0][0] <= finished <= scored
