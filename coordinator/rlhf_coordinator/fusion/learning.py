@@ -20,6 +20,7 @@ from rlhf_coordinator.state.fusion_state import WorkInterval
 from rlhf_coordinator.state.job_state import JobContext
 from rlhf_coordinator.state.sample import ITEM_BYTES
 from rlhf_coordinator.state.worker import PendingCommand
+from rlhf_coordinator.storage.batch import finished_responses
 from rlhf_planner.inter_stage.costs import JOB_KEY, StageCosts
 from rlhf_planner.inter_stage.forecast import IterationSetup
 from rlhf_planner.inter_stage.learned_costs import ObservedWork, refined
@@ -52,9 +53,8 @@ def restore_learned(run: JobRun, written: dict[str, Any]) -> None:
     before = [iteration for iteration in run.journal.iterations() if iteration < run.state.iteration]
     for iteration in before[-WINDOW:]:
         lengths = {
-            record.finished.key.sample: len(record.finished.tokens.data) // ITEM_BYTES
-            for record in run.journal.read(iteration)
-            if record.WhichOneof("record") == "finished"
+            message.key.sample: len(message.tokens.data) // ITEM_BYTES
+            for message in finished_responses(run.journal.read(iteration))
         }
         prompts = [run.prompts.of(iteration, index) for index in lengths]
         fusion.lengths = fusion.lengths.with_batch(

@@ -18,6 +18,7 @@ from rlhf_coordinator.scheduling.decisions import SharedPart, ShareSiblings
 from rlhf_coordinator.state.earlier_responses import EarlierResponse
 from rlhf_coordinator.state.sample import ITEM_BYTES
 from rlhf_coordinator.state.sibling_state import TokenSource, weights
+from rlhf_coordinator.storage.batch import finished_responses
 from rlhf_coordinator.storage.sample_codec import packed
 
 log = logging.getLogger(__name__)
@@ -73,7 +74,7 @@ def restore_earlier(run: JobRun) -> None:
         return
     before = [iteration for iteration in run.journal.iterations() if iteration < run.state.iteration]
     for iteration in before[-MAX_SEGMENTS:]:
-        finished = (record.finished for record in run.journal.read(iteration) if record.HasField("finished"))
+        finished = finished_responses(run.journal.read(iteration))
         _keep(run, iteration, {message.key.sample: message.tokens.data for message in finished})
     if held := run.state.siblings.earlier.tokens:
         log.info("%d tokens of earlier responses are remembered, to draft by", held)

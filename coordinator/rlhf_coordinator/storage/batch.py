@@ -4,7 +4,7 @@ Rule: both ways go through a Ledger, so a replayed batch is byte for byte the on
 Must never return an incomplete batch.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Final
 
 from rlhf_api import control_pb2 as pb
@@ -32,6 +32,14 @@ def of_evaluation(record: Record) -> int | None:
         return None
     key: pb.SampleKey = getattr(record, kind).key
     return key.iteration if key.sample >= FIRST_SAMPLE else None
+
+
+def finished_responses(records: Iterable[Record]) -> Iterator[pb.FinishedSample]:
+    """Yield the responses of a batch that a segment of the journal holds. Those of evaluations are left out: the number
+    of such a sample is none of the batch, whose prompts it would be looked for among."""
+    for record in records:
+        if record.WhichOneof("record") == "finished" and of_evaluation(record) is None:
+            yield record.finished
 
 
 def apply_record(ledger: Ledger, record: Record) -> None:

@@ -4,6 +4,7 @@ import ast
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -12,13 +13,17 @@ from tests.support.in_process_coordinator import SpansInMemory, begin_in_process
 
 import rlhf_coordinator
 from rlhf_api import control_pb2 as pb
+from rlhf_api.arrays import pack
 from rlhf_coordinator.fusion import learning, reallocation
 from rlhf_coordinator.fusion.learning import with_contention
 from rlhf_coordinator.job.job_run import JobRun
 from rlhf_coordinator.loop.event_handlers import EventHandlers
 from rlhf_coordinator.scheduling.training_schedule import schedule_json
+from rlhf_coordinator.state.evaluation_state import FIRST_SAMPLE
 from rlhf_coordinator.state.fusion_state import MadeReallocation, WorkInterval
 from rlhf_coordinator.state.job_state import job_context
+from rlhf_coordinator.state.ledger import Ledger
+from rlhf_coordinator.storage.journal_pb2 import Begun, Record
 from rlhf_coordinator.training.checkpoint_saver import CheckpointSaver
 from rlhf_planner.inter_stage.balance import Reallocation
 from rlhf_planner.inter_stage.costs import StageCosts
@@ -151,3 +156,15 @@ def test_what_decides_and_learns_does_not_know_spans(package: str) -> None:
     for path in (Path(rlhf_coordinator.__file__).parent / package).glob("*.py"):
         named = {node.attr for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Attribute)}
         assert not named & {"Span", "span"}, f"{path} names spans: it may only use observations"
+
+
+def test_a_restart_learns_lengths_of_batches_and_not_of_samples_of_evaluations(tmp_path: Path) -> None:
+    """The number of such a sample is none of the batch: to look for its prompt there took minutes."""
+    run, _ = begin_in_process(tmp_path, make_job(tmp_path, fusion={"interStage": {"mode": "Auto"}}))
+    run.journal.begin(Begun(iteration=0, coordinator_epoch=1))
+    for number, length in ((0, 3), (1, 5), (FIRST_SAMPLE, 40)):
+        tokens = pack(np.zeros(length, "<i4"))
+        run.journal.append(Record(finished=pb.FinishedSample(key=pb.SampleKey(sample=number), tokens=tokens)))
+    run.state.ledger = Ledger(1, run.context.spec.rollout.batch_size, run.context.tasks, 1)
+    learning.restore_learned(run, {})
+    assert run.state.fusion.lengths.samples == 2

@@ -25,6 +25,7 @@ from rlhf_coordinator.scheduling import sibling_sharing
 from rlhf_coordinator.scheduling.decisions import ShareSiblings
 from rlhf_coordinator.speculation import sharing
 from rlhf_coordinator.state.earlier_responses import MAX_RESPONSES, EarlierResponse, EarlierResponses
+from rlhf_coordinator.state.evaluation_state import FIRST_SAMPLE
 from rlhf_coordinator.state.ledger import Ledger
 from rlhf_coordinator.state.sample import PackedResponse, SampleState
 from rlhf_coordinator.state.sibling_state import EARLIER_WEIGHT
@@ -233,6 +234,8 @@ def test_a_lease_brings_the_responses_of_earlier_epochs_and_a_restart_finds_them
         response = run.state.ledger.samples[index].response
         finished = pb.FinishedSample(key=pb.SampleKey(sample=index), tokens=pack(np.frombuffer(response.tokens, "<i4")))
         run.journal.append(Record(finished=finished))
+    evaluated = pb.FinishedSample(key=pb.SampleKey(sample=FIRST_SAMPLE), tokens=pack(np.array([7, 7], "<i4")))
+    run.journal.append(Record(finished=evaluated))
     sharing.iteration_ended(run)
     kept = run.state.siblings.earlier
     line = run.prompts.of(0, GROUP).line
