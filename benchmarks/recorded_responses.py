@@ -12,6 +12,7 @@ import numpy as np
 from rlhf_api.algorithms import samples_per_prompt
 from rlhf_api.job import RLHFJob
 from rlhf_api.samples import SampleKey, SampleRequest, TokenArray
+from rlhf_coordinator.storage.batch import finished_responses
 from rlhf_coordinator.storage.journal import Journal
 from rlhf_coordinator.storage.prompt_cache import tokenized_before
 from rlhf_coordinator.storage.prompts import PromptSet, prompts_digest, random_key
@@ -54,18 +55,17 @@ class RecordedRun:
     def samples(self, iteration: int) -> list[RecordedResponse]:
         """Return the finished samples of an iteration, by their number."""
         spec, found = self.job.spec, []
-        for record in self._journal.read(iteration):
-            if record.WhichOneof("record") == "finished":
-                number = record.finished.key.sample
-                prompt = self._prompts.of(iteration, number)
-                request = SampleRequest(
-                    SampleKey(iteration, number, record.finished.key.attempt),
-                    np.frombuffer(prompt.tokens, "<i4").astype(np.int32),
-                    random_key(spec.seed, iteration, number),
-                    spec.rollout.max_response_tokens,
-                )
-                response = np.frombuffer(unpacked(record.finished.tokens, "int32"), "<i4").astype(np.int32)
-                found.append(RecordedResponse(request, response, prompt.line))
+        for message in finished_responses(self._journal.read(iteration)):
+            number = message.key.sample
+            prompt = self._prompts.of(iteration, number)
+            request = SampleRequest(
+                SampleKey(iteration, number, message.key.attempt),
+                np.frombuffer(prompt.tokens, "<i4").astype(np.int32),
+                random_key(spec.seed, iteration, number),
+                spec.rollout.max_response_tokens,
+            )
+            response = np.frombuffer(unpacked(message.tokens, "int32"), "<i4").astype(np.int32)
+            found.append(RecordedResponse(request, response, prompt.line))
         return sorted(found, key=lambda sample: sample.request.key)
 
     @property

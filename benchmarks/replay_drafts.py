@@ -6,30 +6,31 @@ RUN is the folder of `rlhf run`. Each iteration is gone through as a worker deco
 as many slots as the job's generation workers have together, every step drafts for all of them (mode Fixed), what equals
 the recorded response is accepted, and one token more is drawn. One drafter is asked at a time. Acceptance is accepted
 over drafted tokens; tokens per step are those of one sample. With --earlier, responses of earlier epochs to the same
-prompts are taught to the drafter first, with a weight. The last line of --json is one object.
+prompts are taught to the drafter first, as the coordinator keeps and weighs them. The last line of --json is one
+object.
 """
 
 import argparse
 import json
+from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
 import torch
 from benchmarks.recorded_responses import RecordedResponse, RecordedRun
 
 from rlhf_api.job import RLHFJobSpec
+from rlhf_coordinator.state.earlier_responses import EarlierResponse, EarlierResponses
 from rlhf_coordinator.state.ledger import siblings_apart
+from rlhf_coordinator.state.sibling_state import weights
 from rlhf_workers.generation.speculation.drafter import Drafter, DraftRequest, LearnsSiblings, PromptGroup, SampleSource
 from rlhf_workers.generation.speculation.drafter_registry import build_drafters
 from rlhf_workers.generation.speculation.speculation_totals import SpeculationTotals
 from rlhf_workers.generation.speculation.speculator import Speculator, Verified
 from rlhf_workers.models import load_tokenizer
-
-EARLIER_WEIGHT: Final = 0.5
-"""What a token of an earlier epoch counts beside one that is drawn now."""
 
 
 @dataclass(frozen=True)
@@ -130,13 +131,29 @@ def teach_earlier(
     earlier: Iterable[RecordedResponse],
     samples_per_prompt: int,
 ) -> int:
-    """Teach a drafter responses of earlier epochs to the prompts of `samples`; return how many."""
-    groups = {each.prompt: PromptGroup.of(each.request.key, samples_per_prompt) for each in samples}
-    taught = 0
+    """Teach a drafter responses of earlier epochs to the prompts of `samples`, as many and of the weight that a
+    coordinator sends with their leases; return how many."""
+    store, by_iteration = EarlierResponses(), defaultdict[int, list[RecordedResponse]](list)
     for each in earlier:
-        if each.prompt in groups:
-            source = SampleSource(each.request.key.iteration, each.request.key.sample)
-            drafter.learn(groups[each.prompt], source, 0, each.response, EARLIER_WEIGHT)
+        by_iteration[each.request.key.iteration].append(each)
+    for iteration in sorted(by_iteration):
+        by_prompt = defaultdict[int, list[EarlierResponse]](list)
+        for each in by_iteration[iteration]:
+            if len(each.response):
+                tokens = each.response.astype("<i4").tobytes()
+                by_prompt[each.prompt].append(EarlierResponse(iteration, each.request.key.sample, tokens))
+        for prompt, responses in by_prompt.items():
+            store.add(prompt, responses)
+    taught = 0
+    for prompt, group in {
+        each.prompt: PromptGroup.of(each.request.key, samples_per_prompt) for each in samples
+    }.items():
+        known = store.of(prompt)
+        counts = weights(response.iteration for response in known)
+        for response in known:
+            source = SampleSource(response.iteration, response.sample)
+            text = np.frombuffer(response.tokens, "<i4").astype(np.int32)
+            drafter.learn(group, source, 0, text, counts[response.iteration])
             taught += 1
     return taught
 

@@ -67,6 +67,7 @@ def _decisions(context: JobContext, state: JobState, now: float, facts: Facts) -
     if cut := oversampling.decide(state.ledger):
         # Prompts that were begun beyond those of the batch; the rest is decided on what is left.
         return tuple(cut)
+    dispatched = dispatch.decide(context, state, now, facts)
     return (
         # Whoever keeps the job waiting for too long restarts.
         *overdue(context, state, now),
@@ -76,12 +77,12 @@ def _decisions(context: JobContext, state: JobState, now: float, facts: Facts) -
         *roles_and_weights.decide(context, state, now, facts),
         # Samples move to the pool, or from a full worker to one that would run dry; costs are measured once.
         *consolidation.decide(state, tail, facts.ready, facts.measures),
+        # Who decodes, or is about to, is told what others decoded of the same prompts, to draft by.
+        *sibling_sharing.decide(context, state, now, dispatched),
         # Queued samples are leased to who decodes, finished ones to who scores.
-        *dispatch.decide(context, state, now, facts),
+        *dispatched,
         # Who scores and has nothing to score begins with unfinished samples.
         *incremental_dispatch.decide(context, state, now, facts.scorers),
-        # Who decodes is told what others decoded of the same prompts, to draft by.
-        *sibling_sharing.decide(context, state, now),
         # Who has nothing of the batch decodes and judges what the evaluation asks for.
         *evaluation.decide(context, state, now, facts),
         # Trained, published, checkpointed: the iteration is closed; or the job stops, or ranks leave.

@@ -3,16 +3,18 @@
 Level-triggered: what a worker has (`SiblingState.has`) is compared with what is known of its prompt groups, and a part
 of what is missing is sent. So nothing is queued, and what does not fit this time comes next time. Live siblings come
 before responses of earlier epochs. A group of which a worker decodes nothing, and is to decode nothing, is forgotten.
+What is leased does not wait for its time: a short response would be over before, so what is known of its prompt comes
+just before the lease.
 Bounds: tokens for a worker, tokens in all, and sources looked at, each for one time; groups have their turns.
-Rule: pure. Hints only: they are decided last, and change how long a token takes, never which one it is.
+Rule: pure. Hints only: nothing else is decided by them, and they change how long a token takes, never which one it is.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Final
 
 from rlhf_api.algorithms import samples_per_prompt
-from rlhf_coordinator.scheduling.decisions import Decision, SharedPart, ShareSiblings
+from rlhf_coordinator.scheduling.decisions import Decision, Generate, SharedPart, ShareSiblings
 from rlhf_coordinator.state.job_state import JobContext, JobState
 from rlhf_coordinator.state.sample import SampleState
 from rlhf_coordinator.state.sibling_state import TokenSource
@@ -33,15 +35,31 @@ def is_enabled(context: JobContext) -> bool:
     return context.graph.generates and settings.mode != "Disabled" and "Siblings" in settings.drafters
 
 
-def decide(context: JobContext, state: JobState, now: float) -> list[Decision]:
-    """Return at most one decision, which may hold nothing to send: it says when to look again."""
-    sharing = state.siblings
-    if not is_enabled(context) or now < sharing.next_share or (state.ledger.all_generated and not sharing.has):
+def decide(context: JobContext, state: JobState, now: float, dispatched: Iterable[Decision] = ()) -> list[Decision]:
+    """Return at most one decision, which may hold nothing to send: it says when to look again. `dispatched` is decided
+    on the same state, and carried out after."""
+    if not is_enabled(context):
+        return []
+    sharing, per_prompt = state.siblings, samples_per_prompt(context.spec)
+    leases = _by_group(dispatched, per_prompt)
+    due = now >= sharing.next_share and bool(leases or sharing.has or not state.ledger.all_generated)
+    if not due and not leases:
         return []
     learners = frozenset(worker.name for worker in state.fleet if worker.connected and worker.heartbeat.learns_siblings)
     if not learners:
         return []
-    return [_Share(state, samples_per_prompt(context.spec), learners).decision(now)]
+    share = _Share(state, per_prompt, learners, leases)
+    return [share.decision(now)] if due else share.with_leases()
+
+
+def _by_group(dispatched: Iterable[Decision], per_prompt: int) -> dict[int, dict[str, set[int]]]:
+    """Return prompt group -> worker -> samples that are leased to it."""
+    leases: dict[int, dict[str, set[int]]] = {}
+    for decision in dispatched:
+        if isinstance(decision, Generate):
+            for index in decision.samples:
+                leases.setdefault(index // per_prompt, {}).setdefault(decision.worker, set()).add(index)
+    return leases
 
 
 def unsent_tokens(state: JobState, group: int, has: dict[TokenSource, int], per_prompt: int) -> int:
@@ -69,6 +87,8 @@ class _Share:
     state: JobState
     per_prompt: int
     learners: frozenset[str]
+    leases: dict[int, dict[str, set[int]]]
+    """Prompt group -> worker -> samples that are leased to it right after this is carried out."""
     parts: list[SharedPart] = field(default_factory=list)
     forgotten: list[tuple[int, str]] = field(default_factory=list)
     room: dict[str, int] = field(default_factory=dict)
@@ -88,11 +108,24 @@ class _Share:
                 break
         return ShareSiblings(tuple(self.parts), tuple(self.forgotten), group, now + SHARE_SECONDS)
 
+    def with_leases(self) -> list[Decision]:
+        """Look at the groups that are leased, as far as the bounds allow; when all have their turn stays as it is."""
+        for group, workers in self.leases.items():
+            if self.left <= 0 or self.looks >= MAX_LOOKS:
+                break
+            for worker, own in workers.items():
+                if worker in self.learners:
+                    self._worker(group, worker, own, self.state.siblings.has.get(group, {}).get(worker, {}))
+        sharing = self.state.siblings
+        if not any(part.sent for part in self.parts):
+            return []
+        return [ShareSiblings(tuple(self.parts), (), sharing.next_group, sharing.next_share)]
+
     def _group(self, group: int) -> None:
         samples, has = self.state.ledger.samples, self.state.siblings.has.get(group, {})
         members = _members(self.state, group, self.per_prompt)
         self.looks += len(members)
-        holders: dict[str, set[int]] = {}
+        holders = {worker: set(own) for worker, own in self.leases.get(group, {}).items() if worker in self.learners}
         for index in members:
             for lease in (samples[index].decoding, samples[index].arriving):
                 if lease is not None and lease.worker in self.learners:

@@ -22,7 +22,7 @@ from rlhf_api.samples import VersionSpan
 from rlhf_coordinator.job.job_run import JobRun
 from rlhf_coordinator.job.sessions import WorkerStream
 from rlhf_coordinator.scheduling import sibling_sharing
-from rlhf_coordinator.scheduling.decisions import ShareSiblings
+from rlhf_coordinator.scheduling.decisions import Generate, ShareSiblings
 from rlhf_coordinator.speculation import sharing
 from rlhf_coordinator.state.earlier_responses import MAX_RESPONSES, EarlierResponse, EarlierResponses
 from rlhf_coordinator.state.evaluation_state import FIRST_SAMPLE
@@ -117,6 +117,14 @@ def share(run: JobRun, now: float) -> None:
         sharing.share(run, decision)
 
 
+def lease(run: JobRun, index: int, worker: str, now: float) -> None:
+    """As a turn of the loop does: it decides both on the state before, and shares first."""
+    for decision in sibling_sharing.decide(run.context, run.state, now, [Generate(worker, (index,))]):
+        assert isinstance(decision, ShareSiblings)
+        sharing.share(run, decision)
+    run.state.ledger.assign(index, worker)
+
+
 def carry_out(run: JobRun, workers: dict[str, Listener], now: float, kind: str, index: int | None, value: Any) -> None:
     """What happens next, if it can."""
     ledger, state = run.state.ledger, None if index is None else run.state.ledger.samples[index].state
@@ -126,7 +134,7 @@ def carry_out(run: JobRun, workers: dict[str, Listener], now: float, kind: str, 
         ledger.reclaim(value)
         workers[value].open_session()
     elif kind == "lease" and state is SampleState.QUEUED:
-        ledger.assign(index, value)
+        lease(run, index, value, now - 1)
     elif kind == "decode" and state is SampleState.DECODING:
         decode(run, index, value)
     elif kind == "finish" and state is SampleState.DECODING:
@@ -194,6 +202,27 @@ def test_a_worker_gets_what_others_decoded_of_its_prompts_and_of_no_other(tmp_pa
     assert workers["generation-0"].has == {(0, 0, 1): tokens_of(run, 1)}
     assert workers["generation-1"].has == {(0, 0, 0): tokens_of(run, 0)}
     assert workers["generation-2"].has == {}, "it decodes all that there is of its prompt itself"
+
+
+def test_what_is_known_of_its_prompt_comes_before_a_lease(tmp_path: Path) -> None:
+    """Whenever anything was shared last: a response of a few tokens is over before the next time."""
+    run, workers = begin(tmp_path)
+    for index, worker in ((0, 0), (GROUP, 0)):
+        run.state.ledger.assign(index, WORKERS[worker])
+        decode(run, index, 5)
+    share(run, 1.0)
+    next_share = run.state.siblings.next_share
+    assert next_share > 1.0
+    lease(run, 1, WORKERS[1], 1.0)
+    lease(run, 2, WORKERS[0], 1.0)
+    for listener in workers.values():
+        listener.listen()
+    assert workers["generation-1"].has == {(0, 0, 0): tokens_of(run, 0)}, "of its prompt, and of no other"
+    assert workers["generation-0"].has == {}, "it decodes itself what there is"
+    assert run.state.siblings.next_share == next_share, "others are not looked at sooner or later for it"
+    lease(run, 3, WORKERS[1], 1.0)
+    workers["generation-1"].listen()
+    assert workers["generation-1"].received == 5, "what it has does not come again"
 
 
 def test_nothing_is_sent_where_nobody_drafts_by_siblings(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from rlhf_api import control_pb2 as pb
-from rlhf_api.algorithms import samples_per_prompt
+from rlhf_api.algorithms import samples_begun, samples_per_prompt
 from rlhf_api.arrays import unpack
 from rlhf_api.job import RLHFJobSpec
 from rlhf_api.samples import TokenArray
@@ -25,12 +25,12 @@ class SiblingLimits:
     groups: int
     """Prompt groups of an iteration."""
     batch: int
-    """Samples of an iteration, those that may take the place of others included."""
+    """Samples of an iteration, those that may take the place of others, or were begun beyond it, included."""
 
     @classmethod
     def of(cls, spec: RLHFJobSpec) -> "SiblingLimits":
         """Return the limits of a job."""
-        batch = spec.rollout.batch_size * (1 + spec.algorithm.fields.refill.rounds)
+        batch = max(spec.rollout.batch_size * (1 + spec.algorithm.fields.refill.rounds), samples_begun(spec))
         return cls(-(-batch // samples_per_prompt(spec)), batch)
 
 
