@@ -27,7 +27,7 @@ from rlhf_coordinator.job.job_run import JobOutcome, JobRun
 from rlhf_coordinator.loop.recovery import open_run
 from rlhf_coordinator.scheduling.training_schedule import schedule_json
 from rlhf_coordinator.service.last_report import write_last_report
-from rlhf_coordinator.service.logs import configure_logs
+from rlhf_coordinator.service.logs import configure_logs, say_iteration, say_job
 from rlhf_coordinator.service.prometheus import open_endpoint
 from rlhf_coordinator.service.server import order_stop
 from rlhf_coordinator.service.serving import ServiceAddresses, serve
@@ -60,11 +60,14 @@ def read_job(path: Path) -> RLHFJob:
 def prepare() -> tuple[JobRun, Restored]:
     """Do everything that can fail before the first worker is let in; return the job's parts. Raises JobError."""
     job = read_job(Path(environment(Env.JOB_FILE)))
+    say_job(job)
     check_tensor_split(job.spec)
     run_dir = Path(environment(Env.RUN_DIR))
     awaits = os.environ.get(Env.AWAIT_WORKERS) == "1"
     context = job_context(job, schedule_json(job.spec), awaits_workers=awaits)
-    return open_run(context, run_dir, resume=os.environ.get(Env.RESUME) == "1")
+    run, restored = open_run(context, run_dir, resume=os.environ.get(Env.RESUME) == "1")
+    say_iteration(run)
+    return run, restored
 
 
 async def run_job(run: JobRun, restored: Restored, endpoint: Endpoint | None) -> JobOutcome:

@@ -1,35 +1,82 @@
 """Log lines as JSON objects, the same in every process of the project: one object per line, on one schema.
 
 Rule: a line has `time` (UTC, milliseconds), `level`, `message`, and `worker` in a process of a job or else `logger`;
-what a process adds to single lines comes by `extra` of the logging call.
+`job`, `iteration` and `trace_id` where the process knows them, by its `LogContext`; what a process adds to single lines
+comes by `extra` of the logging call, and wins. Must never raise: what cannot be written as JSON is written as text.
 """
 
 import json
 import logging
-from collections.abc import Sequence
+import sys
+import threading
+from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
-from typing import Any
+from types import TracebackType
+from typing import Any, Final
+
+NAMESPACE: Final = "default"
+"""Of a job whose manifest names none, as kubectl has it."""
+
+
+class LogContext:
+    """What every line of a process says besides its own words: job, iteration, trace."""
+
+    def __init__(self) -> None:
+        self.present: Callable[[], Mapping[str, Any]] = dict
+        """Returns what is shown now; it is called from any thread that logs, and must be quick."""
+
+    def fields(self) -> Mapping[str, Any]:
+        """Return what is shown now, without what is not known."""
+        return {name: value for name, value in self.present().items() if value is not None and value != ""}
 
 
 class JsonLogFormatter(logging.Formatter):
     """Formats a record as one JSON object."""
 
-    def __init__(self, worker: str = "", extras: Sequence[str] = ()) -> None:
+    def __init__(self, worker: str = "", extras: Sequence[str] = (), context: LogContext | None = None) -> None:
         """`worker`: name of the process in its job; `extras`: attributes of a record that are shown when it has
         them."""
         super().__init__()
         self._worker = worker
         self._extras = tuple(extras)
+        self._context = context or LogContext()
 
     def format(self, record: logging.LogRecord) -> str:
         """Return the line."""
         entry: dict[str, Any] = {
             "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
             "level": record.levelname,
+            **self._context.fields(),
             **({"worker": self._worker} if self._worker else {"logger": record.name}),
             "message": record.getMessage(),
         }
         entry |= {name: getattr(record, name) for name in self._extras if hasattr(record, name)}
         if record.exc_info:
             entry["traceback"] = self.formatException(record.exc_info)
-        return json.dumps(entry, ensure_ascii=False)
+        return json.dumps(entry, ensure_ascii=False, default=str)
+
+
+def job_key(metadata: Mapping[str, Any]) -> str:
+    """Return namespace/name of a job, as `job` of a line."""
+    return f"{metadata.get('namespace') or NAMESPACE}/{metadata['name']}"
+
+
+def log_what_is_printed() -> None:
+    """Make log lines of what Python would print to stderr itself: warnings, and exceptions that nobody caught."""
+    log = logging.getLogger("python")
+    logging.captureWarnings(capture=True)
+
+    def uncaught(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        if issubclass(kind, KeyboardInterrupt):
+            sys.__excepthook__(kind, error, trace)
+        else:
+            log.critical("ended by %s: %s", kind.__name__, error, exc_info=(kind, error, trace))
+
+    def uncaught_in_thread(given: threading.ExceptHookArgs) -> None:
+        if given.exc_value is not None and not isinstance(given.exc_value, SystemExit):
+            name = given.thread.name if given.thread else "?"
+            trace = (given.exc_type, given.exc_value, given.exc_traceback)
+            log.error("thread %s ended by %s: %s", name, given.exc_type.__name__, given.exc_value, exc_info=trace)
+
+    sys.excepthook = uncaught
+    threading.excepthook = uncaught_in_thread

@@ -14,6 +14,7 @@ from typing import Any, Final
 
 from rlhf_api import names
 from rlhf_api.names import Group
+from rlhf_operator import operator_logs
 from rlhf_operator.api_client.client import KubernetesClient
 from rlhf_operator.api_client.errors import ApiError, ConflictError, ForbiddenError, MissingError, RefusedError
 from rlhf_operator.certificates import LIFETIME
@@ -74,6 +75,10 @@ class Controller:
 
         Raises ApiError.
         """
+        with operator_logs.reconciling(key, self._index.job(key)):
+            return await self._measured(key)
+
+    async def _measured(self, key: str) -> float | None:
         begun, result = time.perf_counter(), "error"
         try:
             requeue_after = await self._reconcile(key)

@@ -1,23 +1,56 @@
 """Log lines of the operator on stderr: one JSON object per line, or plain lines.
 
-Rule: whoever speaks of a job puts its key into `extra={"job": key}`, so that lines are found by job.
+Rule: what is said during a reconcile names its job, and the iteration that the job is in, by itself (`reconciling`);
+whoever speaks of a job elsewhere puts its key into `extra={"job": key}`, so that lines are found by job.
 """
 
 import logging
 import sys
-from typing import Final
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any, Final
 
-from rlhf_api.json_logs import JsonLogFormatter
+from rlhf_api.json_logs import JsonLogFormatter, LogContext, log_what_is_printed
 
 _EXTRAS: Final = ("job", "event")
+_RECONCILED: Final[ContextVar[Mapping[str, Any]]] = ContextVar("reconciled", default={})  # noqa: B039 never changed
 
 
 def configure(*, json_lines: bool) -> None:
     """Send the root logger's lines to stderr."""
     handler = logging.StreamHandler(sys.stderr)
-    line = logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s")
-    handler.setFormatter(JsonLogFormatter(extras=_EXTRAS) if json_lines else line)
+    if json_lines:
+        handler.setFormatter(json_formatter())
+        log_what_is_printed()
+    else:
+        handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
     logging.basicConfig(level=logging.INFO, handlers=[handler], force=True)
     # kopf tells every step of its own; what it cannot do is all that matters. Signals are for us to take.
     logging.getLogger("kopf").setLevel(logging.WARNING)
     handler.addFilter(lambda record: not record.getMessage().startswith("OS signals are ignored"))
+
+
+def json_formatter() -> JsonLogFormatter:
+    """Return what formats a line as JSON."""
+    context = LogContext()
+    context.present = _RECONCILED.get
+    return JsonLogFormatter(extras=_EXTRAS, context=context)
+
+
+@contextmanager
+def reconciling(key: str, job: Mapping[str, Any] | None) -> Iterator[None]:
+    """Inside, every line of this task says the job, and the iteration that its status has."""
+    token = _RECONCILED.set({"job": key, "iteration": _iteration(job)})
+    try:
+        yield
+    finally:
+        _RECONCILED.reset(token)
+
+
+def _iteration(job: Mapping[str, Any] | None) -> int | None:
+    """Return the iteration in a stored object, which anybody may have written."""
+    status = (job or {}).get("status")
+    progress = status.get("progress") if isinstance(status, dict) else None
+    iteration = progress.get("iteration") if isinstance(progress, dict) else None
+    return iteration if type(iteration) is int else None

@@ -29,7 +29,7 @@ from rlhf_workers.compute import Compute
 from rlhf_workers.device import device_memory, device_name, open_device, used_memory
 from rlhf_workers.generation.engine_totals import engine_in_words
 from rlhf_workers.generation.migration.kv_sink import KvSinkService, most_arriving_bytes
-from rlhf_workers.logs import flush_logs
+from rlhf_workers.logs import WorkerLogFields, flush_logs
 from rlhf_workers.metrics import MeasuredWorker, metrics_of
 from rlhf_workers.outbox import SessionOutbox
 from rlhf_workers.peer_server import PeerServer, free_port, start_server
@@ -83,6 +83,7 @@ class Agent:
         self._rendezvous = ""
         self._advertise = ""
         self._job: RLHFJob | None = None
+        self._log_fields = WorkerLogFields()
         self._held = _nothing_held()
 
     async def run(self) -> ExitCode:
@@ -238,6 +239,7 @@ class Agent:
             self._exit(ExitCode.FAILED, f"the coordinator's job cannot be read: {error}")
         if self._job is None:
             self._job = job
+            self._log_fields.say_job(job)
             if self._endpoint is not None and job.spec.metrics == "Disabled":
                 self._endpoint.metrics = disabled
             if job.spec.deterministic:
@@ -305,6 +307,7 @@ class Agent:
         if command.WhichOneof("command") == "exit":
             self._exit(command.exit.code, command.exit.reason or "no reason given")
         else:
+            self._log_fields.say_iteration(command)
             self._compute.submit(command)
 
     def _exit(self, code: int, reason: str) -> NoReturn:

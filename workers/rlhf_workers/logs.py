@@ -1,19 +1,65 @@
 """Log lines of a worker on stderr: `time level worker message`, or one JSON object per line.
 
-Rule: the last line of a process that ends with an error says why. Must never buffer: `os._exit` may follow any line.
+Rule: the last line of a process that ends with an error says why. A JSON line says the job, once the coordinator has
+told it, and the iteration that was last worked on. Must never buffer: `os._exit` may follow any line.
 """
 
 import logging
 import sys
+from typing import Final
 
-from rlhf_api.json_logs import JsonLogFormatter
+from rlhf_api import control_pb2 as pb
+from rlhf_api.job import RLHFJob
+from rlhf_api.json_logs import JsonLogFormatter, LogContext, job_key, log_what_is_printed
+
+_CONTEXT: Final = LogContext()
+
+
+class WorkerLogFields:
+    """What the lines of this process say of its job. Changed by the agent alone, as a whole."""
+
+    def __init__(self) -> None:
+        self._job = ""
+        self._iteration: int | None = None
+
+    def say_job(self, job: RLHFJob) -> None:
+        """Name the job in every JSON line from now on."""
+        self._job = job_key(job.metadata)
+        self._show()
+
+    def say_iteration(self, command: pb.Command) -> None:
+        """Name the iteration of a command that has one, from now on."""
+        iteration = iteration_of(command)
+        if iteration is not None and iteration != self._iteration:
+            self._iteration = iteration
+            self._show()
+
+    def _show(self) -> None:
+        fields = {"job": self._job, "iteration": self._iteration}
+        _CONTEXT.present = lambda: fields
+
+
+def iteration_of(command: pb.Command) -> int | None:
+    """Return the iteration that a command is about; None for one that is about none."""
+    match command.WhichOneof("command"):
+        case "generate":
+            return next((each.key.iteration for each in command.generate.samples), None)
+        case "score":
+            return next((each.key.iteration for each in command.score.samples), None)
+        case "train":
+            return command.train.iteration
+    return None
 
 
 def configure_logs(worker: str, *, json_lines: bool) -> None:
     """Root logger to stderr in the format of the job."""
     handler = logging.StreamHandler(sys.stderr)
-    line = f"%(asctime)s.%(msecs)03d %(levelname)s {worker} %(message)s"
-    handler.setFormatter(JsonLogFormatter(worker) if json_lines else logging.Formatter(line, "%Y-%m-%dT%H:%M:%S"))
+    if json_lines:
+        handler.setFormatter(JsonLogFormatter(worker, context=_CONTEXT))
+        log_what_is_printed()
+    else:
+        line = f"%(asctime)s.%(msecs)03d %(levelname)s {worker} %(message)s"
+        handler.setFormatter(logging.Formatter(line, "%Y-%m-%dT%H:%M:%S"))
     logging.basicConfig(level=logging.INFO, handlers=[handler], force=True)
     logging.getLogger("httpx").setLevel(logging.WARNING)
 

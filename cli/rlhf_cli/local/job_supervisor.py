@@ -8,6 +8,8 @@ started here are signalled, by their ids.
 
 import asyncio
 import contextlib
+import json
+import logging
 import os
 import re
 import signal
@@ -19,7 +21,8 @@ from datetime import datetime
 from pathlib import Path
 from typing import BinaryIO, Final
 
-from rlhf_api.names import ExitCode, Group
+from rlhf_api.json_logs import JsonLogFormatter
+from rlhf_api.names import Env, ExitCode, Group
 from rlhf_cli.local import exec_wrapper, leftover_processes
 from rlhf_cli.local.fork_client import ForkedProcess, ForkServerClient, ForkServerError, forkable
 from rlhf_cli.local.liveness_probe import until_hung
@@ -39,6 +42,8 @@ from rlhf_cli.local.restart_policy import (
 
 _LOG_PREFIX: Final = re.compile(r"^\S+T\S+ [A-Z]+ \S+ ")
 """Time, level and worker at the beginning of a log line."""
+_START_MARK: Final = "--- "
+"""How the line between two starts begins."""
 
 
 @dataclass(frozen=True)
@@ -163,8 +168,7 @@ class JobSupervisor:
         """Start a process, wait for its end, and return its exit code; its process group ends with it."""
         process.log.parent.mkdir(parents=True, exist_ok=True)
         with process.log.open("ab") as log:
-            now = datetime.now().astimezone().isoformat(timespec="seconds")
-            log.write(f"--- {now} start {self._restarts[process.name] + 1} of {process.name}\n".encode())
+            log.write(_start_line(process, self._restarts[process.name] + 1))
             log.flush()
             child = await self._fork(process) or await self._execute(process, log)
         self._children[process.name] = child
@@ -239,11 +243,30 @@ class JobSupervisor:
         return True
 
 
+def _start_line(process: LocalProcess, start: int) -> bytes:
+    """Return the line between two starts in a log, in the format of the log."""
+    now, message = datetime.now().astimezone(), f"start {start} of {process.name}"
+    if os.environ.get(Env.LOG_FORMAT) != "json":
+        return f"{_START_MARK}{now.isoformat(timespec='seconds')} {message}\n".encode()
+    record = {"levelname": "INFO", "msg": message, "created": now.timestamp(), "start": start}
+    return f"{JsonLogFormatter(process.name, ('start',)).format(logging.makeLogRecord(record))}\n".encode()
+
+
 def _last_line(log: Path) -> str:
     """Return the last line of a log, for the message about the process's end; empty when it wrote none."""
     with contextlib.suppress(OSError), log.open("rb") as file:
         file.seek(max(0, log.stat().st_size - 4096))
         lines = file.read().decode(errors="replace").strip().splitlines()
-        if lines and not lines[-1].startswith("--- "):
-            return f": {_LOG_PREFIX.sub('', lines[-1])[:500]}"
+        if lines and not lines[-1].startswith(_START_MARK):
+            said = _message(lines[-1])[:500]
+            return f": {said}" if said else ""
     return ""
+
+
+def _message(line: str) -> str:
+    """Return what a log line says, without when and who; empty for the line of a start."""
+    if line.startswith("{"):
+        with contextlib.suppress(ValueError, TypeError, KeyError):
+            entry = json.loads(line)
+            return "" if "start" in entry else str(entry["message"])
+    return _LOG_PREFIX.sub("", line)

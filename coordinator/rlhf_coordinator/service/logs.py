@@ -1,25 +1,49 @@
 """Log lines of the coordinator on stderr: `time level coordinator message`, or one JSON object per line.
 
-Rule: the last line of a process that ends with an error says why; the format is that of the workers.
+Rule: the last line of a process that ends with an error says why; the format is that of the workers. A JSON line says
+job and iteration, as soon as they are known.
 """
 
 import logging
 import os
 import sys
+from collections.abc import Mapping
+from typing import Any, Final
 
-from rlhf_api.json_logs import JsonLogFormatter
+from rlhf_api.job import RLHFJob
+from rlhf_api.json_logs import JsonLogFormatter, LogContext, job_key, log_what_is_printed
 from rlhf_api.names import Env
+from rlhf_coordinator.job.job_run import JobRun
 
 NAME = "coordinator"
+_CONTEXT: Final = LogContext()
 
 
 def configure_logs() -> None:
     """Send the root logger to stderr in the format that RLHF_LOG_FORMAT asks for."""
-    line = logging.Formatter(f"%(asctime)s.%(msecs)03d %(levelname)s {NAME} %(message)s", "%Y-%m-%dT%H:%M:%S")
     handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(
-        JsonLogFormatter(NAME, extras=("report",)) if os.environ.get(Env.LOG_FORMAT) == "json" else line
-    )
+    if os.environ.get(Env.LOG_FORMAT) == "json":
+        handler.setFormatter(JsonLogFormatter(NAME, extras=("report",), context=_CONTEXT))
+        log_what_is_printed()
+    else:
+        line = f"%(asctime)s.%(msecs)03d %(levelname)s {NAME} %(message)s"
+        handler.setFormatter(logging.Formatter(line, "%Y-%m-%dT%H:%M:%S"))
     logging.basicConfig(level=logging.INFO, handlers=[handler], force=True)
     # transformers says that it found no torch, which is how it is meant.
     logging.getLogger("transformers").setLevel(logging.ERROR)
+
+
+def say_job(job: RLHFJob) -> None:
+    """Name the job in every JSON line from now on."""
+    fields = {"job": job_key(job.metadata)}
+    _CONTEXT.present = lambda: fields
+
+
+def say_iteration(run: JobRun) -> None:
+    """Name the iteration in progress, too, from now on."""
+    key = job_key(run.context.job.metadata)
+
+    def present() -> Mapping[str, Any]:
+        return {"job": key, "iteration": run.state.iteration}
+
+    _CONTEXT.present = present

@@ -1,0 +1,22 @@
+"""What a worker's log lines say of its job: the iteration of the commands it was given."""
+
+import pytest
+
+from rlhf_api import control_pb2 as pb
+from rlhf_workers.logs import iteration_of
+
+KEY = pb.SampleKey(iteration=3, sample=1)
+
+
+@pytest.mark.parametrize(
+    ("command", "iteration"),
+    [
+        (pb.Command(generate=pb.Generate(samples=[pb.GenerateSample(key=KEY)])), 3),
+        (pb.Command(score=pb.Score(samples=[pb.ScoreSample(key=KEY)])), 3),
+        (pb.Command(train=pb.Train(iteration=0)), 0),
+        (pb.Command(generate=pb.Generate()), None),
+        (pb.Command(exit=pb.Exit()), None),
+    ],
+)
+def test_a_command_about_an_iteration_names_it(command: pb.Command, iteration: int | None) -> None:
+    assert iteration_of(command) == iteration
