@@ -1,0 +1,67 @@
+"""Every command of the documentation is run by a test or says why not, and takes what the page gives it."""
+
+import re
+import shlex
+
+import pytest
+import typer
+from tests.support.documented_commands import (
+    ROOT,
+    SHELL_FENCES,
+    DocumentedCommand,
+    documented_commands,
+    pages,
+    register,
+)
+from typer.core import TyperGroup
+
+from rlhf_cli.main import app
+
+COMMANDS = documented_commands()
+each_command = pytest.mark.parametrize("command", COMMANDS, ids=lambda command: f"{command.page}: {command.text}")
+
+
+def test_there_are_commands_and_all_of_them_are_read() -> None:
+    assert len(COMMANDS) > 70
+    for page in pages():
+        assert not SHELL_FENCES.findall(page.read_text()), f"{page}: write ```sh, which this test reads"
+
+
+@each_command
+def test_a_command_is_run_by_a_test_or_says_why_not(command: DocumentedCommand) -> None:
+    entries = [entry for entry in register() if entry.holds(command)]
+    assert len(entries) == 1, f"{len(entries)} entries of tests/support/documented_commands.yaml match"
+    [entry] = entries
+    assert bool(entry.run_by) != bool(entry.not_run), "an entry says either who runs it or why nobody does"
+    if entry.run_by:
+        verb = command.text.split()[1]
+        assert entry.shows.replace("{verb}", verb) in (ROOT / entry.run_by).read_text(), entry.run_by
+
+
+def test_no_entry_is_left_over() -> None:
+    unused = [entry for entry in register() if not any(entry.holds(command) for command in COMMANDS)]
+    assert not unused
+
+
+@each_command
+def test_programs_options_targets_and_files_are_there(command: DocumentedCommand) -> None:
+    for part in re.split(r" (?:&&|\|) ", command.text):
+        program, *arguments = [word for word in shlex.split(part) if not re.match(r"[A-Z_]+=", word)]  # settings
+        if program == "rlhf":
+            _parse(arguments)
+        if program == "make":
+            targets = (ROOT / "Makefile").read_text() + (ROOT / "images" / "images.mk").read_text()
+            assert all(re.search(rf"^([\w-]+ )*{target}( [\w-]+)*:", targets, re.MULTILINE) for target in arguments)
+        for word in (program, *arguments):
+            if word.startswith(("examples/", "scripts/", "tests/", "charts/", "benchmarks/")):
+                assert (ROOT / word).exists(), word
+
+
+def _parse(arguments: list[str]) -> None:
+    """As the command line does, which raises for an option that it does not have."""
+    group = typer.main.get_command(app)
+    assert isinstance(group, TyperGroup)
+    verb = group.commands[arguments.pop(0)]
+    if isinstance(verb, TyperGroup):
+        verb = verb.commands[arguments.pop(0)]
+    verb.make_context(verb.name, arguments)
