@@ -1799,6 +1799,7 @@ class Welcome(_message.Message):
     PROGRESS_SECONDS_FIELD_NUMBER: _builtins.int
     PROTOCOL_FIELD_NUMBER: _builtins.int
     TAKES_FAILED_SAMPLES_FIELD_NUMBER: _builtins.int
+    TRACE_RUN_FIELD_NUMBER: _builtins.int
     coordinator_epoch: _builtins.int
     job: _builtins.str
     """the resolved RLHFJob as JSON (camelCase)"""
@@ -1809,6 +1810,8 @@ class Welcome(_message.Message):
     """rlhf_api.protocol.PROTOCOL of the coordinator; 0: it is older than the number"""
     takes_failed_samples: _builtins.bool
     """it understands FailedSample"""
+    trace_run: _builtins.str
+    """random name of the run, of which ids of traces are made; empty: it has no traces"""
     def __init__(
         self,
         *,
@@ -1818,10 +1821,11 @@ class Welcome(_message.Message):
         progress_seconds: _builtins.float = ...,
         protocol: _builtins.int = ...,
         takes_failed_samples: _builtins.bool = ...,
+        trace_run: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["coordinator_epoch", b"coordinator_epoch", "heartbeat_seconds", b"heartbeat_seconds", "job", b"job", "progress_seconds", b"progress_seconds", "protocol", b"protocol", "takes_failed_samples", b"takes_failed_samples"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["coordinator_epoch", b"coordinator_epoch", "heartbeat_seconds", b"heartbeat_seconds", "job", b"job", "progress_seconds", b"progress_seconds", "protocol", b"protocol", "takes_failed_samples", b"takes_failed_samples", "trace_run", b"trace_run"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -33,7 +33,11 @@ ALL: Final[Json] = {
     ],
     "spec.generation.speculation": {"drafters": ["Model"], "draftModel": {"path": "/models/draft"}},
     "spec.training.lora": {"rank": 8},
-    "spec.trackers": {"wandb": {"project": "tiny"}, "mlflow": {"uri": "http://mlflow:5000"}},
+    "spec.trackers": {
+        "wandb": {"project": "tiny"},
+        "mlflow": {"uri": "http://mlflow:5000"},
+        "openTelemetry": {"endpoint": "http://otel-collector:4317"},
+    },
 }
 """What the examples leave out and fields are within."""
 ENDPOINT: Final[Json] = {"spec.models.reward": {"endpoint": {"url": "http://rewards:8000"}}}

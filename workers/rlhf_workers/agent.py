@@ -239,7 +239,7 @@ class Agent:
             self._exit(ExitCode.FAILED, f"the coordinator's job cannot be read: {error}")
         if self._job is None:
             self._job = job
-            self._log_fields.say_job(job)
+            self._log_fields.say_job(job, welcome.trace_run)
             if self._endpoint is not None and job.spec.metrics == "Disabled":
                 self._endpoint.metrics = disabled
             if job.spec.deterministic:

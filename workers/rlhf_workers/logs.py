@@ -1,7 +1,8 @@
 """Log lines of a worker on stderr: `time level worker message`, or one JSON object per line.
 
 Rule: the last line of a process that ends with an error says why. A JSON line says the job, once the coordinator has
-told it, and the iteration that was last worked on. Must never buffer: `os._exit` may follow any line.
+told it, and the iteration that was last worked on, with its trace where the run has traces. Must never buffer:
+`os._exit` may follow any line.
 """
 
 import logging
@@ -11,6 +12,7 @@ from typing import Final
 from rlhf_api import control_pb2 as pb
 from rlhf_api.job import RLHFJob
 from rlhf_api.json_logs import JsonLogFormatter, LogContext, job_key, log_what_is_printed
+from rlhf_api.tracing.span import iteration_trace
 
 _CONTEXT: Final = LogContext()
 
@@ -21,10 +23,11 @@ class WorkerLogFields:
     def __init__(self) -> None:
         self._job = ""
         self._iteration: int | None = None
+        self._trace_run = ""
 
-    def say_job(self, job: RLHFJob) -> None:
-        """Name the job in every JSON line from now on."""
-        self._job = job_key(job.metadata)
+    def say_job(self, job: RLHFJob, trace_run: str = "") -> None:
+        """Name the job in every JSON line from now on; `trace_run` as in `pb.Welcome`."""
+        self._job, self._trace_run = job_key(job.metadata), trace_run
         self._show()
 
     def say_iteration(self, command: pb.Command) -> None:
@@ -35,7 +38,9 @@ class WorkerLogFields:
             self._show()
 
     def _show(self) -> None:
-        fields = {"job": self._job, "iteration": self._iteration}
+        iteration = self._iteration
+        trace = "" if iteration is None else iteration_trace(self._trace_run, iteration)
+        fields = {"job": self._job, "iteration": iteration, "trace_id": trace}
         _CONTEXT.present = lambda: fields
 
 

@@ -24,6 +24,13 @@ def record_worker_span(run: JobRun, span: pb.Span) -> None:
     run.trackers.span(span)
 
 
+def draw_last_phase(run: JobRun, now: float, now_ns: int) -> None:
+    """Draw the phase in which an iteration closes: the loop draws one when another begins, but this one is counted anew
+    from here on. `now`, `now_ns`: one moment by both clocks."""
+    seconds = now - run.times.phase_start
+    run.record_span(run.times.phase, now_ns - int(seconds * 1e9), now_ns, run.state.iteration)
+
+
 def draw_reallocation(run: JobRun, made: MadeReallocation, predicted: float, measured: float) -> None:
     """Draw samples that moved to balance two workers, with the seconds that this was predicted to win and did."""
     first = made.reallocation.moves[0]

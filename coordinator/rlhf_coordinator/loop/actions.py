@@ -25,6 +25,7 @@ from rlhf_coordinator.job.job_run import JobOutcome, JobRun, load_iteration_prom
 from rlhf_coordinator.job.sample_histories import record_histories
 from rlhf_coordinator.job.sample_rows import advantage_numbers, record_samples, sample_advantages
 from rlhf_coordinator.job.summary import summary
+from rlhf_coordinator.job.timeline_spans import draw_last_phase
 from rlhf_coordinator.loop import sample_failures
 from rlhf_coordinator.scheduling import decisions as d
 from rlhf_coordinator.speculation import learned, sharing
@@ -289,6 +290,7 @@ class Actions:
         closed = Closed(metrics=metrics, time_ns=time.time_ns(), rewards=run.rewards, evaluations=results)
         run.journal.append(Record(closed=closed))
         run.journal.commit()
+        draw_last_phase(run, time.monotonic(), time.time_ns())
         record_samples(run)
         record_histories(run)
         run.trackers.iteration(iteration, metrics)

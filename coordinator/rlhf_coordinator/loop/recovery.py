@@ -31,6 +31,7 @@ from rlhf_coordinator.job.job_run import JobRun, load_iteration_prompts
 from rlhf_coordinator.job.sample_rows import advantage_numbers
 from rlhf_coordinator.job.sessions import Sessions
 from rlhf_coordinator.loop.actions import Actions
+from rlhf_coordinator.reports.trackers.open_traces import open_traces
 from rlhf_coordinator.reports.trackers.run_trackers import RunTrackers, open_trackers
 from rlhf_coordinator.reports.trackers.services import services_of
 from rlhf_coordinator.scheduling.training_schedule import candidates, question
@@ -96,7 +97,9 @@ def restore_run(
         log.warning(warning)
     closed = restored.last_closed
     first = closed[0] if closed else restored.ledger.iteration
-    trackers = trackers or open_trackers(run_dir, first, services=services_of(context.job))
+    trackers = trackers or open_trackers(
+        run_dir, first, services=services_of(context.job), traces=open_traces(context.job, run_dir)
+    )
     if closed:  # the process before may have died between journal and trackers
         trackers.iteration(*closed)
     return _job_run(context, restored, journal, prompts, trackers), restored

@@ -1,7 +1,7 @@
 """Log lines of the coordinator on stderr: `time level coordinator message`, or one JSON object per line.
 
 Rule: the last line of a process that ends with an error says why; the format is that of the workers. A JSON line says
-job and iteration, as soon as they are known.
+job, iteration and trace, as soon as they are known.
 """
 
 import logging
@@ -13,6 +13,7 @@ from typing import Any, Final
 from rlhf_api.job import RLHFJob
 from rlhf_api.json_logs import JsonLogFormatter, LogContext, job_key, log_what_is_printed
 from rlhf_api.names import Env
+from rlhf_api.tracing.span import iteration_trace
 from rlhf_coordinator.job.job_run import JobRun
 
 NAME = "coordinator"
@@ -40,10 +41,11 @@ def say_job(job: RLHFJob) -> None:
 
 
 def say_iteration(run: JobRun) -> None:
-    """Name the iteration in progress, too, from now on."""
+    """Name the iteration in progress, too, and its trace where the run has traces, from now on."""
     key = job_key(run.context.job.metadata)
 
     def present() -> Mapping[str, Any]:
-        return {"job": key, "iteration": run.state.iteration}
+        iteration = run.state.iteration
+        return {"job": key, "iteration": iteration, "trace_id": iteration_trace(run.trackers.trace_run, iteration)}
 
     _CONTEXT.present = present

@@ -178,6 +178,7 @@ class JobCollector(Collector):
         yield storage.CHECKPOINT_BYTES, {(): totals.checkpoint_bytes} if totals.checkpoint_bytes else {}
         yield storage.CHECKPOINT_FAILURES, {(): totals.checkpoint_failures}
         yield storage.TRACKERS_LOST, {(): len(run.trackers.lost)}
+        yield storage.TRACE_SPANS, {(outcome,): spans for outcome, spans in run.trackers.trace_spans().items()}
         yield storage.TRACKER_BEHIND, {(name,): behind for name, behind in settled(run.trackers.behind).items()}
         yield storage.JOURNAL_BYTES, {(): run.journal.bytes_written}
         spaces = self._disks.read()

@@ -71,7 +71,7 @@ class RLHFJobSpec(ApiModel):
     """Enabled serves metrics of the job's processes to Prometheus. Disabled measures and serves nothing; files of the
     run have the metrics of every iteration all the same."""
     trackers: Trackers = Field(default_factory=Trackers)
-    """Services that are given the metrics of every iteration, beside the run folder's files."""
+    """Services that are given the metrics or the traces of every iteration, beside the run folder's files."""
     managed_by: ManagedBy = OURS
     """Who reconciles the job: this operator, or Kueue's MultiKueue, which runs it in another cluster."""
     operator_class: OperatorClass | None = None

@@ -9,6 +9,7 @@ from typing import Final
 from rlhf_api.conditions import ConditionType, RunningReason
 from rlhf_api.metrics.metric import Label
 from rlhf_api.names import PHASES, Group
+from rlhf_api.tracing.export import OUTCOMES
 
 JOBS: Final = 1000
 """Jobs of an operator at the scale that is measured."""
@@ -107,6 +108,7 @@ COST: Final = Label("kind", "of work", ("decode", "score", "transfer", "pause", 
 METHOD: Final = Label("method", "of the training schedule", bound="methods of the planner", limit=8)
 FORECAST: Final = Label("source", "predicted by the schedule, or measured", ("predicted", "measured"))
 TRACKER: Final = Label("tracker", "service of spec.trackers", ("wandb", "mlflow"))
+TRACE_OUTCOME: Final = Label("outcome", "of spans of traces", OUTCOMES)
 FOLDER: Final = Label("folder", "of the job", ("run", "checkpoints"))
 DRAFTER: Final = Label("drafter", "who drafted", ("Siblings", "Ngram", "Model"))
 POSITION: Final = Label("position", "in the draft, from 0", ("0", "1-3", "4-15"))

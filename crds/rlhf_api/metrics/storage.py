@@ -121,6 +121,17 @@ TRACKER_BEHIND: Final = _gauge(
     labels=(labels.TRACKER,),
     absent="spec.trackers does not name it, or it was given up",
 )
+TRACE_SPANS: Final = Metric(
+    "rlhf_trace_spans_total",
+    kind=MetricKind.COUNTER,
+    servers=(Server.COORDINATOR,),
+    unit=Unit.NUMBER,
+    meaning="Spans that the collector took, that it did not take, and that found no room before, by outcome.",
+    source="the thread that sends them, since the process started",
+    normal="all exported; the log says since when the others are lost",
+    labels=(labels.TRACE_OUTCOME,),
+    absent="no endpoint of OpenTelemetry is set",
+)
 JOURNAL_BYTES: Final = _counter(
     "rlhf_journal_bytes_total",
     unit=Unit.BYTES,

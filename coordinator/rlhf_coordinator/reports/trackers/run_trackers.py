@@ -16,6 +16,7 @@ from rlhf_api.names import ExitCode
 from rlhf_coordinator.failures import JobError, storage_error
 from rlhf_coordinator.reports.sample_histories import SampleHistories
 from rlhf_coordinator.reports.sample_table import SampleRow
+from rlhf_coordinator.reports.trackers.opentelemetry_traces import OpenTelemetryTraces
 from rlhf_coordinator.reports.trackers.registry import TRACKERS
 from rlhf_coordinator.reports.trackers.service_tracker import ServiceTracker
 from rlhf_coordinator.reports.trackers.services import Settings
@@ -25,6 +26,8 @@ from rlhf_planner.explain.facts import IterationFacts
 log = logging.getLogger(__name__)
 
 FIELD: Final = "RLHF_RUN_DIR"
+TRACES: Final = "opentelemetry"
+"""Name of the tracker of traces."""
 
 
 class RunTrackers:
@@ -43,12 +46,20 @@ class RunTrackers:
         self._required = frozenset(required)
         self._clock = clock
         self._finished = False
+        traces = self._trackers.get(TRACES)
+        self._traces = traces if isinstance(traces, OpenTelemetryTraces) else None
+        self.trace_run = self._traces.run if self._traces else ""
+        """Random name of the run, of which ids of traces are made; empty: it has no traces."""
         self.lost: tuple[str, ...] = ()
         """Trackers that were given up so far, in words; replaced as a whole, as scrapes and status read it."""
 
     def behind(self) -> dict[str, int]:
         """Return kind of every service that is there -> iterations that it has not taken yet."""
         return {name: each.behind for name, each in list(self._trackers.items()) if isinstance(each, ServiceTracker)}
+
+    def trace_spans(self) -> dict[str, int]:
+        """Return outcome -> spans; empty for a run without traces."""
+        return self._traces.counts() if self._traces else {}
 
     def iteration(self, iteration: int, metrics: Mapping[str, float]) -> None:
         """Record a finished iteration. Raises JobError (exit code 23) when a required tracker cannot."""
@@ -127,9 +138,10 @@ def open_trackers(
     next_iteration: int,
     clock: Callable[[], int] = time.time_ns,
     services: Mapping[str, Settings] | None = None,
+    traces: OpenTelemetryTraces | None = None,
 ) -> RunTrackers:
-    """Open every registered tracker of a run folder, and the services, by kind. Raises JobError when a required one
-    cannot be (exit code 23), or when the library of a service is missing.
+    """Open every registered tracker of a run folder, and the services, by kind; `traces` is open. Raises JobError when
+    a required one cannot be (exit code 23), or when the library of a service is missing.
 
     `next_iteration`: the first that will be recorded; what the folder holds of later ones is forgotten.
     """
@@ -156,6 +168,8 @@ def open_trackers(
             raise JobError("TrackerMissing", message, field=field, exit_code=ExitCode.USAGE) from error
         except OSError as error:
             failed[service] = error
+    if traces is not None:
+        trackers[TRACES] = traces
     opened = RunTrackers(run_dir, trackers, [name for name, kind in TRACKERS.items() if kind.required], clock)
     for service, why in failed.items():
         opened.lose(service, why)

@@ -8,6 +8,7 @@ from tests.support.coordinated import make_job
 from tests.support.in_process_coordinator import SpansInMemory, begin_in_process
 
 from rlhf_coordinator.job.job_run import JobRun
+from rlhf_coordinator.job.timeline_spans import draw_last_phase
 from rlhf_coordinator.loop.actions import Actions
 from rlhf_coordinator.loop.event_handlers import EventHandlers
 from rlhf_coordinator.loop.loop import Loop
@@ -66,6 +67,15 @@ def test_a_phase_that_ends_with_the_decisions_of_its_own_tick_is_not_entered(ben
     assert bench.tick(closing, SchedulerOutput("Generating")) == ["Publishing"]
     assert bench.done == [CloseIteration()]
     assert bench.run.times.phase == "Generating"
+
+
+def test_the_phase_in_which_an_iteration_closes_is_drawn_as_a_part_of_it(bench: LoopBench) -> None:
+    bench.tick(SchedulerOutput("Checkpointing"))
+    bench.run.times.phase_start = 7.0
+    draw_last_phase(bench.run, 9.5, 10**12)
+    drawn = bench.tracker.spans[-1]
+    assert (drawn.name, drawn.iteration, drawn.worker) == ("Checkpointing", bench.run.state.iteration, "coordinator")
+    assert (drawn.end_ns, drawn.end_ns - drawn.start_ns) == (10**12, 2_500_000_000)
 
 
 def test_a_phase_that_decisions_lead_to_is_entered_before_what_follows_from_it(bench: LoopBench) -> None:

@@ -49,6 +49,7 @@ NOT_SHOWN = {
     "rlhf_job_out_of_memory_kills_total": "ends of pods are shown, and `rlhf describe` says of each how it came",
     "rlhf_trackers_lost_total": "the event TrackerLost and the message of Running say which, and why",
     "rlhf_tracker_behind_iterations": "for an alert of one's own; one that falls far behind is given up, which is told",
+    "rlhf_trace_spans_total": "what does not arrive is said in the log, and no job depends on it",
     "rlhf_pool_replicas": "the coordinator's own number is shown; this one is for clusters that scrape operators alone",
     "rlhf_pool_threshold": "as rlhf_pool_replicas",
     "rlhf_pool_desired_replicas": "as rlhf_pool_replicas",
