@@ -2,7 +2,8 @@
 
 Counted: weights; on workers that decode the key-value cache at the full batch and the longest samples, of a draft model
 likewise; on training ranks float32 master weights, gradients and the two AdamW moments, and weights once more in half
-precision where they are cast, of a draft model that is trained likewise. Not counted: activations, logits,
+precision where they are cast, of a draft model that is trained likewise; of models in parts (parallelism.shard) a
+rank's part of each, and its share of whole parameters to publish. Not counted: gathered layers, activations, logits,
 communicators, the runtime itself. So what does not fit here fits nowhere, and what fits here may still not.
 Rule: arithmetic over sizes that come in; a model of unknown size is said to be, never zero.
 """
@@ -193,8 +194,11 @@ def training(spec: RLHFJobSpec, sizes: Sizes) -> Estimate:
             continue
         item = {"weights": FLOAT32_BYTES, "gradients": FLOAT32_BYTES, "optimizer": OPTIMIZER_BYTES}
         item |= {"half-precision weights": HALF_BYTES} if half else {}
+        if settings.parallelism.shard > 1:  # layers are cast one at a time; what is published is kept whole, shared out
+            item = {name: count for name, count in item.items() if name != "half-precision weights"}
+            item["published weights"] = FLOAT32_BYTES
         for name, count in item.items():
-            parts[name] = parts.get(name, 0) + -(-trained // settings.parallelism.pipeline) * count
+            parts[name] = parts.get(name, 0) + -(-trained // settings.parallelism.keepers) * count
         if lora is not None and not (lora.trunk == "Shared" and shared):
             stage = -(-size.parameters // settings.parallelism.pipeline) * COMPUTE_BYTES[spec.compute_type]
             parts["frozen weights"] = parts.get("frozen weights", 0) + stage

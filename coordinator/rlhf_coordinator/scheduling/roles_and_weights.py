@@ -3,9 +3,10 @@
 Where generation workers can score, they become inference as well, with those models offloaded. Trained scoring models
 are brought up to date on them only when they are released: publishing waits for the policy alone.
 
-Version 0 is in the manifest's folders; a later one is served by the training ranks of data replica 0, whose stages
-together hold every parameter; a draft model that is trained comes with the policy, both or neither. A worker that came
-back is stale until it holds the current version: it gets no samples.
+Version 0 is in the manifest's folders; a later one is served by the first training ranks that hold every parameter
+between them: the stages of data replica 0, or all ranks where models are in parts. A draft model that is trained comes
+with the policy, both or neither. A worker that came back is stale until it holds the current version: it gets no
+samples.
 Rule: pure. No load from ranks starts while a complete batch waits for them, and none while they train.
 """
 
@@ -41,11 +42,11 @@ def decide(context: JobContext, state: JobState, now: float, facts: Facts) -> li
 
 def _sources(context: JobContext, state: JobState, group: TrainingGroup) -> Sources:
     """Where the job's version of any trained model is, after version 0; None when nobody can serve it now."""
-    stages = group.ranks[: context.spec.training.parallelism.pipeline]
+    keepers = group.ranks[: context.spec.training.parallelism.keepers]
     batch_waits = state.ledger.all_scored and not state.trained
-    if batch_waits or not group.formed or not all(rank.serves(state.version) for rank in stages):
+    if batch_waits or not group.formed or not all(rank.serves(state.version) for rank in keepers):
         return None
-    return [pb.WeightLocation(address=rank.address) for rank in stages]
+    return [pb.WeightLocation(address=rank.address) for rank in keepers]
 
 
 def _generation(context: JobContext, state: JobState, sources: Sources, worker: Worker, facts: Facts) -> list[Decision]:

@@ -1,7 +1,8 @@
 """Saves one checkpoint at a time: a folder, its ranks, the finishing thread; retried, then the job fails.
 
-Only the ranks of data replica 0 write: the other replicas hold the same state. A rank that is lost ends the attempt
-(the group replays first, then the checkpoint is made); a disk that is full or a damaged file is a failed try.
+Only the first ranks that hold everything between them write: those of data replica 0, or all where models are in
+parts. A rank that is lost ends the attempt (the group replays first, then the checkpoint is made); a disk that is full
+or a damaged file is a failed try.
 When the process dies a `.tmp-` folder is left, which the next attempt removes.
 """
 
@@ -50,7 +51,7 @@ class CheckpointSaver:
         except OSError as error:
             self.failed(storage_error("a checkpoint", self._path, error, checkpoint.FIELD).failure)
             return
-        writers = run.state.fleet.ranks()[: run.context.spec.training.parallelism.pipeline]
+        writers = run.state.fleet.ranks()[: run.context.spec.training.parallelism.keepers]
         self._version, self._results, self._start_ns = version, [], time.time_ns()
         self._waiting = {rank.name for rank in writers}
         run.state.checkpoint.stage = "saving"

@@ -129,6 +129,14 @@ class TrainingParallelism(ApiModel):
     """Number of pipeline stages."""
     data: Annotated[int, Field(ge=1, le=4096)] = 1
     """Number of data parallel copies."""
+    shard: Annotated[int, Field(ge=1, le=4096)] = 1
+    """Ranks over which one copy's weights, gradients and optimizer are split (FSDP2). 1: every copy is whole. Else it
+    is data, with pipeline 1 and backend torch."""
+
+    @property
+    def keepers(self) -> int:
+        """Number of first ranks that hold every parameter among them, and so publish and save it."""
+        return self.pipeline * self.shard
 
 
 class Schedule(ApiModel):

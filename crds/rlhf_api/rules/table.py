@@ -18,6 +18,7 @@ from rlhf_api.rules.prompts import of_prompts
 from rlhf_api.rules.reward import of_reward
 from rlhf_api.rules.rewards import of_rewards
 from rlhf_api.rules.rule import Rule, Values
+from rlhf_api.rules.sharding import of_sharding
 from rlhf_api.rules.speculation import of_speculation
 from rlhf_api.rules.unions import unions
 
@@ -225,6 +226,7 @@ RULES: Final[tuple[Rule, ...]] = (
     *of_rewards(),
     *of_speculation(),
     *of_lora(),
+    *of_sharding(),
     *of_evaluation(),
     *of_prompts(),
     *of_absent_groups(),

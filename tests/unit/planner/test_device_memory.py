@@ -51,6 +51,15 @@ def test_each_phase_and_the_host_by_hand() -> None:
     assert Group.TRAINING not in estimates(spec(), SIZES)
 
 
+def test_ranks_that_hold_parts_have_a_share_of_everything() -> None:
+    parallelism = {"data": 4, "shard": 4}
+    of_rank = estimates(spec(placement="Dedicated", training={"gpusPerReplica": 1, "parallelism": parallelism}), SIZES)
+    share = 2 * 7 * BILLION // 4
+    assert of_rank[Group.TRAINING].parts == {
+        "weights": 4 * share, "gradients": 4 * share, "optimizer": 8 * share, "published weights": 4 * share
+    }  # fmt: skip
+
+
 def test_what_cannot_fit_names_the_phase_and_the_numbers() -> None:
     result = budget(spec(), SIZES)
     assert result.problem(80 * GIBIBYTE) == ""

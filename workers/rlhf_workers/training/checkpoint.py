@@ -33,11 +33,11 @@ def save(trainer: Trainer, folder: Path, version: int) -> list[pb.CheckpointFile
     """Write this rank's part; replicas beyond the first have none. WorkError StorageFull, StorageDenied."""
     files = []
     for model, stage in trainer.layout.held:
-        if not trainer.layout.writes(model, stage):
+        if not trainer.writes(model, stage):
             continue
         optimizer = trainer.optimizers[model, stage]
         files += _save_weights(trainer, folder, model, stage)
-        moments = f"optimizer/{model}-stage-{stage:05d}.safetensors"
+        moments = f"optimizer/{model}-stage-{stage:05d}{optimizer.part}.safetensors"
         files.append(write_tensors(folder, moments, optimizer.state(), ""))
     if trainer.draft is not None:
         files += save_draft(trainer.draft, folder)
@@ -61,7 +61,7 @@ def _save_weights(trainer: Trainer, folder: Path, model: str, stage: int) -> lis
     optimizer, settings = trainer.optimizers[model, stage], trainer.adapters(model)
     weights = dict(optimizer.weights())
     if settings is None:
-        return [write_tensors(folder, f"{model}/model-stage-{stage:05d}.safetensors", weights, model)]
+        return [write_tensors(folder, f"{model}/model-stage-{stage:05d}{optimizer.part}.safetensors", weights, model)]
     named = {peft_folder.peft_name(name): value for name, value in weights.items()}
     files = [write_tensors(folder, f"{model}/adapter-stage-{stage:05d}.safetensors", named, model)]
     if stage == 0:

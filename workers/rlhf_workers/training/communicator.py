@@ -79,11 +79,11 @@ class TorchCommunicator:
                     self._groups[ranks] = made
 
     def send(self, tensor: torch.Tensor, peer: int) -> Handle:
-        with _naming(f"rank {peer} to take a transfer"):
+        with waiting_for(f"rank {peer} to take a transfer"):
             return _TorchHandle(dist.isend(tensor, peer), f"rank {peer} to take a transfer")
 
     def receive(self, tensor: torch.Tensor, peer: int) -> Handle:
-        with _naming(f"a transfer of rank {peer}"):
+        with waiting_for(f"a transfer of rank {peer}"):
             return _TorchHandle(dist.irecv(tensor, peer), f"a transfer of rank {peer}")
 
     def all_reduce_sum(self, tensor: torch.Tensor, ranks: tuple[int, ...]) -> None:
@@ -94,7 +94,7 @@ class TorchCommunicator:
 
     def _reduce(self, tensor: torch.Tensor, ranks: tuple[int, ...], operation: "dist.ReduceOp.RedOpType") -> None:
         if len(ranks) > 1:
-            with _naming(f"ranks {', '.join(map(str, ranks))} to join a reduction"):
+            with waiting_for(f"ranks {', '.join(map(str, ranks))} to join a reduction"):
                 dist.all_reduce(tensor, operation, group=self._groups[ranks])
 
 
@@ -104,7 +104,7 @@ class _TorchHandle:
         self._work, self._waits_for = work, waits_for
 
     def wait(self) -> None:
-        with _naming(self._waits_for):
+        with waiting_for(self._waits_for):
             self._work.wait()
 
     def is_completed(self) -> bool:
@@ -112,8 +112,8 @@ class _TorchHandle:
 
 
 @contextmanager
-def _naming(waited_for: str) -> Iterator[None]:
-    """torch.distributed reports a lost or silent peer as a RuntimeError of some kind."""
+def waiting_for(waited_for: str) -> Iterator[None]:
+    """Raise PeerLostError where a call of torch.distributed says in some RuntimeError that a peer is lost or silent."""
     try:
         yield
     except RuntimeError as error:

@@ -107,10 +107,12 @@ def build_stage(
     device: torch.device,
     attention: Attention,
     freeze: Callable[[ModelStage], None] | None = None,
+    make: "Callable[[Any, range, int, Head], ModelStage] | None" = None,
 ) -> ModelStage:
     """Return one stage on `device` with float32 master weights, read from `tensors` (whatever type the file has).
 
     `freeze` says of a stage without memory which parameters are not trained, and their type; None: all are trained.
+    `make` makes the stage without memory, of the arguments of ModelStage; None: ModelStage itself.
     WorkError as `PipelineStage.fill`.
     """
     if getattr(config, "attn_logit_softcapping", None) is not None:
@@ -120,12 +122,14 @@ def build_stage(
             config, attn_implementation=attention, dtype=torch.float32
         )
     layers = stage_layers(config.num_hidden_layers, stages, stage)
-    built = ModelStage(skeleton, layers, stages - 1 - stage, head)
+    built = (make or ModelStage)(skeleton, layers, stages - 1 - stage, head)
     if freeze is not None:
         freeze(built)
     built.to_empty(device=device)
     for module in built.modules():
         if module._non_persistent_buffers_set:
+            for parameter in module.parameters(recurse=False) if make else ():
+                parameter._is_hf_initialized = True  # type: ignore[attr-defined]  # random numbers would need all ranks
             skeleton._init_weights(module)  # rotations and scales that no file holds
     built.fill(tensors)
     built.eval()

@@ -21,6 +21,8 @@ NORM_CHUNK: Final = 16 * 1024 * 1024
 """Gradients whose norm is taken at a time on a GPU: PyTorch first copies them as float64, twice the gradients' memory
 if it were done at once. On a CPU one sum, in the order that jobs of before had."""
 MOMENTS = ("exp_avg", "exp_avg_sq")
+ROWS: Final = ".rows-"
+"""Between a tensor's name and `<first>-<after the last>`, of a part that one rank of a sharded stage wrote."""
 
 
 @dataclass(frozen=True)
@@ -77,26 +79,33 @@ def _norm_squared(values: torch.Tensor) -> torch.Tensor:
 class StageOptimizer:
     """Gradients and AdamW state of one stage."""
 
+    part = ""
+    """Ends the names of this rank's files of a stage that several ranks hold parts of; empty: it holds all of it."""
+
     def __init__(self, stage: PipelineStage, fields: Optimizer, peak: float) -> None:
-        named = {name: value for name, value in stage.named_parameters() if value.requires_grad}
+        named = self._trained(stage)
         owned = {name: value for name, value in named.items() if name not in stage.duplicates}
         copies = {name: value for name, value in named.items() if name in stage.duplicates}
         self.fields, self.peak, self._stage = fields, peak, stage
         self.owned = tuple(owned)
-        self.parameters: dict[str, torch.nn.Parameter] = {**owned, **copies}
+        self.parameters: dict[str, torch.Tensor] = {**owned, **copies}
         self.counted = sum(parameter.numel() for parameter in owned.values())
         values = list(self.parameters.values())
         self._device = values[0].device
         self.gradients = torch.empty(0)
         self._views: dict[str, torch.Tensor] = {}
         self.make_gradients()
-        matrices = [value for value in values if value.ndim >= 2]
-        others = [value for value in values if value.ndim < 2]
+        matrices = [value for value in values if value.ndim >= 2 and value.numel()]
+        others = [value for value in values if value.ndim < 2 and value.numel()]
         groups = [{"params": matrices, "weight_decay": fields.weight_decay}, {"params": others, "weight_decay": 0.0}]
         self._adamw = torch.optim.AdamW(
             [group for group in groups if group["params"]],
             lr=peak, betas=(fields.beta1, fields.beta2), eps=fields.epsilon, fused=True,
         )  # fmt: skip
+
+    def _trained(self, stage: PipelineStage) -> dict[str, torch.Tensor]:
+        """Return what this rank trains of a stage: parameter name -> leaf of autograd."""
+        return {name: value for name, value in stage.named_parameters() if value.requires_grad}
 
     def make_gradients(self) -> None:
         """Make the gradients, all zero, on the stage's device."""
@@ -162,12 +171,32 @@ class StageOptimizer:
         """Take the moments of every parameter, copies included, as of `steps` steps; WorkError when one is missing."""
         for name, parameter in self.parameters.items():
             moments: Mapping[str, torch.Tensor] = {
-                moment: self._stage.of_folder(name, partial(_moment, tensors, moment)).to(parameter.device, copy=True)
+                moment: self._stage.of_folder(name, partial(moment_of, tensors, moment)).to(parameter.device, copy=True)
                 for moment in MOMENTS
             }
             step = torch.tensor(float(steps), device=parameter.device)
             self._adamw.state[parameter] = {"step": step, **moments}
 
 
-def _moment(tensors: TensorFolder, moment: str, name: str, shape: torch.Size) -> torch.Tensor:
-    return tensors.read(f"{name}.{moment}", shape)
+def moment_of(tensors: TensorFolder, moment: str, name: str, shape: torch.Size) -> torch.Tensor:
+    """Return a moment of a whole parameter, put together where ranks of a sharded stage wrote its rows."""
+    whole = f"{name}.{moment}"
+    parts = {} if whole in tensors else row_parts(tensors, whole)
+    if not parts:
+        return tensors.read(whole, shape)  # or says what is missing
+    value, filled = torch.empty(shape), 0
+    for rows, part in sorted(parts.items(), key=lambda item: item[0].start):
+        if rows.start != filled:
+            break
+        value[rows.start : rows.stop] = tensors.read(part, torch.Size((len(rows), *shape[1:])))
+        filled = rows.stop
+    return value if filled == shape[0] else tensors.read(f"{whole}{ROWS}{filled}-", shape)
+
+
+def row_parts(tensors: TensorFolder, name: str) -> dict[range, str]:
+    """Return the parts of a tensor that was written by rows: rows -> name."""
+    result = {}
+    for part in tensors.names(f"{name}{ROWS}"):
+        first, _, after = part.removeprefix(f"{name}{ROWS}").partition("-")
+        result[range(int(first), int(after))] = part
+    return result

@@ -107,11 +107,15 @@ class PipelineStage(nn.Module, ABC):
         with torch.no_grad():
             for name, parameter in self.named_parameters():
                 if name not in (VALUE_HEAD, SCORE_HEAD) or name in tensors:
-                    parameter.copy_(self.of_folder(name, tensors.read))
+                    self._take(name, parameter, self.of_folder(name, tensors.read))
                 elif SCORE_HEAD in tensors:
-                    parameter.copy_(tensors.read(SCORE_HEAD, parameter.shape))
+                    self._take(name, parameter, tensors.read(SCORE_HEAD, parameter.shape))
                 else:
-                    parameter.zero_()
+                    self._take(name, parameter, torch.zeros(parameter.shape))
+
+    def _take(self, name: str, parameter: torch.Tensor, value: torch.Tensor) -> None:
+        """Put the value of a whole parameter where this rank holds it."""
+        parameter.copy_(value)
 
     # ------------------------------------------------------------ masks and rotations
 

@@ -47,6 +47,10 @@ class TensorFolder:
     def __contains__(self, name: str) -> bool:
         return name in self._files
 
+    def names(self, prefix: str) -> list[str]:
+        """Return the names that begin so."""
+        return [name for name in self._files if name.startswith(prefix)]
+
     def read(self, name: str, shape: torch.Size) -> torch.Tensor:
         """Return a CPU tensor of exactly this shape; WorkError ModelCorrupt when it is not there or has another one."""
         if name not in self._files:

@@ -30,9 +30,10 @@ from rlhf_workers.training.draft_training import DraftTraining
 from rlhf_workers.training.executor import TimedAction, execute
 from rlhf_workers.training.minibatches import epoch_order, mini_batches, split
 from rlhf_workers.training.old_log_probabilities import OldLogProbabilities
-from rlhf_workers.training.optimizer import Horizon, StageOptimizer, learning_rate
+from rlhf_workers.training.optimizer import Horizon, learning_rate
 from rlhf_workers.training.pipeline_stage import PipelineStage
 from rlhf_workers.training.rank_layout import RankLayout
+from rlhf_workers.training.sharded_optimizer import ShardedOptimizer, optimizer_of
 from rlhf_workers.training.stage_copy import StageCopy
 from rlhf_workers.training.stage_work import Note, StageWork
 from rlhf_workers.training.time_marks import time_marks_of
@@ -72,7 +73,7 @@ class Trainer:
         self.progress = TrainingProgress(0, Horizon(self._steps_of(spec.iterations)))
         fields = spec.training.optimizer
         self.peaks = {model: fields.peak_learning_rate(ModelRole(model)) for model in layout.models}
-        self.optimizers = {key: StageOptimizer(stage, fields, self.peaks[key[0]]) for key, stage in stages.items()}
+        self.optimizers = {key: optimizer_of(stage, fields, self.peaks[key[0]]) for key, stage in stages.items()}
         self._copies = list(self._stage_copies())
         for stage in stages.values():
             stage.recompute = spec.training.activation_checkpointing
@@ -140,6 +141,7 @@ class Trainer:
                     norms[model].append(norm)
                 yield
         metrics = self._metrics(batch, objectives, norms)
+        self._gather_weights()
         if self.draft is not None:
             metrics |= self.draft.metrics()
         metrics["train/skipped_steps"] = float(skipped)
@@ -173,6 +175,8 @@ class Trainer:
         """A copy a stage; what several stages use moves with the first."""
         moved: set[int] = set()
         for key, stage in self.stages.items():
+            if self.optimizers[key].part:  # parts do not move: rules refuse ranks that share a device with others
+                continue
             yield StageCopy(stage, self.optimizers[key], self.device, frozenset(moved))
             moved |= {id(part) for part in stage.parameters()}
 
@@ -247,6 +251,10 @@ class Trainer:
         if total != progress.horizon.total:
             progress.horizon = progress.horizon.changed(total, progress.steps, warmup)
 
+    def writes(self, model: str, stage: int) -> bool:
+        """Return whether this rank saves a stage, or a part of it that no other rank has."""
+        return self.layout.writes(model, stage) or bool(self.optimizers[model, stage].part)
+
     def adapters(self, model: str) -> Lora | None:
         """Return the adapters by which a model is trained; None where all its weights are."""
         return self.spec.training.adapters(ModelRole(model))
@@ -292,10 +300,19 @@ class Trainer:
             )
         return work
 
+    def _gather_weights(self) -> None:
+        """Make whole parameters of those that ranks hold in parts. Here and nowhere else: a training is what all ranks
+        do once and together, while publishing and saving may be asked of one rank, or of one again."""
+        parts = [optimizer for optimizer in self.optimizers.values() if isinstance(optimizer, ShardedOptimizer)]
+        if parts:
+            with self._measured("train/gather"):
+                for optimizer in parts:
+                    optimizer.gather(self.communicator)
+
     def _reduce_gradients(self, trained: Collection[str]) -> None:
         """Add up over replicas, then over the two copies of a tied embedding; every rank in the same order."""
         for model, stage in self.layout.held:
-            if model in trained:
+            if model in trained and not self.optimizers[model, stage].part:  # parts are summed in the backward
                 holders = self.layout.holders(model, stage)
                 self.communicator.all_reduce_sum(self.optimizers[model, stage].gradients, holders)
         for model in trained:
@@ -319,11 +336,12 @@ class Trainer:
     ) -> tuple[dict[str, float], dict[tuple[str, int], float]]:
         """Return the loss of each model and the squared gradient norm of each stage, the same on all ranks.
 
-        Each stage fills its own slot, so that the sum over ranks only adds zeros; losses add up over replicas.
+        Each stage fills its own slot, so that the sum over ranks only adds zeros, or the other parts of a stage; losses
+        add up over replicas.
         """
         sums = torch.zeros(len(self._slots) + len(objectives), dtype=torch.float64, device=self.device)
         for place, key in enumerate(self._slots):
-            if key in self.optimizers and self.layout.writes(*key):
+            if key in self.optimizers and self.writes(*key):
                 sums[place] = self.optimizers[key].norm_squared()
         for place, (model, objective) in enumerate(objectives.items(), len(self._slots)):
             sums[place] = objective.statistics["loss"] - before[model]["loss"]

@@ -15,9 +15,10 @@ import torch
 from rlhf_api import control_pb2 as pb
 from rlhf_api.algorithms import ModelKind, ModelRole, graph_of
 from rlhf_api.job import RLHFJob
-from rlhf_api.names import ADAPTER_FIELD, DRAFT_MODEL
+from rlhf_api.names import ADAPTER_FIELD, DRAFT_MODEL, ExitCode
 from rlhf_api.schedule import ScheduleTable
 from rlhf_workers.device import compute_deterministically
+from rlhf_workers.failures import WorkError
 from rlhf_workers.models import model_folder
 from rlhf_workers.precision import compute_dtype
 from rlhf_workers.training import adapters, checkpoint, step_timing
@@ -29,11 +30,13 @@ from rlhf_workers.training.model_stages import ModelStage, build_stage, read_con
 from rlhf_workers.training.pipeline_stage import Attention, Head, PipelineStage
 from rlhf_workers.training.rank_layout import RankLayout
 from rlhf_workers.training.rendezvous import join_group, leave_group
+from rlhf_workers.training.sharded_stage import FIELD as SHARD_FIELD
+from rlhf_workers.training.sharded_stage import begin, sharding
 from rlhf_workers.training.source_files import SourceFiles, read_source_files, write_source_files
 from rlhf_workers.training.tensor_file import CHECKPOINT_FIELD, model_tensors
 from rlhf_workers.training.trainer import Trainer
 from rlhf_workers.training.training_batch import TrainingBatch
-from rlhf_workers.training.transport import TransportKind
+from rlhf_workers.training.transport import GroupTransport, TransportKind
 
 HEADS: Final[Mapping[ModelKind, Head]] = {
     ModelKind.POLICY: "lm",
@@ -153,8 +156,14 @@ def build_trainer(
     compute = compute_dtype(job.spec)
     trunk: adapters.Trunk = {}
     load = load or load_stage
-    stages = {key: load(job, layout, *key, become.checkpoint, device, trunk) for key in layout.held}
-    communicator = connect(layout)
+    stages: dict[tuple[str, int], PipelineStage]
+    if job.spec.training.parallelism.shard > 1:  # which part of a stage is this rank's is said by the group
+        communicator = connect(layout)
+        require_shards(job, layout, communicator.transport)
+        stages = {key: load_sharded_stage(job, layout, *key, become.checkpoint, device) for key in layout.held}
+    else:
+        stages = {key: load(job, layout, *key, become.checkpoint, device, trunk) for key in layout.held}
+        communicator = connect(layout)
     draft = build_draft_training(job, layout, communicator, become.checkpoint, device)
     trainer = Trainer(job.spec, layout, stages, communicator, device, compute, span, draft)
     if become.checkpoint:
@@ -194,6 +203,33 @@ def load_stage(
         elif settings.adapter is not None and role is graph_of(job.spec).policy:
             adapters.load(built, model_folder(settings.adapter, ADAPTER_FIELD), settings, ADAPTER_FIELD)
     return built
+
+
+def load_sharded_stage(
+    job: RLHFJob, layout: RankLayout, model: str, stage: int, checkpoint_folder: str, device: torch.device
+) -> ModelStage:
+    """Return this rank's part of a stage; as `load_stage`, but the group has to be there already."""
+    role = ModelRole(model)
+    folder, field = weights_folder(job, role, checkpoint_folder)
+    if checkpoint_folder:
+        adapters.require_none(folder)
+    config = read_config(folder, field, layout.stages(model))
+    parts = config, model_tensors(folder, field), layout.stages(model), stage, HEADS[role.kind]
+    built = build_stage(*parts, device, attention_of(job), make=sharding(device, compute_dtype(job.spec)))
+    begin(built)
+    return built
+
+
+def require_shards(job: RLHFJob, layout: RankLayout, transport: GroupTransport) -> None:
+    """WorkError where a group cannot hold models in parts; what the manifest alone decides was refused before."""
+    shard = job.spec.training.parallelism.shard
+    why = ""
+    if job.spec.training.backend != "torch" or layout.block_size != 1 or layout.world != shard:
+        why = f"{shard} needs backend torch and {shard} ranks of one pipeline stage, and the group has {layout.world}"
+    elif transport.kind == "host":
+        why = f"{shard} needs a GPU of its own for every rank: {transport.reason}; use 1"
+    if why:
+        raise WorkError("BadSchedule", f"{SHARD_FIELD}: {why}", field=SHARD_FIELD, exit_code=ExitCode.USAGE)
 
 
 def weights_folder(job: RLHFJob, role: ModelRole, checkpoint_folder: str) -> tuple[Path, str]:

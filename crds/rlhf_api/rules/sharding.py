@@ -1,0 +1,57 @@
+"""Rules of `spec.training.parallelism.shard`: one copy over all ranks, and what ranks that hold parts cannot do yet."""
+
+from collections.abc import Iterator
+from typing import Final
+
+from rlhf_api.rules.rule import Rule, Values
+
+_PARALLELISM: Final = "spec.training.parallelism"
+_FIELD: Final = f"{_PARALLELISM}.shard"
+_LORA: Final = "spec.training.lora"
+_DRAFT: Final = "spec.generation.speculation.draftModel"
+
+
+def of_sharding() -> Iterator[Rule]:
+    """Yield every rule of ranks that hold models in parts."""
+    yield Rule(
+        field=_FIELD,
+        node=_PARALLELISM,
+        cel="self.shard in [1, self.data]",
+        holds=lambda values: values[_FIELD] in (1, values[f"{_PARALLELISM}.data"]),
+        message=f"must be 1 or {_PARALLELISM}.data, as all ranks hold one copy between them: use either",
+    )
+    yield Rule(
+        field=_FIELD,
+        node=_PARALLELISM,
+        cel="self.shard == 1 || self.pipeline == 1",
+        holds=lambda values: _whole(values) or values[f"{_PARALLELISM}.pipeline"] == 1,
+        message=f"must be 1 with {_PARALLELISM}.pipeline above 1: stages are not held in parts: use one of the two",
+    )
+    yield Rule(
+        field=_FIELD,
+        node="spec.training",
+        cel="self.parallelism.shard == 1 || self.backend == 'torch' && !has(self.lora)",
+        holds=lambda values: _whole(values) or (values["spec.training.backend"] == "torch" and not values.has(_LORA)),
+        message=f"must be 1 with spec.training.backend megatron, and with {_LORA}: only whole torch models have parts",
+    )
+    yield Rule(
+        field=_FIELD,
+        node="spec",
+        cel="self.training.parallelism.shard == 1 || self.placement == 'Dedicated'",
+        holds=lambda values: _whole(values) or values["spec.placement"] == "Dedicated",
+        message="must be 1 with spec.placement Colocated, as parts do not move to the host: use Dedicated, or 1",
+    )
+    yield Rule(
+        field=_FIELD,
+        node="spec",
+        cel=(
+            "self.training.parallelism.shard == 1 || !has(self.generation.speculation.draftModel)"
+            " || self.generation.speculation.draftModel.train == 'Disabled'"
+        ),
+        holds=lambda values: _whole(values) or not values.has(_DRAFT) or values[f"{_DRAFT}.train"] == "Disabled",
+        message=f"must be 1 with {_DRAFT}.train Enabled, as it is trained by a whole head: use Disabled, or 1",
+    )
+
+
+def _whole(values: Values) -> bool:
+    return bool(values[_FIELD] == 1)

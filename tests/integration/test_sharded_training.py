@@ -1,0 +1,208 @@
+"""Models in parts on two and four ranks: gradients, losses and norms of plain PyTorch, and the same checkpoints.
+
+The ranks are processes, as a process has one process group; a group does once what several tests look at.
+"""
+
+import math
+import os
+import signal
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from tests.support import models
+from tests.support.fused_ranks import moments_of
+from tests.support.gradient_comparison import assert_same_gradients
+from tests.support.sharded_ranks import Order, ShardedRanks, launched, parallel, united, whole
+from tests.support.training_ranks import finish_folder, gradients_of, make_batch, make_job, run, serial, weights_of
+
+from rlhf_api.job import RLHFJob
+from rlhf_api.names import ExitCode
+from rlhf_workers.failures import WorkError
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+
+TOLERANCE = 1e-5
+"""Of the largest number of a tensor: float32 sums in another order."""
+FAMILIES = ("llama", "qwen2", "gemma2")
+"""Untied; tied with biases; tied with scaled embeddings and a cap on logits."""
+SHARDS = (2, 4)
+ABSTAINED = (0, 1, 2, 3)
+"""Half of the batch: micro-batches of no token."""
+AGAIN = {"ppo": {"miniBatchSize": 8, "epochs": 2, "oldLogProbabilities": "Trainer", "criticWarmupIterations": 1}}
+"""A pass of forwards alone before a training, and an iteration in which the actor is held."""
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    root = tmp_path_factory.mktemp("models")
+    return {family: models.write_policy(root / family, family, seed=1) for family in FAMILIES}
+
+
+@pytest.fixture(scope="module")
+def saved(folders: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A checkpoint of one rank that holds everything, after an iteration."""
+    folder = tmp_path_factory.mktemp("whole") / "checkpoint"
+    run(job_of(folders), range(1), pipeline=1, save=folder)
+    finish_folder(folder, folders["llama"])
+    return folder
+
+
+@pytest.fixture(scope="module", params=SHARDS)
+def ranks(
+    request: pytest.FixtureRequest,
+    folders: dict[str, Path],
+    saved: Path,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Iterator[ShardedRanks]:
+    """A group that does all that the tests ask for, and then, when it is told to, trains on and on."""
+    shard, root = request.param, tmp_path_factory.mktemp("ranks")
+
+    def order(name: str, job: RLHFJob, **wanted: Any) -> Order:
+        return Order(name, parallel(job, shard).model_dump_json(by_alias=True), **wanted)
+
+    trained = job_of(folders)
+    recomputed = job_of(folders, training={"activationCheckpointing": True})
+    half = job_of(folders, training={"precision": "BFloat16"})
+    orders = [
+        *(order(f"gradients-{family}", make_job(path, path), gradients=True) for family, path in folders.items()),
+        order("abstained", trained, gradients=True, abstained=ABSTAINED),
+        order("recomputed", recomputed, gradients=True),
+        order("half", half, gradients=True),
+        order("initial", half),
+        order("trained", trained, after=2),
+        order("again", job_of(folders, algorithm=AGAIN), after=2),
+        order("first", trained, after=1, save=str(root / "checkpoint")),
+        order("restored", trained, first=1, after=1, restore=str(saved), save=str(root / "again")),
+        order("resumed", trained, first=1, after=2, restore=str(root / "checkpoint")),
+        order("begun", trained, after=1, held=True),
+        order("on", trained, after=100_000, silence=10.0),
+    ]
+    with launched(root, shard, orders) as group:
+        yield group
+
+
+def job_of(folders: dict[str, Path], **spec: Any) -> RLHFJob:
+    return make_job(folders["llama"], folders["llama"], **spec)
+
+
+def assert_same_bits(ours: Mapping[str, torch.Tensor], theirs: Mapping[str, torch.Tensor]) -> None:
+    assert ours.keys() == theirs.keys()
+    assert [name for name in theirs if not torch.equal(ours[name], theirs[name])] == []
+
+
+def test_gradients_are_those_of_a_rank_that_holds_everything(ranks: ShardedRanks, folders: dict[str, Path]) -> None:
+    for family, path in folders.items():
+        job = make_job(path, path)
+        expected = gradients_of(job, serial(job, 1, 1), 1, make_batch())
+        assert_same_gradients(whole(ranks.reports(f"gradients-{family}"), "gradients"), expected, TOLERANCE)
+    job = job_of(folders)
+    expected = gradients_of(job, serial(job, 1, 1), 1, make_batch())
+    assert_same_gradients(whole(ranks.reports("recomputed"), "gradients"), expected, TOLERANCE)
+    expected = gradients_of(job, serial(job, 1, 1), 1, make_batch(abstained=ABSTAINED))
+    assert_same_gradients(whole(ranks.reports("abstained"), "gradients"), expected, TOLERANCE)
+
+
+def test_half_precision_rounds_no_more_than_a_rank_that_holds_everything(
+    ranks: ShardedRanks, folders: dict[str, Path]
+) -> None:
+    job, half = job_of(folders), job_of(folders, training={"precision": "BFloat16"})
+    exact = gradients_of(job, serial(job, 1, 1), 1, make_batch())
+
+    def error(rounded: Mapping[str, torch.Tensor]) -> float:
+        wrong = sum(float((rounded[name] - value).square().sum()) for name, value in exact.items())
+        return math.sqrt(wrong / sum(float(value.square().sum()) for value in exact.values()))
+
+    theirs = error(gradients_of(half, serial(half, 1, 1), 1, make_batch()))
+    assert 0 < error(whole(ranks.reports("half"), "gradients")) < 2 * theirs < 0.5
+
+
+def test_losses_norms_and_weights_are_those_of_a_rank_that_holds_everything(
+    ranks: ShardedRanks, folders: dict[str, Path]
+) -> None:
+    trainers, metrics, _ = run(job_of(folders), range(2), pipeline=1)
+    ours = ranks.reports("trained")
+    assert all(report["metrics"] == ours[0]["metrics"] for report in ours), "ranks report different metrics"
+    for got, expected in zip(ours[0]["metrics"], metrics, strict=True):
+        assert got == pytest.approx(expected, rel=1e-4, abs=1e-5)
+    for got in (name for name in metrics[0] if name.startswith(("gradient_norm", "loss"))):
+        assert ours[0]["metrics"][0][got] == pytest.approx(metrics[0][got], rel=TOLERANCE), got
+    weights = weights_of(trainers)
+    published = united(ours, "published")
+    assert published.keys() == weights.keys()
+    rate = 1e-2  # a step of AdamW is as large as this, whatever the gradient: rounding decides where it is about zero
+    for name, value in weights.items():
+        assert float((published[name] - value).abs().mean()) <= 1e-3 * rate, name
+
+
+def test_passes_of_forwards_alone_and_a_held_actor_train_what_a_rank_that_holds_everything_trains(
+    ranks: ShardedRanks, folders: dict[str, Path]
+) -> None:
+    ours = ranks.reports("again")
+    _, metrics, _ = run(job_of(folders, algorithm=AGAIN), range(2), pipeline=1)
+    assert all(report["metrics"] == ours[0]["metrics"] for report in ours), "ranks report different metrics"
+    for got, expected in zip(ours[0]["metrics"], metrics, strict=True):
+        assert got == pytest.approx(expected, rel=1e-3, abs=1e-4)
+
+
+def test_initial_weights_are_published_bit_by_bit_and_by_one_rank_each(
+    ranks: ShardedRanks, folders: dict[str, Path]
+) -> None:
+    source = load_file(folders["llama"] / "model.safetensors")
+    found = ranks.reports("initial")
+    published = united(found, "published")
+    assert {name.removeprefix("actor:") for name in published if name.startswith("actor:")} == source.keys()
+    for name, value in source.items():
+        assert torch.equal(published[f"actor:{name}"].view(torch.int16), value.bfloat16().view(torch.int16)), name
+    sizes = [sum(value.numel() for value in report["published"].values()) for report in found]
+    largest = max(value.numel() for value in published.values())
+    assert max(sizes) - min(sizes) <= 2 * largest, "one rank keeps more than its share"
+
+
+def test_a_checkpoint_goes_from_whole_to_parts_and_back_bit_by_bit(
+    ranks: ShardedRanks, folders: dict[str, Path], saved: Path
+) -> None:
+    root = ranks.folder
+    expected, _, _ = run(job_of(folders), range(1, 1), pipeline=1, restore=str(saved))
+    assert_same_bits(united(ranks.reports("restored"), "published"), weights_of(expected))
+    assert_same_bits(whole(ranks.reports("restored"), "moments"), moments_of(expected))
+    again, _, _ = run(job_of(folders), range(1, 1), pipeline=1, restore=str(root / "again"))
+    assert_same_bits(weights_of(again), weights_of(expected))
+    assert_same_bits(moments_of(again), moments_of(expected))
+    assert again[0].progress == expected[0].progress
+
+
+def test_a_group_that_comes_back_trains_the_bits_of_one_that_was_not_lost(ranks: ShardedRanks) -> None:
+    for what in ("published", "moments"):
+        for straight, resumed in zip(ranks.reports("trained"), ranks.reports("resumed"), strict=True):
+            assert_same_bits(resumed[what], straight[what])
+    assert ranks.reports("resumed")[0]["metrics"] == ranks.reports("trained")[0]["metrics"][1:]
+
+
+def test_rows_of_moments_that_are_missing_are_named(
+    ranks: ShardedRanks, folders: dict[str, Path], tmp_path: Path
+) -> None:
+    folder = tmp_path / "checkpoint"
+    folder.mkdir()
+    for part in ranks.folder.joinpath("checkpoint").iterdir():
+        (folder / part.name).symlink_to(part) if part.name != "optimizer" else None
+    (folder / "optimizer").mkdir()
+    for part in ranks.folder.joinpath("checkpoint", "optimizer").iterdir():
+        if "shard-00001" not in part.name:
+            (folder / "optimizer" / part.name).symlink_to(part)
+    with pytest.raises(WorkError, match=r"exp_avg\.rows-\d+-.* is missing from actor-stage-00000-shard-00000"):
+        run(job_of(folders), range(1, 1), pipeline=1, restore=str(folder))
+
+
+def test_ranks_of_a_lost_or_silent_one_end_and_ask_to_be_started_again(ranks: ShardedRanks) -> None:
+    """The last test of a group: rank 1 is killed, or stopped, while all train on and on; no other waits for ever."""
+    ranks.go_on()
+    ranks.reports("begun")
+    how = signal.SIGSTOP if ranks.world == SHARDS[0] else signal.SIGKILL
+    os.kill(ranks.pids[1], how)
+    ended = ranks.ended(ranks.world if how == signal.SIGKILL else ranks.world - 1)
+    ended.pop(1, None)
+    assert ended == {rank: int(ExitCode.RESTART) for rank in range(ranks.world) if rank != 1}
