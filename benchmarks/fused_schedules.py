@@ -119,6 +119,7 @@ def run(instance: Any, options: SearchOptions, clock: Any) -> dict[str, Any]:
         "peakAtBound": solution.peak_at_bound,
         "method": solution.method,
         "cutShort": solution.cut_short,
+        "endedByClock": solution.by_clock,
         "makespanSeconds": round(solution.makespan_seconds, 2),
         "cpuSeconds": round(cpu, 2),
         "wallSeconds": round(wall, 2),

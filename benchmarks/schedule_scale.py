@@ -69,6 +69,7 @@ def measure(instance: Instance, factor: float, options: SearchOptions, clock: An
         "peak": round(max(checked.peaks), 4),
         "method": result.method,
         "cutShort": result.cut_short,
+        "endedByClock": result.by_clock,
         "cpuSeconds": round(cpu, 1),
         "wallSeconds": round(wall, 1),
     }

@@ -212,8 +212,10 @@ def _print_answer(problem: Instance, answer: dict[str, Any]) -> None:
     typer.echo(f"makespan         {answer['makespan']:g} ({proven})")
     typer.echo(f"peak activation  {answer['peakActivation']:g} ({peak} at this makespan)")
     typer.echo(f"bubble           {answer['bubble']:.1%}")
-    short = ", cut short by the clock" if answer["cutShort"] else ""
-    typer.echo(f"found by         {answer['method']} in {answer['seconds']:.1f} s{short}")
+    clock = ", ended by the clock" if answer["endedByClock"] else ""
+    typer.echo(f"found by         {answer['method']} in {answer['seconds']:.1f} s{clock}")
+    if answer["cutShort"]:
+        typer.echo(f"cut short        the {answer['cutShort']}: --seconds ended before it was proven to be the least")
     for name, base in answer["baselines"].items():
         typer.echo(f"  {name:<26} makespan {base['makespan']:g}, peak activation {base['peakActivation']:g}")
 

@@ -28,3 +28,11 @@ def test_the_peak_is_no_higher_than_the_published_one(number: int) -> None:
     assert checked.makespan == row.bound
     assert max(checked.peaks) <= row.peak + 1e-9
     assert result.peak_at_bound == (number in AT_FLOOR)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_ten_seconds_are_enough_for_the_hardest_makespan() -> None:
+    result = solve(PUBLISHED[10].instance(), SearchOptions(10), lambda: 0.0)
+    assert result.timeline.makespan == PUBLISHED[10].bound
+    assert result.cut_short == "peak"

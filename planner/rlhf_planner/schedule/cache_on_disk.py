@@ -23,7 +23,7 @@ from rlhf_planner.schedule.report import devices_from_json
 from rlhf_planner.schedule.schedule_check import ScheduleError, check_schedule
 from rlhf_planner.schedule.solve import SearchOptions
 
-SEARCH_VERSION = 1  # raise it when the search finds better schedules, so that old entries are not used
+SEARCH_VERSION = 2  # raise it when the search finds better schedules, so that old entries are not used
 
 
 def entry_path(directory: Path, instance: Instance, options: SearchOptions) -> Path:

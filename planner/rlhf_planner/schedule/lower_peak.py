@@ -1,7 +1,8 @@
 """The second objective: the peak brought down while the makespan stays within a limit.
 
 Annealing for instances up to some thousand steps, list scheduling under lower caps beyond, exact answers and proofs
-where the instance is small. Sets the search's floor, the proven bound on the peak at this limit.
+where the instance is small. Sets the search's floor, the proven bound on the peak at this limit; the bound over all
+devices at once is computed last, so that no schedule depends on it.
 """
 
 from __future__ import annotations
@@ -10,10 +11,12 @@ import numpy as np
 
 from rlhf_planner.schedule.anneal import COLD, HOT, Walk, memory_units
 from rlhf_planner.schedule.bounds import peak_bound
-from rlhf_planner.schedule.exact import EXACT_STEPS, decide, device_peak_bound
+from rlhf_planner.schedule.exact import EXACT_STEPS, GRACE, decide, device_peak_bound
+from rlhf_planner.schedule.peak_relaxation import least_seconds, relaxed_peak_bound
 from rlhf_planner.schedule.search_state import TRIES_A_STEP, Search, anneal_in_chunks, tune
 from rlhf_planner.schedule.simulate import Timeline
 
+_PROOF = 0.12  # of the budget, kept for the bound over all devices at once
 _PROBES = 4  # short walks that bracket the peak
 # Long walks: share of the tries, and how far under the best they aim.
 _ROUNDS = ((0.2, 0.02), (0.22, 0.01), (0.22, 0.005), (0.24, 0.0))
@@ -25,15 +28,26 @@ def lower_peak(search: Search, fast: Timeline) -> None:
     if search.best.makespan < fast.makespan:  # a baseline is shorter than anything of this layout
         return
     search.floor = _peak_floor(search, limit)
+    proof = _PROOF * search.share_left
+    if search.peak_at_floor or search.seconds(proof) < least_seconds(search.arrays, limit):
+        proof = 0.0
+    search.reserved = proof
+    search.spend(search.seconds(proof))
     if search.tries_left < TRIES_A_STEP * search.arrays.steps:
         _list_down(search, limit)
     else:
         _anneal_down(search, fast, limit)
+    search.reserved = 0.0
+    if not search.peak_at_floor:
+        nominal = (proof + search.share_left) * search.options.seconds
+        relaxed = relaxed_peak_bound(search.arrays, limit, search.best.peak, nominal, search.left + GRACE)
+        search.floor = max(search.floor, relaxed.bound)
+    search.peak_cut = not search.peak_at_floor
 
 
 def _list_down(search: Search, limit: float) -> None:
     """For large instances: list scheduling under ever lower caps, as long as the limit can be kept."""
-    while not search.peak_at_floor and search.left > 0 and search.share_left > 0.05:
+    while not search.peak_at_floor and not search.stopped() and search.share_left > 0.05:
         if not tune(search, max(search.floor, 0.95 * search.best.peak), limit, 0.25):
             return
 
@@ -46,7 +60,7 @@ def _anneal_down(search: Search, fast: Timeline, limit: float) -> None:
     low, total = units.of(search.floor), search.tries_left * 2 // 3 if small else search.tries_left
     for round_ in range(_PROBES + len(_ROUNDS)):
         best = units.of(search.best.peak)
-        if search.peak_at_floor or search.left <= 0 or search.tries_left <= 0:
+        if search.peak_at_floor or search.stopped() or search.tries_left <= 0:
             return
         if round_ < _PROBES:  # short walks bracket what can be reached
             share, target = 0.03, (low + best) // 2
@@ -68,7 +82,7 @@ def _bisect_peak(search: Search, limit: float, low: int) -> None:
         target = (low + units.of(search.best.peak)) // 2
         if _exact_peak(search, limit, target / units.scale, 0.4 * search.share_left, dynamic=True):
             low = max(low, target)
-        if search.share_left < 0.02 or search.left <= 0:
+        if search.share_left < 0.02 or search.stopped():
             return
 
 
@@ -76,7 +90,7 @@ def _descend(search: Search, walk: Walk, target: int, tries: int) -> bool:
     """One walk: whenever the target is met, aim 1% lower at the same temperature. Whether the first target was met."""
     made, met, floor = 0, False, walk.units.of(search.floor)
     devices = search.arrays.instance.devices
-    while made < tries and search.left > 0 and search.tries_left > 0:
+    while made < tries and not search.stopped() and search.tries_left > 0:
         before = search.tries_left
         hot = HOT * (COLD / HOT) ** (made / tries)
         reached = anneal_in_chunks(search, walk, np.full(devices, target, dtype=np.int64), hot, COLD, tries - made)
@@ -92,7 +106,7 @@ def _descend(search: Search, walk: Walk, target: int, tries: int) -> bool:
 
 def _exact_peak(search: Search, limit: float, peak: float, share: float, dynamic: bool) -> bool:
     """Ask the exact solver for a schedule with at most this peak; true if none was found. A proof raises the floor."""
-    if search.peak_at_floor or search.left <= 0:
+    if search.peak_at_floor or search.stopped():
         return True
     effort = search.effort(share)
     answer = decide(search.arrays, limit, peak, effort, search.left, search.options.seed, dynamic)

@@ -29,6 +29,7 @@ def solution_json(solution: Solution) -> dict[str, Any]:
         "seconds": round(solution.seconds, 3),
         "makespanSeconds": round(solution.makespan_seconds, 3),
         "cutShort": solution.cut_short,
+        "endedByClock": solution.by_clock,
         "method": solution.method,
         "baselines": {
             name: {"makespan": _tidy(base.makespan), "peakActivation": _tidy(base.peak)}

@@ -20,6 +20,7 @@ SOLVER_RATE = 0.3  # deterministic time of CP-SAT in one second, as measured on 
 TRIES_A_STEP = 2000  # an annealing of fewer tries a step is not worth starting; list scheduling goes further
 CHUNK = 250_000  # tries between two looks at the clock
 PART = 5.0  # nominal seconds of list scheduling between two looks at the clock
+_LEAST_SHARE = 0.005  # of the budget; less is not worth asking anything for
 OVERHEAD = 2e-3  # nominal seconds of one list schedule besides its steps
 
 
@@ -51,8 +52,10 @@ class Search:
     method: str
     bound: float
     began: float
-    cut_short: bool = False
+    by_clock: bool = False  # the clock ended a part before its effort did: another machine may find another schedule
     floor: float = 0.0
+    reserved: float = 0.0  # share of the budget that the clock keeps for what is not begun yet
+    peak_cut: bool = False  # the budget ended before the peak was proven to be the least
     reached: float = 0.0  # seconds after which the best makespan was there
     tries_left: int = field(init=False)
 
@@ -71,13 +74,23 @@ class Search:
 
     @property
     def left(self) -> float:
-        """Seconds of the budget that are left by the clock."""
-        return self.options.seconds - (self.clock() - self.began)
+        """Seconds of the budget that are left by the clock, without those that are reserved."""
+        return (1 - self.reserved) * self.options.seconds - (self.clock() - self.began)
 
     @property
     def share_left(self) -> float:
         """Share of the budget that is left, counted in tries."""
         return max(0.0, self.tries_left / (self.options.seconds * TRIES_A_SECOND))
+
+    def stopped(self, kept: float = 0.0) -> bool:
+        """Return whether the clock leaves no more than `kept`, a share of the budget, and note if so."""
+        late = self.left <= kept * self.options.seconds
+        self.by_clock = self.by_clock or late
+        return late
+
+    def out_of(self, kept: float) -> bool:
+        """Return whether no more than `kept`, a share of the budget, is left, by tries or by the clock."""
+        return self.share_left <= kept + _LEAST_SHARE or self.stopped(kept)
 
     def seconds(self, share: float) -> float:
         """Return the nominal seconds in a share of the whole budget, or in what is left."""
@@ -122,8 +135,7 @@ def tune(search: Search, cap: float, enough: float, share: float) -> bool:
     seconds = search.seconds(share)
     parts = max(1, round(seconds / PART))
     for part in range(parts):
-        if search.left <= 0:
-            search.cut_short = True
+        if search.stopped():
             return False
         evaluations = max(1, int(seconds / parts / (EVALUATION * arrays.steps + OVERHEAD)))
         result, made = tuned(arrays, cap, enough, evaluations, search.options.seed + part)
@@ -142,8 +154,7 @@ def anneal_in_chunks(search: Search, walk: Walk, targets: Ints, hot: float, cold
     """
     made, tries = 0, min(tries, search.tries_left)
     while made < tries:
-        if search.left <= 0:
-            search.cut_short = True
+        if search.stopped():
             return False
         part = min(CHUNK, tries - made)
         a, b = (hot * (cold / hot) ** (at / tries) for at in (made, made + part))

@@ -6,15 +6,17 @@ What it does, in order, each part stopping as soon as a bound is met:
   3. constraint programming for the makespan, where the instance is small enough: a shorter schedule or a higher bound;
   4. annealing of memory at a fixed makespan: under the cap first, at the least makespan where that works; then as low
      as it goes, with the proven bound on the peak as the floor. Large instances: tuned list scheduling instead.
-Effort is counted in tries and in deterministic solver time, at a nominal rate for `seconds`; the clock handed in is
-only a backstop. So the same instance, options and seed give the same schedule on any machine that is not slower than
-nominal; on one that is, the search is cut short, and the answer says so.
+The makespan has first call on the budget, the peak on what is left; only where a makespan stays unproven to the end is
+the last fifth kept for the peak. Effort is counted in tries and in deterministic solver time, at a nominal rate for
+`seconds`; the clock handed in is only a backstop. So the same instance, options and seed give the same schedule on any
+machine that is not slower than nominal; on one that is, the clock ends parts of the search, and the answer says so.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 
@@ -28,10 +30,17 @@ from rlhf_planner.schedule.lower_peak import lower_peak
 from rlhf_planner.schedule.search_state import TRIES_A_STEP, Search, SearchOptions, anneal_in_chunks, tune
 from rlhf_planner.schedule.simulate import Timeline, instance_arrays
 
-__all__ = ["SearchOptions", "Solution", "solve"]
+__all__ = ["Objective", "SearchOptions", "Solution", "solve"]
 
-_DECISIONS = 12  # makespans that the exact solver is asked for, each with up to 8% of the budget
+_DECISIONS = 12  # makespans that the exact solver is asked for in one round
+_FIRST_SHARE = 0.08  # of the budget, for each of them in the first round; twice as much in every later one
+_ROUNDS = 5
+_KEPT_FOR_PEAK = 0.2  # of the budget, where the makespan cannot be proven: list schedules hold far too much
+_KEPT_FOR_CAP = 0.5  # the same under a cap, where a makespan counts only once memory is under it
 SLACKS = (0.0, 0.0025, 0.005, 0.01, 0.02, 0.04, 0.08, 0.16, 0.32)  # makespans tried under a cap, above the least
+
+
+Objective = Literal["makespan", "peak"]
 
 
 @dataclass(frozen=True)
@@ -39,7 +48,10 @@ class Solution:
     """A valid schedule with what is proven about it.
 
     `lower_bound` is on the makespan of any schedule, `peak_bound` on the peak of any schedule within this makespan plus
-    the slack that was allowed. `makespan_seconds`: when the makespan was found; the rest went to the peak.
+    the slack that was allowed. `makespan_seconds`: when the makespan was found; the rest went to the peak. `cut_short`:
+    what more budget might still lower, the makespan before the peak, as the budget ended before it was proven to be the
+    least; None: neither. `by_clock`: the clock ended a part of the search before its effort did, so that a faster
+    machine may find another schedule.
     """
 
     timeline: Timeline
@@ -48,7 +60,8 @@ class Solution:
     peak_bound: float
     seconds: float
     makespan_seconds: float
-    cut_short: bool
+    cut_short: Objective | None
+    by_clock: bool
     baselines: dict[str, Timeline]
 
     @property
@@ -80,6 +93,7 @@ def solve(instance: Instance, options: SearchOptions, clock: Callable[[], float]
     search.offer(fast, "list scheduling")
     if not keeps_cap(fast):
         _fit_under_cap(search, fast)
+    cut: Objective | None = "makespan" if _makespan_cut(search) else None
     lower_peak(search, fast)
     return Solution(
         timeline=search.best,
@@ -88,20 +102,48 @@ def solve(instance: Instance, options: SearchOptions, clock: Callable[[], float]
         peak_bound=search.floor,
         seconds=clock() - began,
         makespan_seconds=search.reached,
-        cut_short=search.cut_short,
+        cut_short=cut or ("peak" if search.peak_cut else None),
+        by_clock=search.by_clock,
         baselines=baselines,
     )
 
 
+def _makespan_cut(search: Search) -> bool:
+    """Whether a makespan is above the bound, and there was something left to try."""
+    tried_all = search.arrays.steps > EXACT_STEPS and search.cap is None
+    return search.best.makespan > search.bound * (1 + 1e-9) and not tried_all
+
+
 def _fastest(search: Search) -> Timeline:
-    """The shortest schedule found without regard to memory, of the search's layout; raises the bound on the way."""
-    arrays, options = search.arrays, search.options
-    fast = listed(arrays, None)[0]
-    if arrays.steps > EXACT_STEPS or fast.makespan <= search.bound * (1 + 1e-9):
+    """The shortest schedule found without regard to memory, of the search's layout; raises the bound on the way.
+
+    What is above the bound is asked for again with twice the effort, until it is met or proven to be the least, or only
+    the share is left that is kept for what comes after.
+    """
+    fast = listed(search.arrays, None)[0]
+    if search.arrays.steps > EXACT_STEPS:
         return fast
+    kept = _KEPT_FOR_PEAK if search.cap is None else _KEPT_FOR_CAP
+    share = _FIRST_SHARE
+    for round_ in range(_ROUNDS):
+        if fast.makespan <= search.bound * (1 + 1e-9) or search.out_of(kept):
+            break
+        fast = _bisected(search, fast, share, kept, search.options.seed + round_)
+        share *= 2
+    return fast
+
+
+def _bisected(search: Search, fast: Timeline, share: float, kept: float, seed: int) -> Timeline:
+    """Makespans between the bound and `fast`, each asked for with up to `share` of the budget, of which `kept` is
+    left."""
+    arrays = search.arrays
     low = ask = search.bound  # below `low` there is nothing, or nothing that was found
     for _ in range(_DECISIONS):
-        answer = decide(arrays, ask, None, search.effort(0.08), search.left, options.seed)
+        effort, seconds = (
+            search.effort(min(share, search.share_left - kept)),
+            search.left - kept * search.options.seconds,
+        )
+        answer = decide(arrays, ask, None, effort, seconds, seed)
         search.spend_effort(answer.effort)
         if answer.timeline is not None and answer.timeline.makespan < fast.makespan:
             fast = answer.timeline
@@ -110,7 +152,7 @@ def _fastest(search: Search) -> Timeline:
             low = max(low, next_time(arrays, ask))
         if answer.infeasible:
             search.bound = low = max(search.bound, next_time(arrays, ask))
-        if low >= fast.makespan * (1 - 1e-9) or search.left <= 0:
+        if low >= fast.makespan * (1 - 1e-9) or search.out_of(kept):
             break
         ask = low if answer.infeasible else (low + fast.makespan) / 2
     return fast
@@ -130,12 +172,12 @@ def _fit_under_cap(search: Search, fast: Timeline) -> None:
     tune(search, cap, fast.makespan, 0.4)
     if search.tries_left < TRIES_A_STEP * arrays.steps:
         return
-    budget = search.tries_left // 2
+    budget = int(search.tries_left * (1 - _KEPT_FOR_PEAK))
     failed = -1
     order = [3, 0, 1, 2, 4, 5, 6, 7, 8]  # one in a hundred first: most caps that can be kept at all can be kept there
     for rank in order:
         limit = fast.makespan * (1 + SLACKS[rank])
-        if rank < failed or limit >= search.best.makespan or search.left <= 0:
+        if rank < failed or limit >= search.best.makespan or search.stopped():
             continue
         walk = Walk(fast, limit, options.seed + rank)
         targets = np.full(arrays.instance.devices, walk.units.of(cap), dtype=np.int64)

@@ -78,6 +78,18 @@ def test_pictures_and_terminal(instance: Path, tmp_path: Path) -> None:
     assert "lower bound" in output
 
 
+def test_what_the_budget_ended_before_is_said(tmp_path: Path) -> None:
+    models = [
+        {"name": name, "stageDevices": on, "microbatches": 32, "forward": forward, "backward": 2 * forward}
+        for name, on, forward in (("actor", [*range(8)], 5), ("critic", [*range(7, -1, -1)], 2))
+    ]
+    file = tmp_path / "instance.json"
+    file.write_text(json.dumps({"devices": 8, "pipelines": [{**model, "activation": 1} for model in models]}))
+    code, output = invoke("solve", "--instance", file, "--seconds", 0.2)
+    assert code == 0
+    assert ": --seconds ended before it was proven to be the least" in output
+
+
 def test_the_same_question_is_searched_once(instance: Path, tmp_path: Path) -> None:
     cache = tmp_path / "cache"
     first = solve(instance, "--cache", cache)

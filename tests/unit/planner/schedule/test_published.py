@@ -7,6 +7,7 @@ from rlhf_planner.schedule.bounds import makespan_bound, peak_bound, published_b
 from rlhf_planner.schedule.greedy import greedy
 from rlhf_planner.schedule.instance import from_json
 from rlhf_planner.schedule.list_scheduling import listed
+from rlhf_planner.schedule.peak_relaxation import attainable, relaxed_peak_bound
 from rlhf_planner.schedule.published import PUBLISHED, Published
 from rlhf_planner.schedule.schedule_check import check_schedule
 from rlhf_planner.schedule.simulate import instance_arrays
@@ -44,6 +45,37 @@ def test_short_search_meets_the_bound_of_a_small_instance() -> None:
     assert result.at_bound
     assert round(result.timeline.peak, 6) == 15.6
     assert result.peak_at_bound
+    assert result.cut_short is None
+
+
+@pytest.mark.parametrize(("number", "cut"), [(10, "makespan"), (7, "peak")])
+def test_the_answer_says_what_the_budget_ended_before(number: int, cut: str) -> None:
+    result = solve(PUBLISHED[number].instance(), SearchOptions(seconds=0.3), lambda: 0.0)
+    assert result.cut_short == cut
+    assert not result.by_clock
+    assert result.at_bound == (cut == "peak")
+
+
+def test_the_clock_ends_a_search_and_the_answer_says_so() -> None:
+    ticks = iter(range(10**6))
+    result = solve(PUBLISHED[7].instance(), SearchOptions(seconds=20), lambda: float(next(ticks)))
+    assert result.by_clock
+    assert result.cut_short == "peak"
+
+
+def test_the_bound_over_all_devices_sees_more_than_that_of_any_one() -> None:
+    row = PUBLISHED[7]
+    arrays = instance_arrays(row.instance())
+    relaxed = relaxed_peak_bound(arrays, row.bound, row.peak, 1.0, 60.0)
+    assert peak_bound(arrays, row.bound) + 1 < relaxed.bound <= 26.4
+    assert relaxed_peak_bound(arrays, row.bound, row.peak, 0.1, 60.0).bound == 0  # too little to prove anything
+
+
+def test_a_bound_is_rounded_up_to_what_activations_add_up_to() -> None:
+    arrays = instance_arrays(PUBLISHED[0].instance())  # micro-batches of 1.95 and 2
+    assert attainable(arrays, 12.5, 20.0) == pytest.approx(7 * 1.95)
+    assert attainable(arrays, 13.65, 20.0) == pytest.approx(7 * 1.95)
+    assert attainable(arrays, 12.5, 13.0) == 13.0
 
 
 def test_chimera_makespan_of_four_stages() -> None:

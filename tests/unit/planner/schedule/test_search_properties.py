@@ -10,6 +10,8 @@ from tests.support.random_instances import instances, shortest
 
 from rlhf_planner.schedule.baselines import run_baselines
 from rlhf_planner.schedule.instance import Instance, InstanceError
+from rlhf_planner.schedule.list_scheduling import listed
+from rlhf_planner.schedule.peak_relaxation import relaxed_peak_bound
 from rlhf_planner.schedule.schedule_check import check_schedule
 from rlhf_planner.schedule.simulate import instance_arrays
 from rlhf_planner.schedule.solve import SearchOptions, Solution, solve
@@ -60,7 +62,19 @@ def test_answers_are_valid_and_between_bound_and_baselines(instance: Instance) -
         assert solution.timeline.makespan <= min(base.makespan for base in solution.baselines.values()) + 1e-9
         assert instance.memory_cap is None or solution.timeline.peak <= instance.memory_cap + 1e-9
         assert solution.peak_bound <= solution.timeline.peak + 1e-9
+        assert (solution.cut_short == "makespan") == (not solution.at_bound)
+        assert solution.cut_short != "peak" or not solution.peak_at_bound
         check_table(schedule_table(solution.timeline, solution.method))
+
+
+@settings(QUICK, max_examples=12)
+@given(instances(most_devices=4, most_steps=40, whole=True))
+def test_no_schedule_holds_less_than_the_bound_over_all_devices(instance: Instance) -> None:
+    without = dataclasses.replace(instance, memory_cap=None)
+    for split in (False, True):
+        for timeline in listed(instance_arrays(without, split), None)[:1]:
+            bound = relaxed_peak_bound(timeline.arrays, timeline.makespan, 100 * timeline.peak, 1.0, 60.0)
+            assert bound.bound <= timeline.peak + 1e-9
 
 
 @settings(QUICK, max_examples=10)
