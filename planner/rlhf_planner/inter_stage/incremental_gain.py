@@ -58,7 +58,8 @@ class PassSums:
         spread = self.passes * self.squares - self.tokens**2
         slope = (self.passes * self.products - self.tokens * self.seconds) / spread if spread > 0 else math.inf
         slope = min(max(0.0, slope), self.seconds / self.tokens)
-        return PassFormula(setup=(self.seconds - slope * self.tokens) / self.passes, per_token=slope)
+        # A rounding may leave less than nothing, which would lose the facts of the whole iteration.
+        return PassFormula(setup=max(0.0, self.seconds - slope * self.tokens) / self.passes, per_token=slope)
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from rlhf_planner.schedule.peak_relaxation import least_seconds, relaxed_peak_bo
 from rlhf_planner.schedule.search_state import TRIES_A_STEP, Search, anneal_in_chunks, tune
 from rlhf_planner.schedule.simulate import Timeline
 
-_PROOF = 0.12  # of the budget, kept for the bound over all devices at once
+_PROOF = 0.12  # of the budget, for the bound over all devices at once: by the clock, so that it takes no tries
 _PROBES = 4  # short walks that bracket the peak
 # Long walks: share of the tries, and how far under the best they aim.
 _ROUNDS = ((0.2, 0.02), (0.22, 0.01), (0.22, 0.005), (0.24, 0.0))
@@ -28,18 +28,15 @@ def lower_peak(search: Search, fast: Timeline) -> None:
     if search.best.makespan < fast.makespan:  # a baseline is shorter than anything of this layout
         return
     search.floor = _peak_floor(search, limit)
-    proof = _PROOF * search.share_left
-    if search.peak_at_floor or search.seconds(proof) < least_seconds(search.arrays, limit):
-        proof = 0.0
-    search.reserved = proof
-    search.spend(search.seconds(proof))
+    proof = _PROOF if search.options.seconds * _PROOF >= least_seconds(search.arrays, limit) else 0.0
+    search.reserved = 0.0 if search.peak_at_floor else proof
     if search.tries_left < TRIES_A_STEP * search.arrays.steps:
         _list_down(search, limit)
     else:
         _anneal_down(search, fast, limit)
     search.reserved = 0.0
     if not search.peak_at_floor:
-        nominal = (proof + search.share_left) * search.options.seconds
+        nominal = proof * search.options.seconds
         relaxed = relaxed_peak_bound(search.arrays, limit, search.best.peak, nominal, search.left + GRACE)
         search.floor = max(search.floor, relaxed.bound)
     search.peak_cut = not search.peak_at_floor

@@ -54,6 +54,14 @@ def test_a_setup_and_a_token_are_told_apart() -> None:
     level.add(100, 1.0)
     level.add(100, 1.0)
     assert level.fitted() == PassFormula(per_token=0.01), "one size tells nothing of a setup"
+
+
+def test_a_setup_is_never_below_nothing_by_a_rounding() -> None:
+    for count in range(1, 200):
+        alike = PassSums()
+        for _ in range(3):
+            alike.add(count, 0.1 * count)
+        assert alike.fitted().setup >= 0
     assert PassSums().fitted() == PassFormula()
 
 
