@@ -41,6 +41,7 @@ from rlhf_operator.index import Index
 from rlhf_operator.leader import Leader, LeaseLostError
 from rlhf_operator.manifests import Images
 from rlhf_operator.operator_metrics import OperatorMetrics
+from rlhf_operator.reconcile_traces import open_reconcile_traces
 from rlhf_operator.resync import RestoredError, Resync
 from rlhf_operator.watch_events import WatchEventHandler
 from rlhf_operator.workqueue import WorkQueue
@@ -83,6 +84,8 @@ class OperatorOptions:
     certificate_lifetime: timedelta
     operator_class: str = ""
     """Jobs of this spec.operatorClass are reconciled; empty: those that name none."""
+    trace_share: float = 1.0
+    """Of the reconciles, those that have spans, where OTEL_EXPORTER_OTLP_ENDPOINT is set."""
     scheduling: tuple[str, ...] = MODES
     """Backends of gangs and queues that may be used."""
 
@@ -113,10 +116,16 @@ def options(arguments: Sequence[str]) -> OperatorOptions:
     parser.add_argument("--scheduling", default=",".join(MODES), metavar="NAMES", help=listed)
     lifetime_help = "of jobs' certificates; renewed when a third is left"
     parser.add_argument("--certificate-lifetime-seconds", type=int, default=lifetime, metavar="N", help=lifetime_help)
+    share_help = (
+        "share of reconciles that are sent to OTEL_EXPORTER_OTLP_ENDPOINT, where set; of 0 none, else failed ones all"
+    )
+    parser.add_argument("--trace-share", type=float, default=1.0, metavar="SHARE", help=share_help)
     parser.add_argument("--log-format", choices=("json", "text"), default="json")
     given = parser.parse_args(arguments)
     if given.concurrency < 1:
         parser.error(f"--concurrency: {given.concurrency}: must be at least 1")
+    if not 0 <= given.trace_share <= 1:
+        parser.error(f"--trace-share: {given.trace_share}: must be from 0 to 1")
     if given.certificate_lifetime_seconds < SHORTEST_CERTIFICATE:
         least = f"must be at least {SHORTEST_CERTIFICATE}"
         parser.error(f"--certificate-lifetime-seconds: {given.certificate_lifetime_seconds}: {least}")
@@ -137,6 +146,7 @@ def options(arguments: Sequence[str]) -> OperatorOptions:
         leader_election=not given.no_leader_election,
         concurrency=given.concurrency,
         json_logs=given.log_format == "json",
+        trace_share=given.trace_share,
         certificate_lifetime=timedelta(seconds=given.certificate_lifetime_seconds),
         scheduling=scheduling,
         operator_class=given.operator_class,
@@ -168,6 +178,7 @@ async def operate(options: OperatorOptions, client: KubernetesClient) -> int:
     events = EventPoster(client, identity)
     queue = WorkQueue(lambda key: controller.reconcile(key), options.concurrency)
     coordinators = Coordinators(queue.add)
+    traces = metrics.traces = open_reconcile_traces(options.trace_share)
     lifetime = options.certificate_lifetime
     controller = Controller(
         client,
@@ -178,6 +189,7 @@ async def operate(options: OperatorOptions, client: KubernetesClient) -> int:
         events,
         certificate_lifetime=lifetime,
         home=options.home,
+        traces=traces,
     )
     resync = Resync(client, index, queue, options.namespaces)
 
@@ -204,6 +216,7 @@ async def operate(options: OperatorOptions, client: KubernetesClient) -> int:
     finally:
         await coordinators.close()
         await events.close()
+        await asyncio.to_thread(traces.close)
         await served.cleanup()
 
 

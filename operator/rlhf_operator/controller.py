@@ -32,6 +32,7 @@ from rlhf_operator.queueing import Queueing
 from rlhf_operator.reconcile import ObservedJob, ObservedPod, ReconcilePlan, reconcile
 from rlhf_operator.reconcile.parsed_job import managed_elsewhere, parse_job
 from rlhf_operator.reconcile.revisions.pinning import read
+from rlhf_operator.reconcile_traces import ReconcileTrace, ReconcileTraces
 
 log = logging.getLogger(__name__)
 
@@ -55,6 +56,7 @@ class Controller:
         clock: Callable[[], datetime] = lambda: datetime.now(UTC),
         certificate_lifetime: timedelta = LIFETIME,
         home: str = "",
+        traces: ReconcileTraces | None = None,
     ) -> None:
         self._client, self._index, self._images, self._home = client, index, images, home
         self._metrics, self._coordinators, self._events = metrics, coordinators, events
@@ -65,6 +67,7 @@ class Controller:
         self._clock = clock
         self._objects = JobObjects(client, index)
         self._written: dict[str, datetime] = {}
+        self._traces = traces or ReconcileTraces()
 
     def use(self, served: ServedApis) -> None:
         """Let jobs use these APIs of gangs and queues from now on; none before."""
@@ -75,39 +78,47 @@ class Controller:
 
         Raises ApiError.
         """
-        with operator_logs.reconciling(key, self._index.job(key)):
-            return await self._measured(key)
+        trace = self._traces.begin(key)
+        with operator_logs.reconciling(key, self._index.job(key), trace.id):
+            return await self._measured(key, trace)
 
-    async def _measured(self, key: str) -> float | None:
-        begun, result = time.perf_counter(), "error"
+    async def _measured(self, key: str, trace: ReconcileTrace) -> float | None:
+        begun, result, failure = time.perf_counter(), "error", "cancelled"
         try:
-            requeue_after = await self._reconcile(key)
+            requeue_after = await self._reconcile(key, trace)
+            failure = ""
             result = "ok"
         except ConflictError:
-            requeue_after, result = CONFLICT_RETRY_SECONDS, "conflict"
+            requeue_after, result, failure = CONFLICT_RETRY_SECONDS, "conflict", ""
         except ApiError as error:
             # Dashboards know missing rights as refusals.
             kind = RefusedError if isinstance(error, ForbiddenError) else type(error)
             self._metrics.errors.labels(kind.__name__).inc()
+            failure = f"{kind.__name__}: {error}"
             log.warning("%s: %s", key, error, extra={"job": key})
             raise
-        except Exception:
+        except Exception as error:
             self._metrics.errors.labels("Bug").inc()
+            failure = f"Bug: {type(error).__name__}: {error}"
             log.exception("%s: reconcile failed", key, extra={"job": key})
             raise
         finally:
             self._metrics.reconciles.labels(result).observe(time.perf_counter() - begun)
+            trace.end(result, failure)
         return requeue_after
 
-    async def _reconcile(self, key: str) -> float | None:
+    async def _reconcile(self, key: str, trace: ReconcileTrace) -> float | None:
         job = self._index.job(key)
         if job is None:
             self._forget(key)
             return None
-        observed = await self._observe(key, job)
-        plan = reconcile(job, observed, self._clock())
+        with trace.step("observe"):
+            observed = await self._observe(key, job)
+        with trace.step("decide"):
+            plan = reconcile(job, observed, self._clock())
         self._metrics.see(job, observed, plan)
-        requeue_after = await self._carry_out(key, job, plan)
+        with trace.step("carry out"):
+            requeue_after = await self._carry_out(key, job, plan)
         self._index.settle(key, observed.ended)
         return requeue_after
 

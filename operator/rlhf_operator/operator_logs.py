@@ -1,6 +1,7 @@
 """Log lines of the operator on stderr: one JSON object per line, or plain lines.
 
-Rule: what is said during a reconcile names its job, and the iteration that the job is in, by itself (`reconciling`);
+Rule: what is said during a reconcile names its job, the iteration that the job is in, and the trace, by itself
+(`reconciling`);
 whoever speaks of a job elsewhere puts its key into `extra={"job": key}`, so that lines are found by job.
 """
 
@@ -33,15 +34,25 @@ def configure(*, json_lines: bool) -> None:
 
 def json_formatter() -> JsonLogFormatter:
     """Return what formats a line as JSON."""
+    return JsonLogFormatter(extras=_EXTRAS, context=_context())
+
+
+def present() -> Mapping[str, Any]:
+    """Return what lines of this task say of a job now."""
+    return _context().fields()
+
+
+def _context() -> LogContext:
     context = LogContext()
     context.present = _RECONCILED.get
-    return JsonLogFormatter(extras=_EXTRAS, context=context)
+    return context
 
 
 @contextmanager
-def reconciling(key: str, job: Mapping[str, Any] | None) -> Iterator[None]:
-    """Inside, every line of this task says the job, and the iteration that its status has."""
-    token = _RECONCILED.set({"job": key, "iteration": _iteration(job)})
+def reconciling(key: str, job: Mapping[str, Any] | None, trace_id: str = "") -> Iterator[None]:
+    """Inside, every line of this task says the job, the iteration that its status has, and the trace if there is
+    one."""
+    token = _RECONCILED.set({"job": key, "iteration": _iteration(job), "trace_id": trace_id})
     try:
         yield
     finally:

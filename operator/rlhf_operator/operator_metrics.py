@@ -5,19 +5,22 @@ here; nothing reads them back.
 """
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client.metrics_core import Metric as Family
+from prometheus_client.registry import Collector
 
 from rlhf_api.conditions import ConditionType
-from rlhf_api.metrics import operator
-from rlhf_api.metrics.exposition import registry_of
+from rlhf_api.metrics import operator, storage
+from rlhf_api.metrics.exposition import family, registry_of
 from rlhf_api.metrics.metric import Metric
 from rlhf_operator.job_metrics import JobSeries
 from rlhf_operator.job_series import JobPhase, own_values, phase_of, shared_values
 from rlhf_operator.reconcile import ObservedJob, ReconcilePlan
 from rlhf_operator.reconcile.timestamps import time_of
+from rlhf_operator.reconcile_traces import ReconcileTraces
 from rlhf_operator.workqueue import QueueSnapshot
 
 
@@ -29,7 +32,9 @@ class OperatorMetrics:
         self._clock = clock
         self._phases: dict[str, JobPhase] = {}
         self.jobs = JobSeries()
-        self._own = registry_of([])
+        self.traces = ReconcileTraces()
+        """Those of this process; replaced once they are open."""
+        self._own = registry_of([_TraceSpans(self)])
         self.registry = CollectorRegistry()
         """All of it, as the client of Prometheus reads it."""
         self.registry.register(self._own)
@@ -88,6 +93,17 @@ class OperatorMetrics:
         """Drop the series of a job that is gone."""
         self.jobs.forget(key)
         self._phases.pop(key, None)
+
+
+class _TraceSpans(Collector):
+    """What became of spans, read at a scrape."""
+
+    def __init__(self, metrics: OperatorMetrics) -> None:
+        self._metrics = metrics
+
+    def collect(self) -> Iterator[Family]:
+        """Yield the one series."""
+        yield family(storage.TRACE_SPANS, {(outcome,): n for outcome, n in self._metrics.traces.counts().items()})
 
 
 def _ready_after(meta: Mapping[str, Any], before: Mapping[str, Any], after: Mapping[str, Any]) -> float | None:

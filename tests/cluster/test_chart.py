@@ -24,6 +24,7 @@ from .chart import (
     ROOT,
     SCHEDULING,
     USED,
+    Objects,
     flat,
     pod,
     render,
@@ -84,6 +85,8 @@ pytestmark = pytest.mark.slow
         ({"alerts": {"runbookUrl": "docs/"}}, "runbookUrl"),
         ({"podDisruptionBudget": {"minAvailable": "half"}}, "minAvailable"),
         ({"networkPolicy": {"apiServerPorts": []}}, "apiServerPorts"),
+        ({"tracing": {"endpoint": "otel-collector:4317"}}, "endpoint"),
+        ({"tracing": {"share": 2}}, "share"),
     ],
     ids=json.dumps,
 )
@@ -341,3 +344,33 @@ def test_what_is_asked_for_pods_reaches_them() -> None:
     for entry in ("priorityClassName", "nodeSelector", "tolerations", "affinity"):
         assert template["spec"][entry] == given[entry]
     assert given["env"][0] in template["spec"]["containers"][0]["env"]
+
+
+def egress(objects: Objects) -> list[dict[str, Any]]:
+    rules: list[dict[str, Any]] = objects["NetworkPolicy", RELEASE]["spec"]["egress"]
+    return rules
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "port"),
+    [
+        ("http://otel-collector.observability:4317", 4317),
+        ("https://[fd00::7]:14317/", 14317),
+        ("https://collector.example", 443),
+        ("http://collector.example", 80),
+    ],
+)
+def test_a_collector_of_traces_is_named_and_let_out(endpoint: str, port: int) -> None:
+    values = {"tracing": {"endpoint": endpoint, "share": 0.25}, "networkPolicy": {"enabled": True}}
+    rendered = render(values)
+    container = pod(rendered)["containers"][0]
+    assert {"name": "OTEL_EXPORTER_OTLP_ENDPOINT", "value": endpoint} in container["env"]
+    assert "--trace-share=0.25" in container["args"]
+    assert {"ports": [{"port": port, "protocol": "TCP"}]} in egress(rendered)
+
+
+@pytest.mark.parametrize("tracing", [{}, None], ids=["none by default", "values of a chart before it"])
+def test_without_a_collector_nothing_is_named_and_let_out(tracing: dict[str, Any] | None) -> None:
+    rendered = render({"tracing": tracing, "networkPolicy": {"enabled": True}})
+    assert "OTEL" not in str(pod(rendered)["containers"][0]["env"])
+    assert len(egress(rendered)) == 3

@@ -20,6 +20,7 @@ from rlhf_operator.events import EventPoster
 from rlhf_operator.index import Index, key_of, owner_key
 from rlhf_operator.manifests import Images
 from rlhf_operator.operator_metrics import OperatorMetrics
+from rlhf_operator.reconcile_traces import ReconcileTraces
 from rlhf_operator.watch_events import WATCHED
 
 Json = dict[str, Any]
@@ -33,14 +34,21 @@ MAX_ROUNDS = 12
 class ControlledCluster:
     """One life of an operator; an async context manager."""
 
-    def __init__(self, server: FakeApiServer) -> None:
+    def __init__(self, server: FakeApiServer, traces: ReconcileTraces | None = None) -> None:
         self.server = server
         self.metrics, self.index = OperatorMetrics(), Index()
         self.client = server.client()
         self.events = EventPoster(self.client, "operator-0")
         self.coordinators = Coordinators(lambda key: None)
         self.controller = Controller(
-            self.client, self.index, Images(), self.metrics, self.coordinators, self.events, home="rlhf-system"
+            self.client,
+            self.index,
+            Images(),
+            self.metrics,
+            self.coordinators,
+            self.events,
+            home="rlhf-system",
+            traces=traces,
         )
         self.errors: list[ApiError] = []
 

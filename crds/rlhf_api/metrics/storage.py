@@ -124,7 +124,7 @@ TRACKER_BEHIND: Final = _gauge(
 TRACE_SPANS: Final = Metric(
     "rlhf_trace_spans_total",
     kind=MetricKind.COUNTER,
-    servers=(Server.COORDINATOR,),
+    servers=(Server.COORDINATOR, Server.OPERATOR),
     unit=Unit.NUMBER,
     meaning="Spans that the collector took, that it did not take, and that found no room before, by outcome.",
     source="the thread that sends them, since the process started",

@@ -1,9 +1,9 @@
 """Traces of a run: what is made of its facts, over restarts, and that nothing keeps a job from running."""
 
-from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+from tests.support.kept_spans import KeptSpans
 from tests.support.sample_rows import sample_histories
 
 from rlhf_api import control_pb2 as pb
@@ -16,20 +16,6 @@ from rlhf_coordinator.reports.trackers.opentelemetry_traces import OpenTelemetry
 
 SECOND = 10**9
 BEGAN = 100 * SECOND
-
-
-class KeptSpans:
-    """A sender that keeps what it is given."""
-
-    def __init__(self) -> None:
-        self.spans: list[TraceSpan] = []
-
-    def send(self, spans: Sequence[TraceSpan]) -> bool:
-        self.spans += spans
-        return True
-
-    def stop(self) -> None:
-        """There is nothing to stop."""
 
 
 def histories(**given: object) -> SampleHistories:

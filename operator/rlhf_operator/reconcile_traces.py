@@ -1,0 +1,101 @@
+"""Traces of reconciles for OpenTelemetry: one trace each, with its steps.
+
+Rule: nothing waits for it and nothing is decided by it; where no endpoint is set there are no ids, and nothing is kept.
+A share of reconciles is traced, one by one at random; one that fails is traced always, as far as it came.
+"""
+
+import logging
+import os
+import random
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Final
+
+from rlhf_api.tracing.export import SpanExport, open_export
+from rlhf_api.tracing.settings import endpoint_of
+from rlhf_api.tracing.span import SPAN_BYTES, TRACE_BYTES, Attribute, TraceSpan, trace_words
+
+log = logging.getLogger(__name__)
+
+SERVICE: Final = "rlhf-operator"
+"""service.name, unless OTEL_SERVICE_NAME says otherwise."""
+MAX_FAILURE: Final = 500
+"""Characters of why one failed."""
+
+
+class ReconcileTrace:
+    """One reconcile under way."""
+
+    def __init__(self, export: SpanExport | None, key: str, *, traced: bool) -> None:
+        self._export, self._key, self._traced = export, key, traced
+        self._trace = _random(TRACE_BYTES) if export else 0
+        self._start_ns = time.time_ns()
+        self._steps: list[tuple[str, int, int]] = []
+
+    @property
+    def id(self) -> str:
+        """Return its trace id, as log lines have it; empty where there are no traces."""
+        return trace_words(self._trace) if self._export else ""
+
+    @contextmanager
+    def step(self, name: str) -> Iterator[None]:
+        """Inside, it does this."""
+        start = time.time_ns()
+        try:
+            yield
+        finally:
+            self._steps.append((name, start, time.time_ns()))
+
+    def end(self, result: str, failure: str = "") -> None:
+        """Send it."""
+        if self._export is None or not (self._traced or failure):
+            return
+        root, end = _random(SPAN_BYTES), time.time_ns()
+        about: dict[str, Attribute] = {"rlhf.job": self._key, "rlhf.result": result}
+        failure = failure[:MAX_FAILURE]
+        self._export.add(TraceSpan("reconcile", self._trace, root, 0, self._start_ns, end, about, failure))
+        for name, began, over in self._steps:
+            self._export.add(TraceSpan(name, self._trace, _random(SPAN_BYTES), root, began, over))
+
+
+class ReconcileTraces:
+    """Those of one operator."""
+
+    def __init__(self, export: SpanExport | None = None, share: float = 1.0) -> None:
+        """`share`: of the reconciles, from 0 to 1."""
+        self._export, self._share = export, share
+
+    def begin(self, key: str) -> ReconcileTrace:
+        """Begin a reconcile of a job."""
+        traced = self._export is not None and random.random() < self._share  # noqa: S311 no secret
+        return ReconcileTrace(self._export, key, traced=traced)
+
+    def counts(self) -> dict[str, int]:
+        """Return outcome -> spans; empty where there are no traces."""
+        return self._export.counts() if self._export else {}
+
+    def close(self) -> None:
+        """Send what is left, for a bounded time."""
+        if self._export is not None:
+            self._export.close()
+
+
+def open_reconcile_traces(share: float, environ: Mapping[str, str] | None = None) -> ReconcileTraces:
+    """Return those of this process, by the endpoint in its environment; what keeps them from being opened is said in
+    one line."""
+    environ = os.environ if environ is None else environ
+    endpoint = endpoint_of(environ)
+    if endpoint.problem:
+        log.warning("no traces are sent: %s", endpoint.problem)
+    if not endpoint.url or not share:
+        return ReconcileTraces()
+    try:
+        return ReconcileTraces(open_export(endpoint.url, SERVICE, environ, {}), share)
+    except Exception as error:  # whatever a library makes of its variables
+        log.warning("no traces are sent to %s: %s: %s", endpoint.url, type(error).__name__, error)
+        return ReconcileTraces()
+
+
+def _random(size: int) -> int:
+    return int.from_bytes(os.urandom(size), "big") or 1
