@@ -16,6 +16,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, astuple, dataclass
+from pathlib import Path
 from typing import Any
 
 PACE = "RLHF_BENCHMARK_PACE"
@@ -39,6 +40,8 @@ class StepPace:
     """A pass of scoring."""
     token: float
     """For each token in it, padding included."""
+    checkpoint: float = 0.0
+    """Of a training rank: what it takes to write one, on a disk that is stood in for."""
 
     def slower(self, times: float) -> "StepPace":
         """The pace of a device on which everything takes so many times as long."""
@@ -73,8 +76,10 @@ def pace_workers(pace: StepPace) -> Pacer:
     from rlhf_workers.generation.speculation.speculator import Speculator, Verified
     from rlhf_workers.generation.torch_engine.engine import TorchEngine
     from rlhf_workers.inference.model_scorer import PAD, TokenScorer
+    from rlhf_workers.training.backends.torch_backend import TorchBackend
 
     pacer, step, score, verified = Pacer(), TorchEngine.step, TokenScorer.score, Speculator.verified
+    save = TorchBackend.save
 
     def paced_step(engine: TorchEngine) -> Any:
         started = time.perf_counter()
@@ -99,6 +104,13 @@ def pace_workers(pace: StepPace) -> Pacer:
         seconds = pace.step + pace.row * rows + pace.key * keys
         verified(speculator, outcomes, rows, keys, drafting, max(passing, seconds))
 
+    def paced_save(backend: TorchBackend, folder: Path, version: int) -> Any:
+        started = time.perf_counter()
+        files = save(backend, folder, version)
+        pacer.wait(started, pace.checkpoint)
+        return files
+
+    _replace(TorchBackend, "save", paced_save)
     _replace(TorchEngine, "step", paced_step)
     _replace(Speculator, "verified", learn_paced)
     _replace(TokenScorer, "score", paced_score)

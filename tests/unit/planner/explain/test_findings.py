@@ -17,6 +17,11 @@ INJECTED = {
     "overlap": "scoring waits for the whole batch",
     "few-generation-workers": "too few generation workers",
     "small-batches": "small batches",
+    "long-tail": "long tail",
+    "useless-drafts": "useless drafts",
+    "frequent-checkpoints": "checkpoints",
+    "few-inference-workers": "too few inference workers",
+    "slow-worker-of-three": "slow worker",
 }
 """Recorded run -> the cause that was injected into it."""
 
