@@ -99,6 +99,9 @@ SCENARIOS = {
     "few-generation-workers": InjectedCause(
         "too few generation workers", generation=1, rows=8, pace=replace(PACE, step=0.008, row=0.016)
     ),
+    "few-generation-workers-of-two": InjectedCause(
+        "too few generation workers", rows=4, pace=replace(PACE, step=0.008, row=0.016)
+    ),
     "small-batches": InjectedCause("small batches", rows=4),
     "frequent-checkpoints": InjectedCause(
         "checkpoints", batch=16, max_tokens=16, checkpoints=1, pace=replace(PACE, checkpoint=3.0), amortized=True

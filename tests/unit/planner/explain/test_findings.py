@@ -16,6 +16,7 @@ INJECTED = {
     "slow-reward": "slow reward",
     "overlap": "scoring waits for the whole batch",
     "few-generation-workers": "too few generation workers",
+    "few-generation-workers-of-two": "too few generation workers",
     "small-batches": "small batches",
     "long-tail": "long tail",
     "useless-drafts": "useless drafts",
