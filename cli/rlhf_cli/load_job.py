@@ -184,6 +184,8 @@ def _check_files(job: RLHFJob) -> None:
         raise RunError(f"{tensor_split_check.FIELD} = {spec.generation.parallelism.tensor}: {problem}")
     for given in spec.models.all_rewards:
         _check_reward(given)
+    if spec.rollout.environment is not None and spec.rollout.environment.file is not None:
+        _check_file("spec.rollout.environment.file", spec.rollout.environment.file, ExitCode.USAGE)
     for name, path in spec.algorithm.fields.files.items():
         _check_file(f"spec.algorithm.{spec.algorithm.name}.{name}", path, ExitCode.USAGE)
     _check_prompts("spec.prompts", spec.prompts)

@@ -485,6 +485,7 @@ class FinishedSample(_message.Message):
     QUEUE_SECONDS_FIELD_NUMBER: _builtins.int
     DRAFTED_TOKENS_FIELD_NUMBER: _builtins.int
     ACCEPTED_TOKENS_FIELD_NUMBER: _builtins.int
+    EPISODE_FIELD_NUMBER: _builtins.int
     finish_reason: _builtins.str
     """"stop" | "length" """
     text: _builtins.str
@@ -507,6 +508,10 @@ class FinishedSample(_message.Message):
 
     @_builtins.property
     def versions(self) -> _containers.RepeatedCompositeFieldContainer[Global___VersionSpan]: ...
+    @_builtins.property
+    def episode(self) -> Global___Episode:
+        """where spec.rollout.environment answers turns"""
+
     def __init__(
         self,
         *,
@@ -519,14 +524,71 @@ class FinishedSample(_message.Message):
         queue_seconds: _builtins.float = ...,
         drafted_tokens: _builtins.int = ...,
         accepted_tokens: _builtins.int = ...,
+        episode: Global___Episode | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "log_probabilities", b"log_probabilities", "tokens", b"tokens"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["episode", b"episode", "key", b"key", "log_probabilities", b"log_probabilities", "tokens", b"tokens"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepted_tokens", b"accepted_tokens", "drafted_tokens", b"drafted_tokens", "finish_reason", b"finish_reason", "key", b"key", "log_probabilities", b"log_probabilities", "queue_seconds", b"queue_seconds", "text", b"text", "tokens", b"tokens", "versions", b"versions"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepted_tokens", b"accepted_tokens", "drafted_tokens", b"drafted_tokens", "episode", b"episode", "finish_reason", b"finish_reason", "key", b"key", "log_probabilities", b"log_probabilities", "queue_seconds", b"queue_seconds", "text", b"text", "tokens", b"tokens", "versions", b"versions"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___FinishedSample: _TypeAlias = FinishedSample  # noqa: Y015
+
+@_typing.final
+class Episode(_message.Message):
+    """What an environment said of a response of several turns. Tokens that it wrote have log-probability +infinity
+    (rlhf_api.samples.NOT_SAMPLED), wherever the response travels.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    @_typing.final
+    class MetricsEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.float
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.float = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    TURNS_FIELD_NUMBER: _builtins.int
+    REWARD_FIELD_NUMBER: _builtins.int
+    ABSTAINED_FIELD_NUMBER: _builtins.int
+    METRICS_FIELD_NUMBER: _builtins.int
+    turns: _builtins.int
+    """of the policy"""
+    reward: _builtins.float
+    """of all turns together"""
+    abstained: _builtins.bool
+    """no turn was given a reward"""
+    @_builtins.property
+    def metrics(self) -> _containers.ScalarMap[_builtins.str, _builtins.float]: ...
+    def __init__(
+        self,
+        *,
+        turns: _builtins.int = ...,
+        reward: _builtins.float = ...,
+        abstained: _builtins.bool = ...,
+        metrics: _abc.Mapping[_builtins.str, _builtins.float] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["abstained", b"abstained", "metrics", b"metrics", "reward", b"reward", "turns", b"turns"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Episode: _TypeAlias = Episode  # noqa: Y015
 
 @_typing.final
 class FailedSample(_message.Message):
@@ -2121,12 +2183,15 @@ class GenerateSample(_message.Message):
     RANDOM_KEY_FIELD_NUMBER: _builtins.int
     MAX_RESPONSE_TOKENS_FIELD_NUMBER: _builtins.int
     DRAWING_FIELD_NUMBER: _builtins.int
+    RECORD_FIELD_NUMBER: _builtins.int
     random_key: _builtins.int
     """with the position, the only source of randomness"""
     max_response_tokens: _builtins.int
     """in total, the k tokens included"""
     drawing: Global___Drawing.ValueType
     """only where Register.draws_by_request says that the worker knows it"""
+    record: _builtins.str
+    """the prompt's JSON object, only where spec.rollout.environment is reset by it"""
     @_builtins.property
     def key(self) -> Global___SampleKey: ...
     @_builtins.property
@@ -2154,10 +2219,11 @@ class GenerateSample(_message.Message):
         random_key: _builtins.int = ...,
         max_response_tokens: _builtins.int = ...,
         drawing: Global___Drawing.ValueType = ...,
+        record: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "log_probabilities", b"log_probabilities", "prompt", b"prompt", "tokens", b"tokens"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["drawing", b"drawing", "key", b"key", "log_probabilities", b"log_probabilities", "max_response_tokens", b"max_response_tokens", "prompt", b"prompt", "random_key", b"random_key", "tokens", b"tokens", "versions", b"versions"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["drawing", b"drawing", "key", b"key", "log_probabilities", b"log_probabilities", "max_response_tokens", b"max_response_tokens", "prompt", b"prompt", "random_key", b"random_key", "record", b"record", "tokens", b"tokens", "versions", b"versions"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -2518,6 +2584,7 @@ class ScoreSample(_message.Message):
     RECORD_FIELD_NUMBER: _builtins.int
     FINISH_REASON_FIELD_NUMBER: _builtins.int
     FIELDS_FIELD_NUMBER: _builtins.int
+    EPISODE_FIELD_NUMBER: _builtins.int
     prompt_text: _builtins.str
     response_text: _builtins.str
     record: _builtins.str
@@ -2540,6 +2607,10 @@ class ScoreSample(_message.Message):
     def fields(self) -> _containers.MessageMap[_builtins.str, Global___Array]:
         """float32: those that its tasks need and other tasks made, such as "reward" """
 
+    @_builtins.property
+    def episode(self) -> Global___Episode:
+        """of FinishedSample"""
+
     def __init__(
         self,
         *,
@@ -2552,10 +2623,11 @@ class ScoreSample(_message.Message):
         record: _builtins.str = ...,
         finish_reason: _builtins.str = ...,
         fields: _abc.Mapping[_builtins.str, Global___Array] | None = ...,
+        episode: Global___Episode | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "prompt", b"prompt", "response", b"response"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["episode", b"episode", "key", b"key", "prompt", b"prompt", "response", b"response"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["fields", b"fields", "finish_reason", b"finish_reason", "key", b"key", "prompt", b"prompt", "prompt_text", b"prompt_text", "record", b"record", "response", b"response", "response_text", b"response_text", "tasks", b"tasks"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["episode", b"episode", "fields", b"fields", "finish_reason", b"finish_reason", "key", b"key", "prompt", b"prompt", "prompt_text", b"prompt_text", "record", b"record", "response", b"response", "response_text", b"response_text", "tasks", b"tasks"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -20,7 +20,7 @@ from rlhf_api.job.groups import Generation, Training
 from rlhf_api.job.model_source import ModelSource
 from rlhf_api.job.models import Models
 from rlhf_api.job.rewards import Reward
-from rlhf_api.job.rollout import Prompts
+from rlhf_api.job.rollout import Prompts, Rollout
 from rlhf_api.names import API_VERSION, GROUP, KIND
 from rlhf_api.problems import ManifestError, Problem
 from rlhf_api.rules.rule import UnknownValueError, Values
@@ -155,6 +155,7 @@ def resolve(job: RLHFJob, base: Path) -> RLHFJob:
         "generation": _resolved_generation(spec.generation, base),
         "training": _resolved_training(spec.training, base),
         "prompts": _resolved_prompts(spec.prompts, base),
+        "rollout": _resolved_rollout(spec.rollout, base),
     }
     if spec.evaluation is not None and (own := spec.evaluation.prompts) is not None:
         update["evaluation"] = spec.evaluation.model_copy(update={"prompts": _resolved_prompts(own, base)})
@@ -177,6 +178,14 @@ def _resolved_prompts(prompts: Prompts, base: Path) -> Prompts:
         "chat_template_file": None if template is None else _file(template, base),
     }
     return prompts.model_copy(update=files)
+
+
+def _resolved_rollout(rollout: Rollout, base: Path) -> Rollout:
+    environment = rollout.environment
+    if environment is None or environment.file is None:
+        return rollout
+    resolved = environment.model_copy(update={"file": _file(environment.file, base)})
+    return rollout.model_copy(update={"environment": resolved})
 
 
 def _resolved_models(job: RLHFJob, base: Path) -> Models:

@@ -4,6 +4,7 @@ Rule: plain data of numpy arrays, without messages of the wire; one module on ea
 (`rlhf_workers.sample_codec`, `rlhf_coordinator.storage.sample_codec`). Must never import protobuf.
 """
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import IntEnum
@@ -16,7 +17,11 @@ TokenArray = npt.NDArray[np.int32]
 FloatArray = npt.NDArray[np.float32]
 FinishReason = Literal["", "stop", "length"]
 FINISH_REASONS: Final[tuple[FinishReason, ...]] = get_args(FinishReason)
-"""Empty while a response is unfinished; stop: by a stop token or text; length: cut at the longest allowed."""
+"""Empty while a response is unfinished; stop: by a stop token or text, or by its environment; length: cut at what is
+allowed at most."""
+NOT_SAMPLED: Final = math.inf
+"""Log-probability of a token that the policy did not draw, but its environment wrote. No engine can give it (what
+breaks is NaN or minus infinity), and no sum over it goes unnoticed."""
 
 
 class SampleKey(NamedTuple):
@@ -74,6 +79,20 @@ class SampleRequest:
     versions: tuple[VersionSpan, ...] = ()
     """Their tokens sum to k."""
     drawing: Drawing = Drawing.ROLLOUT
+    record: str = ""
+    """The prompt's JSON object, as text, where an environment is reset by it."""
+
+
+@dataclass(frozen=True)
+class Episode:
+    """What an environment said of a response of several turns."""
+
+    turns: int
+    """Of the policy."""
+    reward: float | None
+    """Of all turns together; None: no turn was given one."""
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    """Numbers beside the reward, by name."""
 
 
 @dataclass(frozen=True)
@@ -85,11 +104,14 @@ class ResponsePart:
     tokens: TokenArray
     """int32 [n]."""
     log_probabilities: FloatArray
-    """float32 [n], natural log, under softmax(logits / temperature) before top-p and top-k."""
+    """float32 [n], natural log, under softmax(logits / temperature) before top-p and top-k; NOT_SAMPLED of tokens that
+    an environment wrote."""
     versions: tuple[VersionSpan, ...]
     """Their tokens sum to n."""
     finish_reason: FinishReason = ""
     """Empty while the response is unfinished."""
+    episode: Episode | None = None
+    """Of a whole response whose turns an environment answered."""
 
 
 @dataclass(frozen=True)
@@ -109,6 +131,8 @@ class ScoringSample:
     """How the response ended; empty where the coordinator does not say it, which is older than the field."""
     fields: Mapping[str, FloatArray] = field(default_factory=dict)
     """Fields that its tasks need and other tasks made, by name, float32 [n] or [1]."""
+    episode: Episode | None = None
+    """Of a response whose turns an environment answered."""
 
     @property
     def tokens(self) -> TokenArray:

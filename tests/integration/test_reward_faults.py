@@ -171,13 +171,17 @@ async def test_a_function_that_cannot_start_fails_before_the_first_sample(
 
 PARENT = """
 import asyncio, os, sys
-from rlhf_workers.inference.rewards.function_process import RewardChild
+from rlhf_api.job.rewards import RewardFunction
+from rlhf_workers.inference.rewards.function import function_code
+from rlhf_workers.inference.rewards.reward_source import described
+from rlhf_workers.user_code.user_process import UserProcess
 
 async def main():
-    child = await RewardChild.start(["--file", sys.argv[1], "--name", "sync"], 1, 20.0, field="spec.models.reward")
+    function = RewardFunction(file=sys.argv[1], name="sync")
+    child = await UserProcess.start(function_code(function, 1, field="spec.models.reward.function"), 20.0)
     print(child._process.pid, flush=True)
     from tests.support.reward_samples import sample
-    await child.call(sample(sys.argv[2]))
+    await child.ask({"many": False, "samples": [described(sample(sys.argv[2]))]})
 
 asyncio.run(main())
 """

@@ -66,6 +66,11 @@ MIXED: Final[Json] = {"spec.prompts.sources": _SOURCES}
 """Several sources of prompts, in place of the file of the examples."""
 MIXED_EVALUATION: Final[Json] = {"spec.evaluation": {"prompts": {"sources": _SOURCES}}}
 """An evaluation with such."""
+TURNS: Final[Json] = {
+    "spec.rollout.environment": {"file": "game.py"},
+    "spec.rollout.stop": [],
+}
+"""An environment that answers the turns of the policy, which not every algorithm has."""
 SHOWN: Final = "ppo"
 """The algorithm of the example that rows are made from."""
 BESIDE: Final[dict[tuple[str, str], Json]] = {
@@ -217,6 +222,8 @@ def whole(path: str) -> Json:
     more = JUDGE if ".reward.judge" in path else SEVERAL if several else ENDPOINT if ".reward.endpoint" in path else {}
     if path.startswith("spec.prompts.sources"):
         more = MIXED
+    if path.startswith("spec.rollout.environment"):
+        more = TURNS
     if path.startswith("spec.models.cost."):
         of_reward = whole(path.replace(".cost.", ".reward."))["spec"]["models"]["reward"]
         more = {"spec.models.cost": of_reward}
@@ -290,6 +297,7 @@ def bare() -> list[Json]:
         _of(SHOWN, MIXED_EVALUATION),
         _of(SHOWN, JUDGE),
         _of(SHOWN, EVALUATED),
+        _of(SHOWN, TURNS),
         whole("spec.models.cost.endpoint"),
         whole("spec.models.cost.judge"),
     ):

@@ -15,6 +15,7 @@ from rlhf_api.arrays import pack, unpack
 from rlhf_api.samples import (
     FINISH_REASONS,
     Drawing,
+    Episode,
     FinishReason,
     FloatArray,
     ResponsePart,
@@ -49,6 +50,7 @@ def request_of(sample: pb.GenerateSample) -> SampleRequest:
         unpack(sample.log_probabilities).astype(np.float32) if known else np.empty(0, np.float32),
         _spans_of(sample.versions),
         Drawing(sample.drawing),
+        sample.record,
     )
 
 
@@ -63,6 +65,7 @@ def request_message(request: SampleRequest) -> pb.GenerateSample:
         random_key=request.random_key,
         max_response_tokens=request.max_response_tokens,
         drawing=pb.Drawing.ValueType(request.drawing),
+        record=request.record,
     )
 
 
@@ -95,6 +98,7 @@ def finished_message(
 ) -> pb.FinishedSample:
     """Return a whole response with its text, what it waited for its first new token (0: not measured), and how many
     tokens were drafted for it here, and accepted of them."""
+    episode = response.episode
     return pb.FinishedSample(
         key=key_message(response.key),
         tokens=pack(response.tokens),
@@ -105,6 +109,7 @@ def finished_message(
         queue_seconds=queue_seconds,
         drafted_tokens=drafted[0],
         accepted_tokens=drafted[1],
+        episode=None if episode is None else _episode_message(episode),
     )
 
 
@@ -119,7 +124,17 @@ def scoring_sample_of(message: pb.ScoreSample) -> ScoringSample:
         record=message.record,
         finish_reason=_finish_reason(message),
         fields={name: _field_of(message, name) for name in message.fields},
+        episode=_episode_of(message.episode) if message.HasField("episode") else None,
     )
+
+
+def _episode_message(episode: Episode) -> pb.Episode:
+    reward, abstained = episode.reward or 0.0, episode.reward is None
+    return pb.Episode(turns=episode.turns, reward=reward, abstained=abstained, metrics=episode.metrics)
+
+
+def _episode_of(message: pb.Episode) -> Episode:
+    return Episode(message.turns, None if message.abstained else message.reward, dict(message.metrics))
 
 
 def _field_of(message: pb.ScoreSample, name: str) -> FloatArray:

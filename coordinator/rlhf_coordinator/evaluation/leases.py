@@ -27,7 +27,9 @@ def generate(run: JobRun, decision: EvaluateSamples) -> None:
         key = SampleKey(ledger.iteration, number, ledger.assign(index, decision.worker))
         randomness = random_key(spec.seed, ledger.iteration, number)
         limit = spec.rollout.max_response_tokens
-        samples.append(generate_sample(key, _prompt(run, index).tokens, known, randomness, limit, drawing))
+        prompt = _prompt(run, index)
+        record = prompt.record if spec.rollout.environment else ""
+        samples.append(generate_sample(key, prompt.tokens, known, randomness, limit, drawing, record))
     detail = f"take {len(samples)} samples of an evaluation"
     command = pb.Command(generate=pb.Generate(samples=samples))
     send(run, decision.worker, command, PendingCommand(CommandKind.GENERATE, 0.0, detail))

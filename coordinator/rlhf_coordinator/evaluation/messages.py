@@ -21,7 +21,7 @@ from rlhf_coordinator.state.evaluation_state import FIRST_SAMPLE
 from rlhf_coordinator.state.ledger import Ledger
 from rlhf_coordinator.state.sample import PackedResponse, SampleState
 from rlhf_coordinator.storage.journal_pb2 import Record
-from rlhf_coordinator.storage.sample_codec import key_message, response_of, unpacked
+from rlhf_coordinator.storage.sample_codec import episode_of, key_message, response_of, unpacked
 
 log = logging.getLogger(__name__)
 
@@ -97,9 +97,11 @@ def _finished(run: JobRun, ledger: Ledger, worker: str, message: pb.FinishedSamp
     if not 0 < len(response) <= limit:
         raise ValueError(f"sample {message.key.sample} finished with {len(response)} tokens, allowed are 1 to {limit}")
     _check_versions(ledger, response, message.key)
+    episode = episode_of(message, wanted=run.context.spec.rollout.environment is not None)
     if not ledger.finish(index, message.key.attempt, worker, response, message.finish_reason, message.text):
         run.totals.stale += 1
         return
+    ledger.samples[index].episode = episode
     run.journal.append(Record(finished=message, decoded_by=ledger.samples[index].decoded_by))
     run.totals.evaluated += 1
     _moved(run, worker)

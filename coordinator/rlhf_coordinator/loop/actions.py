@@ -127,13 +127,15 @@ class Actions:
         sample = ledger.samples[index]
         attempt = ledger.assign(index, worker)
         incremental_scoring.decoding_started(run, index)
+        prompt = run.prompts.of(ledger.iteration, index)
         return generate_sample(
             SampleKey(ledger.iteration, index, attempt),
-            run.prompts.of(ledger.iteration, index).tokens,
+            prompt.tokens,
             sample.response,
             random_key(run.context.spec.seed, ledger.iteration, index),
             run.context.spec.rollout.max_response_tokens,
             Drawing.GREEDY if sample.greedy else Drawing.ROLLOUT,
+            prompt.record if run.context.spec.rollout.environment else "",
         )
 
     def _cut_groups(self, decision: d.CutGroups) -> None:

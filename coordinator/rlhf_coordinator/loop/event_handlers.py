@@ -26,7 +26,7 @@ from rlhf_coordinator.speculation import learned, sharing
 from rlhf_coordinator.state.fleet import Joined, Refused
 from rlhf_coordinator.state.sample import PackedResponse
 from rlhf_coordinator.storage.journal_pb2 import Record
-from rlhf_coordinator.storage.sample_codec import response_of
+from rlhf_coordinator.storage.sample_codec import episode_of, response_of
 from rlhf_coordinator.training.checkpoint_saver import CheckpointSaver
 
 log = logging.getLogger(__name__)
@@ -188,12 +188,14 @@ class EventHandlers:
         if not self._current(response):
             wanted = run.state.iteration
             raise ValueError(f"sample {key.sample} has weight versions {response.versions}, wanted is {wanted}")
+        episode = episode_of(message, wanted=run.context.spec.rollout.environment is not None)
         before = run.state.ledger.tokens
         if not run.state.ledger.finish(key.sample, key.attempt, worker, response, message.finish_reason, message.text):
             run.totals.stale += 1
             return
         sample = run.state.ledger.samples[key.sample]
         sample.drafted_tokens, sample.accepted_tokens = message.drafted_tokens, message.accepted_tokens
+        sample.episode = episode
         run.journal.append(Record(finished=message, decoded_by=sample.decoded_by))
         incremental_scoring.response_finished(run, key.sample)
         sharing.response_finished(run, key.sample, worker)

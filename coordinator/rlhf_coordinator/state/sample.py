@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Final
 
-from rlhf_api.samples import Lease, VersionSpan
+from rlhf_api.samples import Episode, Lease, VersionSpan
 from rlhf_coordinator.state.decode_faults import NO_FAULTS, DecodeFaults
 
 ITEM_BYTES: Final = 4
@@ -102,6 +102,8 @@ class Sample:
     """That were drafted for it and verified, where it ended."""
     accepted_tokens: int = 0
     """Of them."""
+    episode: Episode | None = None
+    """What an environment said of the whole response, where the job has one."""
 
     @property
     def failed(self) -> bool:

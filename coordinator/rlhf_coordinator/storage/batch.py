@@ -19,7 +19,7 @@ from rlhf_coordinator.state.ledger import Ledger
 from rlhf_coordinator.state.sample import PackedResponse
 from rlhf_coordinator.storage.journal_pb2 import Record
 from rlhf_coordinator.storage.prompts import PromptSet
-from rlhf_coordinator.storage.sample_codec import response_of, train_sample, unpacked
+from rlhf_coordinator.storage.sample_codec import episode_of, response_of, train_sample, unpacked
 
 FINISHED: Final[FinishReason] = "stop"
 """How a response of the prompt file ended: by its end-of-sequence token."""
@@ -59,6 +59,7 @@ def restore_record(ledger: Ledger, record: Record, first: int = 0) -> None:
         sample = ledger.samples[message.key.sample - first]
         sample.decoded_by = list(record.decoded_by)
         sample.drafted_tokens, sample.accepted_tokens = message.drafted_tokens, message.accepted_tokens
+        sample.episode = episode_of(message)
     elif kind == "scored":
         score = record.scored
         values = None if score.abstained else unpacked(score.result, "float32")

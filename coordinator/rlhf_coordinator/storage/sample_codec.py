@@ -4,12 +4,14 @@ Rule: plain conversion; nothing is decided and nothing is kept here. The coordin
 and scores packed, as they came: int32 and float32, little endian.
 """
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
 from rlhf_api import control_pb2 as pb
+from rlhf_api import reward_metrics
 from rlhf_api.algorithms.graph import SAMPLED_FIELD
-from rlhf_api.samples import Drawing, SampleKey, VersionSpan
+from rlhf_api.samples import Drawing, Episode, SampleKey, VersionSpan
 from rlhf_coordinator.state.sample import ITEM_BYTES, PackedResponse, Sample
 
 _ITEM_BYTES: Final[Mapping[str, int]] = {"int32": ITEM_BYTES, "float32": ITEM_BYTES}
@@ -60,14 +62,17 @@ def generate_sample(
     random_key: int,
     max_response_tokens: int,
     drawing: Drawing = Drawing.ROLLOUT,
+    record: str = "",
 ) -> pb.GenerateSample:
-    """Return a sample to decode, with the tokens that it already has; `prompt` is packed int32."""
+    """Return a sample to decode, with the tokens that it already has; `prompt` is packed int32. `record`: by which its
+    environment is reset, where the job has one."""
     message = pb.GenerateSample(
         key=key_message(key),
         prompt=packed("int32", prompt),
         random_key=random_key,
         max_response_tokens=max_response_tokens,
         drawing=pb.Drawing.ValueType(drawing),
+        record=record,
     )
     if len(known):
         message.tokens.CopyFrom(packed("int32", known.tokens))
@@ -104,7 +109,29 @@ def score_sample(
         record=record,
         finish_reason=sample.finish_reason,
         fields={name: packed("float32", sample.fields[name]) for name in needs if name in sample.fields},
+        episode=None if sample.episode is None else _episode_message(sample.episode),
     )
+
+
+def episode_of(message: pb.FinishedSample, *, wanted: bool = False) -> Episode | None:
+    """Return what an environment said of a response; None: it says nothing. ValueError where its numbers are none, or
+    where one is `wanted` and there is none: a worker of a version without environments took a first turn for all."""
+    episode, name = message.episode, f"sample {message.key.sample}"
+    if not message.HasField("episode"):
+        if wanted:
+            raise ValueError(f"{name} has no episode, but spec.rollout.environment is set; its worker may be too old")
+        return None
+    wrong = "" if math.isfinite(episode.reward) else f"reward is {episode.reward}"
+    if wrong := wrong or reward_metrics.problem(episode.metrics):
+        raise ValueError(f"{name}: episode: {wrong}")
+    if episode.turns < 1:
+        raise ValueError(f"{name}: episode.turns is {episode.turns}, must be 1 at least")
+    return Episode(episode.turns, None if episode.abstained else episode.reward, dict(episode.metrics))
+
+
+def _episode_message(episode: Episode) -> pb.Episode:
+    reward, abstained = episode.reward or 0.0, episode.reward is None
+    return pb.Episode(turns=episode.turns, reward=reward, abstained=abstained, metrics=episode.metrics)
 
 
 def group_score(iteration: int, sample: Sample, task: str, values: bytes | None) -> pb.ScoredSample:

@@ -1,6 +1,7 @@
 """Where rewards come from: `spec.models.reward`, or several by name in `spec.models.rewards`.
 
-A source is a Python function, a model, or an endpoint. What several give is brought together by `spec.rewardShaping`.
+A source is a Python function, a model, an endpoint, a judge, or the environment of the rollout. What several give is
+brought together by `spec.rewardShaping`.
 """
 
 import re
@@ -12,6 +13,7 @@ from pydantic import Field
 
 from rlhf_api.algorithms.roles import ModelRole
 from rlhf_api.api_model import LARGEST, MODULE_PATTERN, NAME_PATTERN, ApiModel, Location
+from rlhf_api.job.environment import EnvironmentReward
 from rlhf_api.job.judge import Judge
 from rlhf_api.job.model_source import ModelSource
 from rlhf_api.job.reward_headers import RewardHeader, RewardVariable, SecretKey
@@ -69,9 +71,9 @@ class RewardEndpoint(ApiModel):
 
 
 class Reward(ApiModel):
-    """Where rewards come from: exactly one of function, model, endpoint, judge."""
+    """Where rewards come from: exactly one of function, model, endpoint, judge, environment."""
 
-    exactly_one: ClassVar = ("function", "model", "endpoint", "judge")
+    exactly_one: ClassVar = ("function", "model", "endpoint", "judge", "environment")
 
     function: RewardFunction | None = None
     """A Python function run in inference workers."""
@@ -81,6 +83,8 @@ class Reward(ApiModel):
     """An HTTP endpoint."""
     judge: Judge | None = None
     """A language model that is asked for its judgment."""
+    environment: EnvironmentReward | None = None
+    """The environment that answers the turns of the policy."""
     timeout_seconds: Annotated[int, Field(ge=1, le=86400)] = 60
     """Seconds that one call may take. A slower one is retried and at last fails the job; it is never
     taken to be zero."""
@@ -97,7 +101,7 @@ class Reward(ApiModel):
 
     @property
     def kind(self) -> str:
-        """Name of the member that is set: function, model, endpoint or judge."""
+        """Name of the member that is set: function, model, endpoint, judge or environment."""
         return next(name for name in self.exactly_one if getattr(self, name) is not None)
 
     @property

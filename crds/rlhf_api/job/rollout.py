@@ -5,6 +5,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import Field
 
 from rlhf_api.api_model import ApiModel, Location
+from rlhf_api.job.environment import Environment
 
 Name = Annotated[str, Field(min_length=1, max_length=253)]
 """Of a key of objects, or a column."""
@@ -102,3 +103,5 @@ class Rollout(ApiModel):
     """Strings that end a response. They stay in the text."""
     stop_token_ids: list[Annotated[int, Field(ge=0, le=16777216)]] = Field(default_factory=list, max_length=64)
     """Ids of tokens that end a response, in addition to the tokenizer's end-of-sequence token."""
+    environment: Environment | None = None
+    """What answers the turns of the policy. Unset: a response is one turn."""

@@ -123,5 +123,5 @@ DRAFT_REASON: Final = Label(
 ENGINE_REASON: Final = Label(
     "reason",
     "why this engine decodes",
-    ("Named", "TensorParallel", "EngineArgs", "NoGpu", "Deterministic", "NotServed", "Served"),
+    ("Named", "TensorParallel", "EngineArgs", "Environment", "NoGpu", "Deterministic", "NotServed", "Served"),
 )

@@ -19,6 +19,7 @@ _PATHS: Final = (
     "spec.models.costCritic.path",
     "spec.prompts.path",
     "spec.prompts.chatTemplateFile",
+    "spec.rollout.environment.file",
     "spec.evaluation.prompts.path",
     "spec.evaluation.prompts.chatTemplateFile",
     "spec.generation.speculation.draftModel.path",

@@ -8,6 +8,7 @@ from rlhf_api.job import RLHFJobSpec
 from rlhf_api.names import Group, worker_name
 from rlhf_api.rules.absent_groups import of_absent_groups
 from rlhf_api.rules.common_rules import multiple, nothing_to_fuse
+from rlhf_api.rules.environment import of_environment
 from rlhf_api.rules.evaluation import of_evaluation
 from rlhf_api.rules.failure import of_failure_policy
 from rlhf_api.rules.lora import of_lora
@@ -228,6 +229,7 @@ RULES: Final[tuple[Rule, ...]] = (
     *of_lora(),
     *of_sharding(),
     *of_evaluation(),
+    *of_environment(),
     *of_prompts(),
     *of_absent_groups(),
 )

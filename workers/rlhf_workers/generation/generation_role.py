@@ -37,6 +37,8 @@ from rlhf_workers.generation.engine import (
 from rlhf_workers.generation.engine_choice import EngineChoice
 from rlhf_workers.generation.engine_registry import build_engine, chosen_engine
 from rlhf_workers.generation.engine_totals import EngineTotals, QueueTimes
+from rlhf_workers.generation.environment.environment_calls import ENVIRONMENT_FAILURES
+from rlhf_workers.generation.environment.environment_engine import HasEnvironment, with_environment
 from rlhf_workers.generation.migration.incoming import IncomingMigrations
 from rlhf_workers.generation.migration.outgoing import OutgoingMigrations
 from rlhf_workers.generation.speculation.job_drafting import JobDrafting
@@ -55,7 +57,9 @@ PROGRESS_NS: Final = 250_000_000
 """Between progress messages: what a lost worker costs, at four small messages a second a sample."""
 ACTOR: Final = GENERATE.model
 ACTOR_FIELD: Final = f"{ACTOR.manifest_path}.path"
-EXIT_CODES: Final = {"PromptLength": ExitCode.BAD_DATA, "TokenOutsideVocabulary": ExitCode.BAD_DATA}
+EXIT_CODES: Final = {"PromptLength": ExitCode.BAD_DATA, "TokenOutsideVocabulary": ExitCode.BAD_DATA} | dict.fromkeys(
+    ENVIRONMENT_FAILURES, ExitCode.USER_CODE
+)
 
 
 class GenerationRole:
@@ -211,6 +215,8 @@ class GenerationRole:
         """See WorkerRole."""
         self.give_back()
         self._sleep()
+        if isinstance(self._engine, HasEnvironment):
+            self._engine.close()
 
     def load(self, command: pb.LoadWeights, outbox: Outbox | None) -> pb.LoadResult:
         """Fetches and loads a version of the actor, and of a draft model that is trained with it: both whole, or
@@ -310,6 +316,8 @@ def build(job: RLHFJob, command: pb.Command, device: torch.device, certificates:
     choice = chosen_engine(job.spec, device)
     log.info("the engine is %s", choice.words)
     engine = build_engine(job.spec, tokenizer, device)
+    if job.spec.rollout.environment is not None:
+        engine = with_environment(engine, job.spec, tokenizer)
     in_use = partial(memory_in_use, device)
     drafting = JobDrafting.of(engine, job.spec, command.become_generation.learned)
     role = GenerationRole(

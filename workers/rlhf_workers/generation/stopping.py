@@ -11,7 +11,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from rlhf_api.samples import FinishReason, SampleRequest, TokenArray
+from rlhf_api.samples import NOT_SAMPLED, FinishReason, SampleRequest, TokenArray
 from rlhf_workers.generation.engine import SamplingParameters
 
 WINDOW_MARGIN: Final = 16
@@ -49,6 +49,8 @@ class StopRule:
         """Return why a resumed sample needs no further token; empty when it needs one."""
         if not len(request.tokens):
             return ""
+        if request.log_probabilities[-1] == NOT_SAMPLED:  # whoever wrote it did not end the turn that begins here
+            return "length" if len(request.tokens) >= request.max_response_tokens else ""
         if self.is_stop[request.tokens[-1]]:
             return "stop"
         if self.has_strings and self.ends_with_string(request.tokens):

@@ -17,9 +17,9 @@ VARIANCE_FLOOR: Final = 1e-8
 def token_rewards(rewards: torch.Tensor, kl: torch.Tensor, mask: torch.Tensor, coefficient: float) -> torch.Tensor:
     """Return the reward of each token [B, T]: -coefficient x `kl` [B, T], plus `rewards` [B] at the last token."""
     result = -coefficient * kl.double() * mask
-    lengths = mask.sum(dim=1)
-    rows = torch.nonzero(lengths).squeeze(1)
-    result[rows, lengths[rows] - 1] += rewards.double()[rows]
+    rows = torch.nonzero(mask.any(dim=1)).squeeze(1)
+    last = mask.shape[1] - 1 - mask[rows].flip(1).int().argmax(dim=1)
+    result[rows, last] += rewards.double()[rows]
     return result
 
 
@@ -28,7 +28,8 @@ def advantages_and_returns(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return (advantages, returns), float32 [B, T], zero outside `mask`.
 
-    Responses start at position 0 and have no holes.
+    A response may have holes, tokens that somebody else wrote: they are passed over, as if the next token of the policy
+    followed at once.
 
     A_t = delta_t + gamma lambda A_{t+1}, delta_t = r_t + gamma V_{t+1} - V_t, with V = A = 0 after the last token: a
     response that was cut at its length limit ends there too. Returns are advantages + values.
@@ -38,10 +39,11 @@ def advantages_and_returns(
     following = torch.zeros(len(value), dtype=torch.float64, device=value.device)
     next_value = torch.zeros_like(following)
     for t in reversed(range(value.shape[1])):
+        ours = mask[:, t]
         delta = reward[:, t] + gamma * next_value - value[:, t]
-        following = (delta + gamma * gae_lambda * following) * mask[:, t]
-        advantages[:, t] = following
-        next_value = value[:, t]
+        following = torch.where(ours, delta + gamma * gae_lambda * following, following)
+        advantages[:, t] = following * ours
+        next_value = torch.where(ours, value[:, t], next_value)
     return advantages.float(), ((advantages + value) * mask).float()
 
 

@@ -12,13 +12,14 @@ from functools import cached_property
 from typing import Final
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from rlhf_api import control_pb2 as pb
 from rlhf_api.algorithms import SampleField, Shape
 from rlhf_api.algorithms.graph import SAMPLED_FIELD
 from rlhf_api.arrays import unpack
-from rlhf_api.samples import FINISH_REASONS
+from rlhf_api.samples import FINISH_REASONS, NOT_SAMPLED
 from rlhf_workers.failures import WorkError
 
 OLD_FIELD: Final = "old_log_probabilities"
@@ -148,11 +149,13 @@ def batch_from(
     needed: Sequence[SampleField],
     max_response_tokens: int | None = None,
     parts: Mapping[str, str] = NO_PARTS,
+    holes: bool = False,
 ) -> TrainingBatch:
     """Return a batch of `size` samples in sample order; every one that did not abstain has the `needed` fields, and a
     response. `max_response_tokens`: of the job; by it a response is judged whose end the coordinator does not say, as
     it is older than the field: what is shorter has stopped. None: of such nothing is taken to be cut. `parts`: name of
-    one of several rewards -> its field, which a sample has unless it abstained.
+    one of several rewards -> its field, which a sample has unless it abstained. `holes`: responses have tokens that an
+    environment wrote, by their log-probability; they are outside `mask`.
 
     WorkError BatchIncomplete names the sample and the field.
     """
@@ -166,10 +169,16 @@ def batch_from(
     }
     judged: dict[str, torch.Tensor] = {name: torch.zeros(size) for name in needed if name.shape is Shape.PER_SAMPLE}
     tokens = torch.zeros(size, longest, dtype=torch.int64)
+    others = torch.zeros(size, longest, dtype=torch.bool)
     for row, (sample, response) in enumerate(zip(ordered, responses, strict=True)):
         tokens[row, : len(response)] = response
+        written = _written(sample, len(response)) if holes else torch.zeros(len(response), dtype=torch.bool)
+        others[row, : len(response)] = written
         for name in fields:
             if not sample.abstained or name in sample.fields:
+                if holes and name == SAMPLED_FIELD:
+                    fields[name][row, : len(response)] = _sampled(sample, written)
+                    continue
                 fields[name][row, : len(response)] = _floats(sample, name, len(response))
         for name in judged if not sample.abstained else ():
             judged[name][row] = _floats(sample, name, 1)[0]
@@ -179,7 +188,7 @@ def batch_from(
         prompts=tuple(_ints(sample, sample.prompt, "prompt") for sample in ordered),
         responses=tokens,
         response_lengths=lengths,
-        mask=(torch.arange(longest)[None, :] < lengths[:, None]) & valid[:, None],
+        mask=(torch.arange(longest)[None, :] < lengths[:, None]) & valid[:, None] & ~others,
         groups=torch.tensor([sample.group for sample in ordered]),
         rewards=next(iter(judged.values()), torch.zeros(size)),
         valid=valid,
@@ -188,6 +197,20 @@ def batch_from(
         parts={part: torch.tensor([_part(sample, name) for sample in ordered]) for part, name in parts.items()},
         judged=judged,
     )
+
+
+def _written(sample: pb.TrainSample, length: int) -> torch.Tensor:
+    """Return which tokens of a response an environment wrote, bool [n]; none of one that has no log-probabilities, as
+    it failed or was cut off."""
+    if sample.abstained and SAMPLED_FIELD not in sample.fields:
+        return torch.zeros(length, dtype=torch.bool)
+    return torch.from_numpy(_array(sample, SAMPLED_FIELD, length) == NOT_SAMPLED)
+
+
+def _sampled(sample: pb.TrainSample, written: torch.Tensor) -> torch.Tensor:
+    """Return log-probabilities, float32 [n], 0 for tokens that an environment wrote, which have none."""
+    values = _array(sample, SAMPLED_FIELD, len(written))
+    return _finite(sample, SAMPLED_FIELD, np.where(written.numpy(), np.float32(0), values))
 
 
 def _part(sample: pb.TrainSample, name: str) -> float:
@@ -243,13 +266,21 @@ def _ints(sample: pb.TrainSample, array: pb.Array, name: str, least: int = 1) ->
 
 
 def _floats(sample: pb.TrainSample, name: str, length: int) -> torch.Tensor:
+    return _finite(sample, name, _array(sample, name, length))
+
+
+def _array(sample: pb.TrainSample, name: str, length: int) -> npt.NDArray[np.float32]:
     if name not in sample.fields:
         raise _incomplete(f"sample {sample.sample} has no {name}; it has {', '.join(sorted(sample.fields)) or 'none'}")
-    values = unpack(sample.fields[name])
+    values: npt.NDArray[np.float32] = unpack(sample.fields[name])
     if values.shape != (length,) or values.dtype != np.float32:
         raise _incomplete(
             f"sample {sample.sample}: {name} is {values.dtype} {list(values.shape)}, needs float32 [{length}]"
         )
+    return values
+
+
+def _finite(sample: pb.TrainSample, name: str, values: npt.NDArray[np.float32]) -> torch.Tensor:
     if not np.isfinite(values).all():
         raise _incomplete(f"sample {sample.sample}: {name} holds a value that is not a finite number")
     return torch.from_numpy(values)

@@ -170,7 +170,8 @@ class TrainingRole:
         samples = self._batches.fetch(iteration)
         outbox.span("train/fetch", start_ns, time.time_ns(), iteration)
         graph, longest = graph_of(spec), spec.rollout.max_response_tokens
-        given = batch_from(samples, samples_of_batch(spec), graph.batch_fields, longest, graph.reward_parts)
+        holes = spec.rollout.environment is not None
+        given = batch_from(samples, samples_of_batch(spec), graph.batch_fields, longest, graph.reward_parts, holes)
         batch, shaping = shaped(given, spec.reward_shaping, graph.combination, longest)
         if has_greedy_baseline(spec):
             batch = without_greedy(batch, samples_per_prompt(spec))

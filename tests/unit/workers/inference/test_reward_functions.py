@@ -7,9 +7,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rlhf_workers.inference.rewards.function_host import LoadError, called, describe, load_function
-from rlhf_workers.inference.rewards.function_process import child_environment
+from rlhf_workers.inference.rewards.function_host import called, load_function
 from rlhf_workers.inference.rewards.function_replies import reply_of
+from rlhf_workers.user_code.user_host import LoadError, describe
+from rlhf_workers.user_code.user_process import child_environment
 
 SAMPLES = [
     {"prompt": "p", "response": "ab", "record": {}, "finish_reason": "stop", "response_tokens": 2},

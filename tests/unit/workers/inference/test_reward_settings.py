@@ -14,9 +14,9 @@ from rlhf_api.samples import SampleKey, ScoringSample
 from rlhf_workers.failures import WorkError
 from rlhf_workers.inference.rewards.endpoint import EndpointReward
 from rlhf_workers.inference.rewards.function import FunctionReward
-from rlhf_workers.inference.rewards.function_process import child_environment
 from rlhf_workers.inference.rewards.reward_settings import RewardSettings, header_values, redacted, resolve_settings
 from rlhf_workers.inference.rewards.reward_source import RewardError
+from rlhf_workers.user_code.user_process import child_environment
 
 SECRET = "sk-tell-nobody"
 CODE = """
@@ -64,7 +64,8 @@ def test_every_secret_has_a_variable_of_its_own() -> None:
 
 def test_the_child_sees_what_is_named_and_nothing_else_of_the_worker() -> None:
     environ = {"PATH": "/bin", "HF_TOKEN": "other", "RLHF_SECRET_JUDGE_TOKEN": SECRET}
-    seen = child_environment(environ, 1, given_of(function_of("r.py"), environ))
+    settings = given_of(function_of("r.py"), environ)
+    seen = child_environment(environ, 1, settings.values, settings.secret)
     assert (seen["JUDGE_TOKEN"], seen["MODE"]) == (SECRET, "fast")
     assert not {"HF_TOKEN", "RLHF_SECRET_JUDGE_TOKEN"} & seen.keys()
     assert seen["PYTHONHASHSEED"] == "0"

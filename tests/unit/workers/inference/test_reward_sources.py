@@ -64,6 +64,7 @@ def rewards(url: str, tmp_path_factory: pytest.TempPathFactory) -> dict[str, dic
         "endpoint": {"endpoint": {"url": url}},
         "endpoint-batch": {"endpoint": {"url": url}, "calls": "Batch"},
         "judge": {"judge": {"endpoint": {"url": url, "model": "judge"}}},
+        "environment": {"environment": {}},
         "judge-model": {"judge": {"model": {"path": str(policy)}, "template": "{response}:"}},
     }
 
@@ -92,7 +93,7 @@ def answered(calls: RewardCalls, texts: tuple[str, ...]) -> dict[str, RewardOutc
     return {outcome.sample.response_text: outcome for outcome in done}
 
 
-KINDS = ("function", "function-batch", "model", "endpoint", "endpoint-batch", "judge", "judge-model")
+KINDS = ("function", "function-batch", "model", "endpoint", "endpoint-batch", "judge", "judge-model", "environment")
 
 
 def test_every_kind_of_the_registry_is_held_to_the_contract() -> None:

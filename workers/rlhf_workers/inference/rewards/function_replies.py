@@ -6,23 +6,10 @@ metrics beside it; everything else is a failure that says what came. No text quo
 
 import math
 import numbers
-from collections.abc import Iterable, Mapping
-from typing import Any, Final
+from collections.abc import Mapping
+from typing import Any
 
-HIDDEN: Final = "***"
-"""Stands for such a value."""
-
-
-def forms_of(secrets: Iterable[str]) -> list[str]:
-    """Return the secrets as they are and without white space at their ends, the longest first."""
-    return sorted({form for secret in secrets for form in (secret, secret.strip()) if form}, key=len, reverse=True)
-
-
-def hide(text: str, secrets: list[str]) -> str:
-    """`text` with HIDDEN for each of `secrets`."""
-    for secret in secrets:
-        text = text.replace(secret, HIDDEN)
-    return text
+from rlhf_workers.user_code.user_host import hide
 
 
 def reply_of(request: dict[str, Any], value: Any, secrets: list[str]) -> dict[str, Any]:

@@ -25,6 +25,7 @@ REWARDS: Final[Mapping[str, str]] = {
     "model": "rlhf_workers.inference.rewards.model",
     "endpoint": "rlhf_workers.inference.rewards.endpoint",
     "judge": "rlhf_workers.inference.rewards.judge",
+    "environment": "rlhf_workers.inference.rewards.environment",
 }
 """Member of a reward of `spec.models` -> module."""
 

@@ -4,22 +4,17 @@ Rule: the compute thread submits and collects, and never waits; every submitted 
 outcome, unless it was forgotten. Must never turn an exception into a number.
 """
 
-import asyncio
 import queue
-import threading
 import time
 from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import Final
 
 from rlhf_api import control_pb2 as pb
 from rlhf_api.samples import ScoringSample
 from rlhf_workers.failures import failure_of
 from rlhf_workers.inference.rewards.reward_source import GroupRewardSource, Judgment, RewardSource
-
-CLOSE_SECONDS: Final = 5.0
-"""Children are killed, not asked; this is for a loop that is stuck."""
+from rlhf_workers.user_code.event_loop_thread import EventLoopThread
 
 
 @dataclass(frozen=True)
@@ -40,16 +35,15 @@ class RewardCalls:
     def __init__(self, source: RewardSource) -> None:
         self._source = source
         self._outcomes: queue.SimpleQueue[tuple[int, RewardOutcome]] = queue.SimpleQueue()
-        self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever, name="rewards", daemon=True)
+        self._loop = EventLoopThread("rewards")
         self._running: dict[int, Future[None]] = {}  # number of the call -> its task
         self._calls = 0
 
     def start(self) -> None:
         """Starts the thread and the source; raises what the source raises."""
-        self._thread.start()
+        self._loop.start()
         try:
-            asyncio.run_coroutine_threadsafe(self._source.start(), self._loop).result()
+            self._loop.run(self._source.start()).result()
         except BaseException:
             self.close()
             raise
@@ -67,13 +61,13 @@ class RewardCalls:
     def submit(self, sample: ScoringSample) -> None:
         """Scores the sample as soon as the source has room."""
         self._calls += 1
-        self._running[self._calls] = asyncio.run_coroutine_threadsafe(self._score(self._calls, sample), self._loop)
+        self._running[self._calls] = self._loop.run(self._score(self._calls, sample))
 
     def submit_group(self, samples: Sequence[ScoringSample]) -> None:
         """Judges all responses to one prompt together, as soon as the source has room."""
         numbers = [self._calls + 1 + place for place in range(len(samples))]
         self._calls += len(samples)
-        future = asyncio.run_coroutine_threadsafe(self._score_group(numbers, samples), self._loop)
+        future = self._loop.run(self._score_group(numbers, samples))
         self._running |= dict.fromkeys(numbers, future)
 
     def collect(self) -> list[RewardOutcome]:
@@ -94,13 +88,7 @@ class RewardCalls:
     def close(self) -> None:
         """Ends source and thread."""
         self.forget()
-        try:
-            asyncio.run_coroutine_threadsafe(self._source.close(), self._loop).result(CLOSE_SECONDS)
-        finally:
-            self._loop.call_soon_threadsafe(self._loop.stop)
-            self._thread.join(CLOSE_SECONDS)
-            if not self._thread.is_alive():
-                self._loop.close()
+        self._loop.close(self._source.close())
 
     async def _score(self, number: int, sample: ScoringSample) -> None:
         start_ns = time.time_ns()

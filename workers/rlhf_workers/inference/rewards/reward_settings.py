@@ -11,7 +11,7 @@ from typing import Final
 from rlhf_api.job.reward_headers import RewardHeader, RewardVariable, SecretKey
 from rlhf_api.names import ExitCode
 from rlhf_workers.failures import WorkError
-from rlhf_workers.inference.rewards.function_replies import forms_of, hide
+from rlhf_workers.user_code.user_host import forms_of, hide
 
 
 @dataclass(frozen=True)

@@ -8,19 +8,14 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 from rlhf_api import reward_metrics
-from rlhf_api.names import ExitCode
 from rlhf_api.samples import ScoringSample
-from rlhf_workers.failures import WorkError
+from rlhf_workers.user_code.user_process import UserCodeError
 
-
-class RewardError(WorkError):
-    """One try of one sample failed; another may succeed. When it is not retried the job ends with USER_CODE."""
-
-    def __init__(self, reason: str, message: str, field: str, *, retryable: bool = True) -> None:
-        super().__init__(reason, message, field=field, retryable=retryable, exit_code=ExitCode.USER_CODE)
+RewardError: TypeAlias = UserCodeError
+"""One try of one sample failed, whoever was to judge it: a function, an endpoint or a judge."""
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""One child process running a reward function, as the worker sees it: started, called, killed.
+"""One child process running a user's code, as the worker sees it: started, called, killed.
 
 Rule: the child gets a minimal environment (no token, no address of ours) and what the manifest names for it, and every
 wait on it ends: a call is awaited by someone with a time-out, who kills the child. Must never be used again after
@@ -11,15 +11,14 @@ import json
 import os
 import signal
 import sys
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Final
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Any, Final, Self
 
 from rlhf_api.names import ExitCode
-from rlhf_api.samples import ScoringSample
 from rlhf_workers.failures import WorkError
-from rlhf_workers.inference.rewards.function_host import HIDE
-from rlhf_workers.inference.rewards.reward_settings import NO_SETTINGS, RewardSettings
-from rlhf_workers.inference.rewards.reward_source import Judgment, RewardError, described, judgment
+from rlhf_workers.user_code.user_host import HIDE
 
 LINE_BYTES: Final = 1024 * 1024
 """Longest reply; messages are cut far below."""
@@ -31,22 +30,54 @@ class ChildGoneError(Exception):
     """The child ended before it answered."""
 
 
+class UserCodeError(WorkError):
+    """One call of the user's code failed; another may succeed. When it is not retried the job ends with USER_CODE."""
+
+    def __init__(self, reason: str, message: str, field: str, *, retryable: bool = True) -> None:
+        super().__init__(reason, message, field=field, retryable=retryable, exit_code=ExitCode.USER_CODE)
+
+
+@dataclass(frozen=True)
+class UserCode:
+    """Which code of a user a child runs, and how messages speak of it."""
+
+    host: str
+    """Module of the child."""
+    name: str
+    """What messages call it, such as function."""
+    reason: str
+    """First word of the reasons of its failures, such as Reward."""
+    invalid: str
+    """Reason of the failure where it cannot be loaded."""
+    arguments: tuple[str, ...]
+    """Of the command line: where the code is."""
+    manifest_field: str
+    """The code's in the manifest."""
+    threads: int
+    variables: Mapping[str, str] = field(default_factory=dict)
+    """Of its environment, beside those that Python needs."""
+    secret: frozenset[str] = frozenset()
+    """Variables whose value no text may quote."""
+
+
 def child_environment(
-    environ: Mapping[str, str], threads: int, settings: RewardSettings = NO_SETTINGS
+    environ: Mapping[str, str],
+    threads: int,
+    variables: Mapping[str, str] = MappingProxyType({}),
+    secret: frozenset[str] = frozenset(),
 ) -> dict[str, str]:
     """What the child sees. A fixed hash seed: sets and dicts of strings are walked in one order in every process."""
-    passed = {name: environ[name] for name in PASSED_ON if name in environ} | dict(settings.values)
-    if settings.secret:
-        passed[HIDE] = ",".join(sorted(settings.secret))
+    passed = {name: environ[name] for name in PASSED_ON if name in environ} | dict(variables)
+    if secret:
+        passed[HIDE] = ",".join(sorted(secret))
     return passed | {"PYTHONHASHSEED": "0", "PYTHONUNBUFFERED": "1", "OMP_NUM_THREADS": str(threads)}
 
 
-class RewardChild:
+class UserProcess:
     """A running child."""
 
-    def __init__(self, process: asyncio.subprocess.Process, field: str) -> None:
-        """`field`: the function's in the manifest."""
-        self._field = field
+    def __init__(self, process: asyncio.subprocess.Process, code: UserCode) -> None:
+        self._code = code
         self.is_async = False
         self.killed = False
         self._process = process
@@ -55,28 +86,19 @@ class RewardChild:
         self._reader: asyncio.Task[None] | None = None
 
     @classmethod
-    async def start(
-        cls,
-        arguments: Sequence[str],
-        threads: int,
-        load_seconds: float,
-        settings: RewardSettings = NO_SETTINGS,
-        *,
-        field: str,
-    ) -> "RewardChild":
-        """A child that loaded the function of this manifest field; WorkError RewardFunctionInvalid (exit code 20) when
-        it cannot."""
+    async def start(cls, code: UserCode, load_seconds: float) -> Self:
+        """A child that loaded the code; WorkError with the code's reason `invalid` (exit code 20) when it cannot."""
         process = await asyncio.create_subprocess_exec(
             sys.executable,
             "-m",
-            "rlhf_workers.inference.rewards.function_host",
-            *arguments,
+            code.host,
+            *code.arguments,
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
-            env=child_environment(os.environ, threads, settings),
+            env=child_environment(os.environ, code.threads, code.variables, code.secret),
             limit=LINE_BYTES,
         )
-        child = cls(process, field)
+        child = cls(process, code)
         try:
             await child._load(load_seconds)
         except BaseException:
@@ -89,31 +111,25 @@ class RewardChild:
         """Whether calls may be sent."""
         return not self.killed and self._reader is not None and not self._reader.done()
 
-    async def call(self, samples: Sequence[ScoringSample], *, many: bool) -> list[Judgment]:
-        """Return what one call of the function says of samples; with `many` it is given lists, else the only sample.
-
-        RewardError when the function failed, ChildGoneError when the process did.
-        """
+    async def ask(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the child's reply to a request; UserCodeError when the code failed, ChildGoneError when the process
+        did."""
         self._calls += 1
         number = self._calls
-        request = {"id": number, "many": many, "samples": [described(sample) for sample in samples]}
         future = self._waiting[number] = asyncio.get_running_loop().create_future()
         try:
             assert self._process.stdin is not None
             with contextlib.suppress(ConnectionError):  # the reader tells how it ended
-                self._process.stdin.write(json.dumps(request).encode() + b"\n")
+                self._process.stdin.write(json.dumps({"id": number, **request}).encode() + b"\n")
                 await self._process.stdin.drain()
             if not self.usable:
                 raise ChildGoneError(self._ended())
-            reply = await future
+            reply: dict[str, Any] = await future
         finally:
             self._waiting.pop(number, None)
         if "reason" in reply:
-            raise RewardError(reply["reason"], reply["message"], self._field)
-        judged = [judgment(each["reward"], each["metrics"], self._field) for each in reply["rewards"]]
-        if len(judged) != len(samples):
-            raise RewardError("RewardInvalid", f"{len(judged)} rewards for {len(samples)} responses", self._field)
-        return judged
+            raise UserCodeError(reply["reason"], reply["message"], self._code.manifest_field)
+        return reply
 
     def kill(self) -> None:
         """Ends the child at once; calls in flight get ChildGoneError."""
@@ -137,10 +153,11 @@ class RewardChild:
         try:
             line = await asyncio.wait_for(self._process.stdout.readline(), load_seconds)
         except TimeoutError:
-            raise self._unusable("", f"the reward function's module did not load within {load_seconds:g} s") from None
+            message = f"the {self._code.name}'s module did not load within {load_seconds:g} s"
+            raise self._unusable("", message) from None
         if not line:
             await self._process.wait()
-            raise self._unusable("", f"the process that loads the reward function ended: {self._ended()}")
+            raise self._unusable("", f"the process that loads the {self._code.name} ended: {self._ended()}")
         reply = json.loads(line)
         if "failed" in reply:
             raise self._unusable(reply["part"], reply["failed"])
@@ -180,5 +197,5 @@ class RewardChild:
         return f"exit status {code}" if code >= 0 else f"signal {signal.Signals(-code).name}"
 
     def _unusable(self, part: str, message: str) -> WorkError:
-        field = f"{self._field}.{part}" if part else self._field
-        return WorkError("RewardFunctionInvalid", f"{field}: {message}", field=field, exit_code=ExitCode.USER_CODE)
+        path = f"{self._code.manifest_field}.{part}" if part else self._code.manifest_field
+        return WorkError(self._code.invalid, f"{path}: {message}", field=path, exit_code=ExitCode.USER_CODE)

@@ -1,0 +1,32 @@
+"""`spec.rollout.environment`: what answers the turns of the policy, so that a response has several."""
+
+from typing import Annotated, ClassVar
+
+from pydantic import Field
+
+from rlhf_api.api_model import MODULE_PATTERN, NAME_PATTERN, ApiModel, Location
+
+
+class Environment(ApiModel):
+    """A Python class with `reset(record)` and `step(response)`, whose answers are appended to the response: the policy
+    goes on after them, and is not trained on them. Processes of generation workers run it."""
+
+    exactly_one: ClassVar = ("file", "module")
+
+    file: Location | None = None
+    """Path of a Python file, relative to the manifest. In a cluster a volume of generation workers holds it."""
+    module: (
+        Annotated[str, Field(pattern=MODULE_PATTERN, max_length=253, examples=["environments.calculator"])] | None
+    ) = None
+    """Name of an importable module, in place of file."""
+    name: Annotated[str, Field(pattern=NAME_PATTERN, max_length=253)] = "Environment"
+    """Name of the class."""
+    max_turns: Annotated[int, Field(ge=1, le=1000)] = 8
+    """Turns of the policy at most; a response that the environment does not end by then ends there (finish reason:
+    length). maxResponseTokens bounds all turns and answers together."""
+    timeout_seconds: Annotated[int, Field(ge=1, le=86400)] = 60
+    """Seconds that answering one turn may take; then its process is killed and the sample fails, see sampleRetries."""
+
+
+class EnvironmentReward(ApiModel):
+    """What spec.rollout.environment gave: the sum of the rewards of its steps."""

@@ -1,0 +1,69 @@
+"""A real job of several turns: it learns to ask a calculator, and whoever is killed, it ends in the same weights."""
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from tests.support.chaos import Ended, Kills, run_job
+from tests.support.local_job import HELD, HELD_SECONDS
+
+from rlhf_coordinator.reports.trackers.metrics_jsonl import read_metrics
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
+
+EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "calculator"
+ITERATIONS = 12
+
+
+@pytest.fixture(scope="module")
+def manifest(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("calculator")
+    prepare = [sys.executable, str(EXAMPLE / "prepare.py"), "--folder", str(folder / "assets")]
+    subprocess.run(prepare, check=True, capture_output=True, timeout=600)
+    held = f"{HELD}\n{(EXAMPLE / 'environment.py').read_text()}\nCalculator.step = held(Calculator.step)\n"
+    (folder / "environment.py").write_text(held)
+    job: dict[str, Any] = yaml.safe_load((EXAMPLE / "job.yaml").read_text())
+    job["spec"] |= {"iterations": ITERATIONS, "deterministic": True, "runPolicy": {"backoffLimit": 1000}}
+    job["spec"]["rollout"]["environment"]["timeoutSeconds"] = HELD_SECONDS
+    (folder / "job.yaml").write_text(yaml.safe_dump(job))
+    return folder / "job.yaml"
+
+
+@pytest.fixture(scope="module")
+def straight(manifest: Path) -> Ended:
+    return run_job(manifest, manifest.parent / "straight")
+
+
+def test_it_learns_to_ask_and_to_repeat_the_answer(manifest: Path, straight: Ended) -> None:
+    assert straight.code == 0, straight.output[-3000:]
+    lines = read_metrics(manifest.parent / "straight" / "metrics.jsonl")
+    assert lines[0]["reward"] < 0.5
+    assert max(line["reward"] for line in lines) > 0.75, [line["reward"] for line in lines]
+    assert lines[-1]["rewards/reward/metrics/turns"] >= 2
+    mismatches = [line["training/actor/mismatch_max"] for line in lines]
+    assert max(mismatches) < 1e-3, "the ranks see the tokens that the engine saw"
+
+
+def test_whoever_is_killed_it_ends_in_the_same_weights(manifest: Path, straight: Ended) -> None:
+    victims = ("generation-0", "coordinator", "generation-1")
+    kills = Kills(3, 3, victims, victims, longest_calm_seconds=0.4, iterations_between=1)
+    run = run_job(manifest, manifest.parent / "killed", kills=kills)
+    assert run.code == 0, run.output[-3000:]
+    assert len(run.kills) == 3, run.kills
+    assert run.weights == straight.weights != "", run.output[-3000:]
+
+
+def test_an_environment_that_raises_fails_its_sample_with_its_words(manifest: Path, tmp_path: Path) -> None:
+    shutil.copytree(manifest.parent / "assets", tmp_path / "assets")
+    text = (EXAMPLE / "environment.py").read_text()
+    raising = text.replace("self.questions += 1", "raise RuntimeError('out of ' + 'batteries')")
+    (tmp_path / "environment.py").write_text(raising)
+    shutil.copy(EXAMPLE / "job.yaml", tmp_path / "job.yaml")
+    run = run_job(tmp_path / "job.yaml", tmp_path / "run")
+    assert run.code not in (0, -1)
+    assert "environment.py:" in run.output
+    assert "RuntimeError: out of batteries" in run.output, run.output[-3000:]

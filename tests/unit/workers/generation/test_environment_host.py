@@ -1,0 +1,146 @@
+"""The child of an environment: what may be loaded, what a step may return, and turns that are taken again."""
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rlhf_api.job.environment import Environment
+from rlhf_api.samples import SampleKey
+from rlhf_workers.failures import WorkError
+from rlhf_workers.generation.environment.environment_calls import EnvironmentCalls, EnvironmentOutcome
+from rlhf_workers.generation.environment.environment_host import Episodes, StepError, checked_step, load_environment
+from rlhf_workers.user_code.user_host import LoadError
+
+KEY = SampleKey(2, 5, 1)
+CODE = """
+import os
+import time
+
+class Environment:
+    def reset(self, record):
+        self.record, self.turns = record, 0
+
+    def step(self, response):
+        self.turns += 1
+        if response == "raise":
+            raise ValueError("not that")
+        if response == "die":
+            os._exit(3)
+        if response == "hang":
+            time.sleep(3600)
+        done = response == "end"
+        return {"message": f"{self.record['name']}{self.turns}", "done": done, "reward": 0.5 if done else None}
+"""
+
+
+class Adding:
+    made = 0
+
+    def __init__(self) -> None:
+        type(self).made += 1
+
+    def reset(self, record: dict[str, Any]) -> None:
+        self.total = record["start"]
+
+    def step(self, response: str) -> dict[str, Any]:
+        self.total += int(response)
+        return {"message": str(self.total), "done": self.total >= 10, "metrics": {"total": self.total}}
+
+
+def taken(episodes: Episodes, name: str, *turns: str) -> list[str]:
+    request = {"episode": name, "record": {"start": 1}, "turns": list(turns)}
+    return [step["message"] for step in asyncio.run(episodes.taken(request))]
+
+
+def test_known_turns_are_not_taken_again_and_unknown_ones_are() -> None:
+    Adding.made = 0
+    episodes = Episodes(Adding)
+    assert taken(episodes, "a", "1") == ["2"]
+    assert taken(episodes, "a", "1", "2") == ["2", "4"]
+    assert Adding.made == 1
+    assert taken(episodes, "a", "3", "2") == ["4", "6"], "another first turn is another episode"
+    assert taken(episodes, "b", "3", "2", "4") == ["4", "6", "10"]
+    assert Adding.made == 3
+    with pytest.raises(StepError, match="an earlier step was done"):
+        taken(episodes, "c", "9", "1")
+
+
+@pytest.mark.parametrize(
+    ("value", "words"),
+    [
+        ("text", "step returned 'text' (str); it must return a mapping"),
+        ({"mesage": "a"}, "step returned the key 'mesage' (str); known are message, done, reward, metrics"),
+        ({}, "message is empty, but done is not True"),
+        ({"message": "", "done": False}, "message is empty"),
+        ({"message": 3}, "message is 3 (int); it must be text"),
+        ({"done": 1}, "done is 1 (int); it must be True or False"),
+        ({"done": True, "reward": "1"}, "reward is '1' (str); it must be a finite number"),
+        ({"done": True, "reward": float("nan")}, "reward is nan (float)"),
+        ({"done": True, "metrics": {"calls": None}}, "metric calls is None (NoneType)"),
+    ],
+)
+def test_what_is_no_answer_is_named(value: Any, words: str) -> None:
+    with pytest.raises(StepError) as caught:
+        checked_step(value)
+    assert words in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("def Environment(): ...", "is a function, not a class"),
+        ("class Other: ...", "has no Environment; it defines Other"),
+        ("class Environment:\n    def reset(self, record): ...", "has no step"),
+        ("class Environment:\n    def reset(self): ...\n    def step(self, a): ...", "reset of Environment"),
+        (
+            "class Environment:\n    def __init__(self, a): ...\n    reset = step = lambda self, a: 1",
+            "without arguments",
+        ),
+    ],
+)
+def test_a_class_that_is_no_environment_is_refused_before_the_first_sample(
+    tmp_path: Path, text: str, words: str
+) -> None:
+    file = tmp_path / "environment.py"
+    file.write_text(text + "\n")
+    with pytest.raises(LoadError) as caught:
+        load_environment(str(file), "", "Environment")
+    assert words in str(caught.value)
+
+
+def outcome(calls: EnvironmentCalls, *turns: str) -> EnvironmentOutcome:
+    calls.submit(KEY, '{"name": "n"}', turns)
+    while not (outcomes := calls.collect()):
+        pass
+    return outcomes[0]
+
+
+def test_a_process_answers_and_its_failures_are_of_one_sample(tmp_path: Path) -> None:
+    file = tmp_path / "environment.py"
+    file.write_text(CODE)
+    calls = EnvironmentCalls(Environment(file=str(file), timeout_seconds=2), threads=1)
+    calls.start()
+    try:
+        assert [step.message for step in outcome(calls, "go", "on").steps] == ["n1", "n2"]
+        assert outcome(calls, "go", "end").steps[-1].reward == 0.5
+        for turn, reason, words in (
+            ("raise", "EnvironmentRaised", "environment.py:12 in step: ValueError: not that"),
+            ("die", "EnvironmentDied", "the environment's process ended: exit status 3"),
+            ("hang", "EnvironmentTimeout", "did not return within 2 s; its process was killed"),
+        ):
+            failure = outcome(calls, turn).failure
+            assert failure is not None
+            assert (failure.reason, words in failure.message) == (reason, True), failure.message
+        assert [step.message for step in outcome(calls, "go").steps] == ["n1"], "others go on"
+    finally:
+        calls.close()
+
+
+def test_an_environment_that_cannot_be_loaded_names_the_field(tmp_path: Path) -> None:
+    calls = EnvironmentCalls(Environment(file=str(tmp_path / "none.py")), threads=1)
+    with pytest.raises(WorkError, match="there is no such file") as caught:
+        calls.start()
+    failure = caught.value.failure
+    assert (failure.reason, failure.field) == ("EnvironmentInvalid", "spec.rollout.environment.file")

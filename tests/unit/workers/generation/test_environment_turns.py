@@ -1,0 +1,247 @@
+"""Turns: whose tokens are whose, what follows an answer, and that interruptions change no response."""
+
+import random
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.support.engine_driving import MakeEngine, finish, requests, resumed, same_bits
+from tests.support.models import SPECIAL, VOCABULARY
+
+from rlhf_api import control_pb2 as pb
+from rlhf_api.samples import NOT_SAMPLED, Episode, ResponsePart, SampleKey, SampleRequest, VersionSpan
+from rlhf_workers.generation.engine import EngineError, MeasuresCosts, MovesKvCaches, Sleeps
+from rlhf_workers.generation.environment.environment_calls import EnvironmentCalls, EnvironmentOutcome
+from rlhf_workers.generation.environment.environment_engine import DecodesTurns, EnvironmentEngine
+from rlhf_workers.generation.environment.turns import AnsweredTurn, episode_of, following, written
+from rlhf_workers.sample_codec import finished_message, request_message, request_of
+
+KEY = SampleKey(0, 3, 1)
+STOPS = tuple(range(len(SPECIAL), VOCABULARY, 6))
+"""So many stop tokens that turns of a random policy are short."""
+
+
+def response(turn: Sequence[int], reason: str = "stop", *, written_by_environment: int = 0) -> ResponsePart:
+    tokens = np.array(turn, np.int32)
+    numbers = np.full(len(tokens), -1.0, np.float32)
+    if written_by_environment:
+        numbers[2 : 2 + written_by_environment] = NOT_SAMPLED
+    return ResponsePart(KEY, 0, tokens, numbers, (VersionSpan(0, len(tokens)),), reason)  # type: ignore[arg-type]
+
+
+def step(message: str = "x", *, done: bool = False, reward: float | None = None) -> AnsweredTurn:
+    return AnsweredTurn(message, done, reward, {})
+
+
+@given(st.lists(st.integers(1, 5), max_size=6))
+def test_turns_and_answers_are_read_from_the_log_probabilities(lengths: list[int]) -> None:
+    tokens = np.arange(sum(lengths), dtype=np.int32)
+    owners = np.repeat(np.arange(len(lengths)) % 2, lengths)
+    found = written(tokens, np.where(owners == 1, NOT_SAMPLED, -0.5).astype(np.float32))
+    assert [len(turn) for turn in found.turns] == lengths[::2]
+    assert [len(answer) for answer in found.answers] == lengths[1::2]
+    parts = [part for pair in zip(found.turns, (*found.answers, tokens[:0]), strict=False) for part in pair]
+    assert np.concatenate([tokens[:0], *parts]).tolist() == tokens.tolist()
+
+
+def after(
+    turn: ResponsePart, steps: Sequence[AnsweredTurn], *, answer: int = 2, longest: int = 10
+) -> ResponsePart | SampleRequest:
+    request = SampleRequest(KEY, np.array([1], np.int32), 7, longest, record="{}")
+    return following(request, turn, np.full(answer, 9, np.int32), steps, 3, 0)
+
+
+def test_an_answer_is_appended_and_has_no_log_probability() -> None:
+    request = after(response([5, 6]), [step()])
+    assert isinstance(request, SampleRequest)
+    assert request.tokens.tolist() == [5, 6, 9, 9]
+    assert request.log_probabilities.tolist() == [-1, -1, NOT_SAMPLED, NOT_SAMPLED]
+    assert (request.versions, request.record, request.random_key) == ((VersionSpan(0, 4),), "{}", 7)
+
+
+@pytest.mark.parametrize(
+    ("turn", "steps", "longest", "reason"),
+    [
+        (response([5, 6]), [step(done=True)], 10, "stop"),
+        (response([5, 6], "length"), [step(done=True)], 2, "length"),
+        (response([5, 6], "length"), [step()], 2, "length"),
+        (response([5, 6]), [step(), step(), step()], 10, "length"),
+        (response([5, 6]), [step()], 4, "length"),
+    ],
+)
+def test_a_response_ends_where_nothing_can_follow(
+    turn: ResponsePart, steps: Sequence[AnsweredTurn], longest: int, reason: str
+) -> None:
+    ended = after(turn, steps, longest=longest)
+    assert isinstance(ended, ResponsePart)
+    assert (ended.finish_reason, ended.tokens.tolist()) == (reason, [5, 6])
+    assert ended.episode is not None
+    assert ended.episode.turns == len(steps)
+
+
+def test_rewards_are_added_up_and_none_at_all_abstains() -> None:
+    steps = [
+        AnsweredTurn("a", False, None, {"calls": 1.0}),
+        AnsweredTurn("b", False, 0.25, {}),
+        AnsweredTurn("", True, 1.0, {"calls": 2.0}),
+    ]
+    assert episode_of(steps) == Episode(3, 1.25, {"calls": 3.0})
+    assert episode_of([step(), step(done=True)]).reward is None
+
+
+def test_what_travels_says_who_wrote_what() -> None:
+    request = after(response([5, 6]), [step()])
+    assert isinstance(request, SampleRequest)
+    again = request_of(pb.GenerateSample.FromString(request_message(request).SerializeToString()))
+    assert again.log_probabilities.tolist() == request.log_probabilities.tolist()
+    assert again.record == "{}"
+    ended = after(response([5, 6]), [step(done=True, reward=None)])
+    assert isinstance(ended, ResponsePart)
+    message = finished_message(ended, "text")
+    assert (message.episode.turns, message.episode.abstained) == (1, True)
+
+
+class Counter:
+    """Calls that answer a turn by two tokens that depend on all turns, some steps later; done after three turns."""
+
+    def __init__(self, late: int = 0, fail: str = "") -> None:
+        self.late, self.fail, self.closed = late, fail, False
+        self.asked: list[tuple[int, SampleKey, list[str]]] = []
+        self._now = 0
+
+    def submit(self, key: SampleKey, record: str, turns: Sequence[str]) -> None:
+        self.asked.append((self._now + 1 + self.late * (key.sample % 3), key, list(turns)))
+
+    def collect(self) -> list[EnvironmentOutcome]:
+        self._now += 1
+        due = [one for one in self.asked if one[0] <= self._now]
+        self.asked = [one for one in self.asked if one[0] > self._now]
+        return [self._outcome(key, turns) for _, key, turns in due]
+
+    def forget(self, key: SampleKey) -> None:
+        self.asked = [one for one in self.asked if one[1] != key]
+
+    def close(self) -> None:
+        self.closed = True
+
+    def _outcome(self, key: SampleKey, turns: list[str]) -> EnvironmentOutcome:
+        if self.fail:
+            return EnvironmentOutcome(key, (), pb.Failure(reason="EnvironmentRaised", message=self.fail, field="f"))
+        said = ["".join(turns[: number + 1]) for number in range(len(turns))]
+        steps = tuple(
+            AnsweredTurn(f"{len(text) % 7 + 10}", number == 2, float(len(text)), {}) for number, text in enumerate(said)
+        )
+        return EnvironmentOutcome(key, steps, None)
+
+
+class NumberedTokens:
+    """A tokenizer of two tokens an answer, the last of which is one that ends turns of the policy."""
+
+    def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
+        assert not add_special_tokens
+        return [len(SPECIAL) + 1 + int(text), STOPS[0]]
+
+    def decode(self, tokens: list[int], *, skip_special_tokens: bool) -> str:
+        assert skip_special_tokens
+        return " ".join(map(str, tokens))
+
+
+def environed(make_engine: MakeEngine, calls: Counter | None = None, **options: object) -> EnvironmentEngine:
+    engine = make_engine(stop_token_ids=STOPS, **options)
+    assert isinstance(engine, DecodesTurns)
+    counter: EnvironmentCalls = calls or Counter()
+    return EnvironmentEngine(engine, counter, NumberedTokens(), max_turns=5)
+
+
+def by_number(samples: Sequence[SampleRequest]) -> Mapping[int, SampleRequest]:
+    return {sample.key.sample: sample for sample in samples}
+
+
+def test_a_response_of_several_turns_has_the_environments_tokens_between_them(make_engine: MakeEngine) -> None:
+    engine = environed(make_engine, Counter(late=2))
+    assert isinstance(engine, Sleeps)
+    assert isinstance(engine, MeasuresCosts)
+    assert not isinstance(engine, MovesKvCaches)
+    done = finish(engine, requests(12, response=60))
+    assert len(done) == 12
+    ended = [one for one in done.values() if one.finish_reason == "stop"]
+    assert ended
+    for one in ended:
+        parts = written(one.tokens, one.log_probabilities)
+        assert (len(parts.turns), len(parts.answers)) == (3, 2)
+        assert all(turn[-1] in STOPS or turn[-1] < len(SPECIAL) for turn in parts.turns)
+        assert all(answer[-1] == STOPS[0] for answer in parts.answers)
+        assert one.episode is not None
+        assert one.episode.turns == 3
+    assert engine.held == 0
+
+
+@pytest.mark.parametrize("deterministic", [True, False])
+def test_a_response_is_the_same_wherever_it_was_interrupted(make_engine: MakeEngine, *, deterministic: bool) -> None:
+    samples = requests(10, response=60)
+    wanted = finish(environed(make_engine, deterministic=deterministic), samples)
+    moves, done, known = random.Random(5), {}, by_number(samples)  # type: ignore[var-annotated]
+    engines = [environed(make_engine, Counter(late=3), deterministic=deterministic) for _ in range(2)]
+    engines[0].submit(samples)
+    while any(engine.held for engine in engines):
+        for engine, other in (engines, engines[::-1]):
+            done |= {one.key.sample: one for one in (engine.step().finished if engine.held else ())}
+            if engine.held and moves.random() < 0.3:
+                key = moves.choice(sorted(engine._requests))
+                other.submit([resumed(known[given.key.sample], given) for given in engine.withdraw([key])])
+    assert done.keys() == wanted.keys()
+    for number, one in done.items():
+        assert one.tokens.tolist() == wanted[number].tokens.tolist()
+        assert one.episode == wanted[number].episode
+        assert not deterministic or same_bits(one, wanted[number])
+
+
+def test_progress_alone_rebuilds_a_response(make_engine: MakeEngine) -> None:
+    engine, rebuilt = environed(make_engine, Counter(late=2)), {}  # type: ignore[var-annotated]
+    engine.submit(requests(6, response=60))
+    while engine.held:
+        finished = engine.step().finished
+        for part in engine.progress():
+            before = rebuilt.get(part.key.sample, ([], []))
+            assert part.offset <= len(before[0])
+            rebuilt[part.key.sample] = tuple(
+                before[n][: part.offset] + new.tolist() for n, new in enumerate((part.tokens, part.log_probabilities))
+            )
+        for one in finished:
+            tokens, numbers = rebuilt.get(one.key.sample, ([], []))
+            assert one.tokens.tolist()[: len(tokens)] == tokens
+            assert one.log_probabilities.tolist()[: len(numbers)] == numbers
+            assert len(tokens) >= len(one.tokens) - len(written(one.tokens, one.log_probabilities).turns[-1])
+
+
+def test_an_environment_that_answers_otherwise_the_second_time_fails_its_sample(make_engine: MakeEngine) -> None:
+    engine, (sample,) = environed(make_engine), requests(1, response=60)
+    engine.submit([sample])
+    while not any(NOT_SAMPLED in part.log_probabilities for part in engine.progress()):
+        assert not engine.step().finished, "another sample is needed: this one has one turn"
+    (given,) = engine.withdraw()
+    tokens = given.tokens.copy()
+    tokens[np.flatnonzero(given.log_probabilities == NOT_SAMPLED)[0]] += 1
+    other = resumed(sample, ResponsePart(given.key, 0, tokens, given.log_probabilities, given.versions))
+    engine.submit([other])
+    with pytest.raises(EngineError, match=r"turn 1 was answered by .* must answer the same turns") as caught:
+        finish(engine)
+    assert (caught.value.reason, caught.value.key) == ("EnvironmentDiverged", other.key)
+    assert [part.key for part in engine.withdraw([other.key])] == [other.key]
+    assert engine.held == 0
+
+
+def test_a_failure_is_of_its_sample_which_keeps_its_tokens(make_engine: MakeEngine) -> None:
+    calls = Counter(fail="boom")
+    engine = environed(make_engine, calls)
+    engine.submit(requests(3, response=60))
+    for _ in range(3):
+        with pytest.raises(EngineError, match="boom") as caught:
+            finish(engine)
+        (given,) = engine.withdraw([caught.value.key])  # type: ignore[list-item]
+        assert given.tokens[-1] in STOPS or len(given.tokens) == 60
+    assert engine.held == 0
+    engine.close()
+    assert calls.closed

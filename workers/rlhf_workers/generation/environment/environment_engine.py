@@ -1,0 +1,214 @@
+"""An engine whose samples have several turns: what an environment answers is appended, and decoding goes on after it.
+
+An Engine around another one. Where that one finishes a sample, a turn ends; while its environment answers, others are
+decoded, and the sample is this engine's own. Then it is submitted again with the answer, its tokens known: its cache is
+computed anew. Rule: who wrote a token is in the response (`turns.written`), so a sample that was given back, or whose
+worker died, goes on from its tokens anywhere: the environment takes the turns again and must answer what is there, or
+the sample fails. Samples move by their tokens, never by their caches. A failure of an environment fails its sample.
+Must never lose a sample that waits for an answer, and never finish one that the environment has not seen to its end.
+"""
+
+from collections.abc import Generator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, Protocol, runtime_checkable
+
+import numpy as np
+import torch
+
+from rlhf_api.job import RLHFJobSpec
+from rlhf_api.samples import ResponsePart, SampleKey, SampleRequest, TokenArray
+from rlhf_workers.generation.engine import Engine, EngineCosts, EngineError, MeasuresCosts, Sleeps, StepReport
+from rlhf_workers.generation.environment.environment_calls import (
+    DIVERGED,
+    FIELD,
+    INVALID,
+    EnvironmentCalls,
+    EnvironmentOutcome,
+)
+from rlhf_workers.generation.environment.turns import AnsweredTurn, following, written
+from rlhf_workers.generation.requests import known_response, sample_name
+from rlhf_workers.generation.speculation.speculator import Speculates, Speculator
+
+
+@runtime_checkable
+class DecodesTurns(Engine, Sleeps, MeasuresCosts, Speculates, Protocol):
+    """An engine that goes on after tokens which it did not draw."""
+
+
+@runtime_checkable
+class HasEnvironment(Protocol):
+    """An engine with processes of its own, which end with it."""
+
+    def close(self) -> None:
+        """Ends them; samples must have been withdrawn."""
+
+
+class EnvironmentEngine:
+    """Implements `Engine`; it sleeps, measures its costs and drafts as the engine in it does."""
+
+    def __init__(self, engine: DecodesTurns, calls: EnvironmentCalls, tokenizer: Any, max_turns: int) -> None:
+        """`calls` are started; they end with `close`."""
+        self._engine, self._calls, self._tokenizer, self._max_turns = engine, calls, tokenizer, max_turns
+        self._requests: dict[SampleKey, SampleRequest] = {}  # of every sample that is held
+        self._waiting: dict[SampleKey, ResponsePart] = {}  # responses so far, of samples that wait for an answer
+        self._finished: list[ResponsePart] = []
+        self._untold: dict[SampleKey, ResponsePart] = {}  # known to no `progress` yet, from their first token
+        self._failures: list[EngineError] = []
+
+    # ------------------------------------------------------------ Engine
+
+    @property
+    def version(self) -> int:
+        """See Engine."""
+        return self._engine.version
+
+    @version.setter
+    def version(self, version: int) -> None:
+        self._engine.version = version
+
+    @property
+    def held(self) -> int:
+        """See Engine."""
+        return len(self._requests)
+
+    def submit(self, requests: Sequence[SampleRequest]) -> None:
+        """See Engine."""
+        for request in requests:
+            if request.key in self._requests:
+                raise EngineError("DuplicateSample", f"{sample_name(request.key)} is here already")
+        self._engine.submit(requests)
+        self._requests |= {request.key: request for request in requests}
+
+    def step(self) -> StepReport:
+        """See Engine: what was answered goes on, and what ends a turn is asked for."""
+        for outcome in self._calls.collect():
+            try:
+                self._answered(outcome)
+            except EngineError as error:
+                self._failures.append(error)
+        self._failures = [error for error in self._failures if error.key in self._waiting]
+        if self._failures:
+            raise self._failures.pop(0)
+        report = self._engine.step() if self._engine.held else StepReport()
+        for response in report.finished:
+            self._turn_ended(response)
+        report.finished, self._finished = self._finished, []
+        for response in report.finished:
+            self._forget(response.key)
+        return report
+
+    def progress(self) -> list[ResponsePart]:
+        """See Engine."""
+        untold, self._untold = list(self._untold.values()), {}
+        return untold + self._engine.progress()
+
+    def withdraw(self, keys: Sequence[SampleKey] | None = None) -> list[ResponsePart]:
+        """See Engine; a sample that waits for an answer is given back as its turn ended."""
+        given = self._engine.withdraw(keys)
+        wanted = list(self._waiting) if keys is None else [key for key in keys if key in self._waiting]
+        given += [replace(self._waiting[key], finish_reason="") for key in wanted]
+        if keys is None:
+            given += [replace(response, finish_reason="", episode=None) for response in self._finished]
+            self._finished = []
+        for response in given:
+            self._forget(response.key)
+        return given
+
+    def load_weights(self, tensors: Mapping[str, torch.Tensor], version: int) -> int:
+        """See Engine."""
+        return self._engine.load_weights(tensors, version)
+
+    # ------------------------------------------------------------ what the engine in it can do besides
+
+    def sleep(self) -> None:
+        """See Sleeps."""
+        if self._requests:
+            raise EngineError("EngineBusy", f"{len(self._requests)} samples must be withdrawn before sleep")
+        self._engine.sleep()
+
+    def wake(self) -> None:
+        """See Sleeps."""
+        self._engine.wake()
+
+    def measure(self) -> Generator[None, None, EngineCosts]:
+        """See MeasuresCosts."""
+        return self._engine.measure()
+
+    @property
+    def speculator(self) -> Speculator | None:
+        """See Speculates."""
+        return self._engine.speculator
+
+    def close(self) -> None:
+        """See HasEnvironment."""
+        self._calls.close()
+
+    # ------------------------------------------------------------ turns
+
+    def _turn_ended(self, response: ResponsePart) -> None:
+        key = response.key
+        turns = written(response.tokens, response.log_probabilities).turns
+        self._waiting[key] = response
+        self._untold[key] = replace(response, finish_reason="")
+        self._calls.submit(key, self._requests[key].record, [self._text(turn) for turn in turns])
+
+    def _answered(self, outcome: EnvironmentOutcome) -> None:
+        """Let a sample go on, or finish it; EngineError with its key where it cannot."""
+        key = outcome.key
+        if outcome.failure is not None:
+            raise EngineError(outcome.failure.reason, outcome.failure.message, outcome.failure.field, key)
+        request, response, steps = self._requests[key], self._waiting[key], outcome.steps
+        self._check_answers(response, steps)
+        answer = self._tokens(key, steps[-1])
+        after = following(request, response, answer, steps, self._max_turns, self.version)
+        if isinstance(after, ResponsePart):
+            self._finished.append(after)
+        else:
+            self._resume(after)
+        del self._waiting[key]
+
+    def _resume(self, request: SampleRequest) -> None:
+        try:
+            self._engine.submit([request])
+        except EngineError as error:
+            message = f"{FIELD}: its answer cannot be gone on after: {error}"
+            raise EngineError(INVALID, message, FIELD, request.key) from error
+        self._requests[request.key] = request
+        self._untold[request.key] = known_response(request, "")
+
+    def _check_answers(self, response: ResponsePart, steps: Sequence[AnsweredTurn]) -> None:
+        """Raise EngineError where answers that are in the response are not those that the environment gives now."""
+        answers = written(response.tokens, response.log_probabilities).answers
+        for number, (known, step) in enumerate(zip(answers, steps, strict=False)):
+            if not np.array_equal(known, self._tokens(response.key, step)):
+                was, now = self._text(known), step.message
+                message = (
+                    f"{FIELD}: {sample_name(response.key)}: turn {number + 1} was answered by {was[:80]!r} and is now "
+                    f"answered by {now[:80]!r}; an environment must answer the same turns of a record alike"
+                )
+                raise EngineError(DIVERGED, message, FIELD, response.key)
+
+    def _tokens(self, key: SampleKey, step: AnsweredTurn) -> TokenArray:
+        """Return an answer as tokens; those of special ones that its text names are among them."""
+        ids = self._tokenizer.encode(step.message, add_special_tokens=False) if step.message else []
+        if not ids and not step.done:
+            raise EngineError(INVALID, f"{FIELD}: the answer {step.message[:80]!r} has no token", FIELD, key)
+        return np.array(ids, np.int32)
+
+    def _text(self, tokens: TokenArray) -> str:
+        return str(self._tokenizer.decode(tokens.tolist(), skip_special_tokens=True))
+
+    def _forget(self, key: SampleKey) -> None:
+        self._requests.pop(key, None)
+        self._waiting.pop(key, None)
+        self._untold.pop(key, None)
+        self._calls.forget(key)
+
+
+def with_environment(engine: Engine, spec: RLHFJobSpec, tokenizer: Any) -> EnvironmentEngine:
+    """Return the engine with the job's environment, whose first process runs; WorkError when it cannot be loaded."""
+    assert spec.rollout.environment is not None
+    assert isinstance(engine, DecodesTurns), "validation lets no other engine have an environment"
+    calls = EnvironmentCalls(spec.rollout.environment, spec.generation.cpu_threads)
+    calls.start()
+    return EnvironmentEngine(engine, calls, tokenizer, spec.rollout.environment.max_turns)

@@ -1,0 +1,148 @@
+"""The child process of a user's environment: `python -m ...environment_host --file F --name N`.
+
+For every {"id", "episode", "record", "turns": [text]} that comes in: {"id", "steps": [{"message", "done", "reward",
+"metrics"}]}, a step for each turn, or {"id", "reason", "message"}. An environment is a function of its record and the
+turns: a child that has not seen an episode's earlier turns takes them again.
+Rule: standard library only, as all that a child imports (`user_code.user_host`). Must never answer for an environment.
+"""
+
+import inspect
+import math
+import numbers
+import sys
+from collections import OrderedDict
+from collections.abc import Mapping
+from typing import Any, Final
+
+from rlhf_workers.user_code.user_host import HostedCode, LoadError, hide, load_name, serve
+
+MAX_EPISODES: Final = 1024
+"""Unfinished ones that a child remembers; one that was forgotten is taken from its first turn again."""
+MAX_MESSAGE: Final = 100_000
+"""Characters of an answer."""
+KEYS: Final = ("message", "done", "reward", "metrics")
+
+StepReply = dict[str, Any]
+
+
+class StepError(Exception):
+    """What `step` returned is no answer."""
+
+
+class OpenEpisode:
+    """One environment, and the turns that it has answered."""
+
+    def __init__(self, environment: Any) -> None:
+        self.environment = environment
+        self.turns: list[str] = []
+        self.steps: list[StepReply] = []
+
+
+class Episodes:
+    """The episodes of one child, by name."""
+
+    def __init__(self, environment: type) -> None:
+        self._environment = environment
+        self._episodes: OrderedDict[str, OpenEpisode] = OrderedDict()
+
+    @property
+    def is_async(self) -> bool:
+        """Whether steps are awaited, so that several episodes go on at once."""
+        return inspect.iscoroutinefunction(getattr(self._environment, "step", None))
+
+    async def taken(self, request: Mapping[str, Any]) -> list[StepReply]:
+        """Return the steps of all turns of an episode; those that are known are not taken again."""
+        name, turns = request["episode"], request["turns"]
+        episode = self._episodes.pop(name, None)  # one that raises or hangs is begun anew
+        if episode is None or episode.turns != turns[: len(episode.turns)]:
+            episode = OpenEpisode(self._environment())
+            await _awaited(episode.environment.reset(request["record"]))
+        for turn in turns[len(episode.turns) :]:
+            if episode.steps and episode.steps[-1]["done"]:
+                raise StepError("an earlier step was done, but the response went on: answers differ between two times")
+            step = checked_step(await _awaited(episode.environment.step(turn)))
+            episode.turns.append(turn)
+            episode.steps.append(step)
+        if not episode.steps[-1]["done"]:
+            self._episodes[name] = episode
+        while len(self._episodes) > MAX_EPISODES:
+            self._episodes.popitem(last=False)
+        return episode.steps
+
+
+def checked_step(value: Any) -> StepReply:
+    """Return what `step` gave with all its keys; StepError says what is wrong with it."""
+    if not isinstance(value, Mapping):
+        raise StepError(f"step returned {_shown(value)}; it must return a mapping of {', '.join(KEYS)}")
+    if unknown := [key for key in value if key not in KEYS]:
+        raise StepError(f"step returned the key {_shown(unknown[0])}; known are {', '.join(KEYS)}")
+    done, message, metrics = value.get("done", False), value.get("message"), value.get("metrics") or {}
+    if not isinstance(done, bool):
+        raise StepError(f"done is {_shown(done)}; it must be True or False")
+    if message is not None and not isinstance(message, str):
+        raise StepError(f"message is {_shown(message)}; it must be text")
+    if not done and not message:
+        raise StepError("message is empty, but done is not True: the policy has nothing to go on after")
+    if len(message or "") > MAX_MESSAGE:
+        raise StepError(f"message has {len(message or '')} characters, allowed are {MAX_MESSAGE}")
+    if not isinstance(metrics, Mapping):
+        raise StepError(f"metrics is {_shown(metrics)}; it must be a mapping of names to numbers")
+    given = {str(name): _number(f"metric {name}", metric) for name, metric in metrics.items()}
+    reward = value.get("reward")
+    given_reward = None if reward is None else _number("reward", reward)
+    return {"message": message or "", "done": done, "reward": given_reward, "metrics": given}
+
+
+def load_environment(file: str, module: str, name: str) -> Episodes:
+    """The class `name` of a file or a module; LoadError says what is wrong with it."""
+    environment, place = load_name(file, module, name), file or module
+    if not inspect.isclass(environment):
+        raise LoadError("name", f"{name} in {place} is a {type(environment).__name__}, not a class")
+    for method, argument in (("reset", "record"), ("step", "response")):
+        function = getattr(environment, method, None)
+        if not callable(function):
+            raise LoadError("name", f"{name} in {place} has no {method}; it must have reset(record), step(response)")
+        try:
+            inspect.signature(function).bind(None, "")
+        except TypeError as error:
+            raise LoadError("name", f"{method} of {name} in {place} must take ({argument}): {error}") from error
+    try:
+        inspect.signature(environment).bind()
+    except TypeError as error:
+        raise LoadError("name", f"{name} in {place} must be made without arguments: {error}") from error
+    return Episodes(environment)
+
+
+def _reply_of(request: dict[str, Any], value: Any, secrets: list[str]) -> dict[str, Any]:
+    return {"id": request["id"], "steps": [{**step, "message": hide(step["message"], secrets)} for step in value]}
+
+
+def _number(name: str, value: Any) -> float:
+    if isinstance(value, numbers.Real):
+        number = float(value)
+        if math.isfinite(number):
+            return number
+    raise StepError(f"{name} is {_shown(value)}; it must be a finite number")
+
+
+def _shown(value: Any) -> str:
+    shown = repr(value)
+    return f"{shown if len(shown) <= 100 else shown[:100] + '...'} ({type(value).__name__})"
+
+
+async def _awaited(value: Any) -> Any:
+    return await value if inspect.isawaitable(value) else value
+
+
+ENVIRONMENT: Final = HostedCode(
+    load_environment,
+    lambda episodes: episodes.is_async,
+    lambda episodes, request: episodes.taken(request),
+    _reply_of,
+    "environment",
+    "EnvironmentRaised",
+)
+
+
+if __name__ == "__main__":
+    sys.exit(serve(ENVIRONMENT))

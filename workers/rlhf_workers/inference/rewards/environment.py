@@ -1,0 +1,40 @@
+"""Rewards that an environment gave while the response was decoded: they come with the sample.
+
+Rule: nothing is run here. A response without an episode is a failure, never a zero; one whose steps had no reward
+abstains. The number of turns is a metric beside the reward.
+"""
+
+import torch
+
+from rlhf_api.job import RLHFJobSpec
+from rlhf_api.job.rewards import GivenReward
+from rlhf_api.samples import ScoringSample
+from rlhf_workers.inference.rewards.reward_source import Judgment, RewardError, judgment
+
+
+def load_reward(
+    given: GivenReward, spec: RLHFJobSpec, device: torch.device, home: torch.device
+) -> "EnvironmentRewardSource":
+    """Return the source of a reward's `environment`; it needs no device."""
+    return EnvironmentRewardSource(f"{given.field}.environment")
+
+
+class EnvironmentRewardSource:
+    """A RewardSource."""
+
+    def __init__(self, field: str) -> None:
+        self._field = field
+
+    async def start(self) -> None:
+        """See RewardSource."""
+
+    async def score(self, sample: ScoringSample) -> Judgment:
+        """Return what the environment gave."""
+        if sample.episode is None:
+            message = "the response came without an episode: the coordinator's image may be too old"
+            raise RewardError("RewardInvalid", message, self._field)
+        metrics = {**sample.episode.metrics, "turns": float(sample.episode.turns)}
+        return judgment(sample.episode.reward, metrics, self._field)
+
+    async def close(self) -> None:
+        """See RewardSource."""

@@ -1,0 +1,1 @@
+"""Code of users in processes of its own: reward functions and environments."""
