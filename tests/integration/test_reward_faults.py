@@ -15,8 +15,8 @@ from tests.support.reward_samples import sample
 
 from rlhf_api.job.rewards import RewardFunction
 from rlhf_workers.failures import WorkError
-from rlhf_workers.inference.rewards import function as reward_function
 from rlhf_workers.inference.rewards.function import FunctionReward
+from rlhf_workers.user_code import user_processes
 
 pytestmark = pytest.mark.slow
 
@@ -124,7 +124,7 @@ async def test_slow_synchronous_calls_run_in_several_processes(tmp_path: Path) -
 
 
 async def test_quick_calls_need_one_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reward_function, "GROW_SECONDS", 60.0)  # all of them together are quicker on any machine
+    monkeypatch.setattr(user_processes, "GROW_SECONDS", 60.0)  # all of them together are quicker on any machine
     async with running(tmp_path, children=4) as source:
         assert len(set(await asyncio.gather(*(outcome(source, "pid") for _ in range(200))))) == 1
 
