@@ -16,6 +16,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import uuid
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from types import TracebackType
@@ -146,6 +147,15 @@ class Cluster:
         command, environment = self._client("kubectl", ("get", *arguments, "--watch"), None)
         with log.open("wb") as out:
             return subprocess.Popen(command, env=environment, stdout=out, stderr=out)
+
+    def following(self, steps: contextlib.ExitStack, *arguments: str) -> Path:
+        """kubectl in the background until `steps` end; answers the file with its output."""
+        log = self.folder / f"kubectl-{uuid.uuid4().hex}.log"
+        command, environment = self._client("kubectl", arguments, None)
+        with log.open("wb") as out:
+            process = steps.enter_context(subprocess.Popen(command, env=environment, stdout=out, stderr=out))
+        steps.callback(process.terminate)
+        return log
 
     def apply(self, manifests: Path | Manifest | Iterable[Manifest], *options: str) -> str:
         """kubectl apply of a file, one object or several."""

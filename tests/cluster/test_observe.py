@@ -10,15 +10,18 @@ import math
 import time
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.support.browser import Browser
 from tests.support.dashboard_queries import Asked, queries
 
 from rlhf_api.metrics.catalogue import METRICS, metric_of_series
 from rlhf_api.metrics.metric import Server
 
+from .gated_job import NAME
 from .observed import NAMESPACE, Observed
 from .page import PageSeen
 from .processes import wait_until
@@ -30,6 +33,7 @@ WHOLE_SECONDS = 1800
 """From before the job's first iteration on, however long it took: what happened once is looked at too."""
 INTERVAL = 2  # seconds between two scrapes
 RATE_INTERVAL = "20s"  # several scrapes of a machine that is busy
+RUN_PAGE_PORT = 8  # of the slot, by index
 SETTLED = 6
 """Iterations that the job has trained when it is looked at: the second checkpoint, several tails, a recovery."""
 SCRAPE_LABELS = {"__name__", "instance", "job", "namespace", "pod", "rlhf_job"}
@@ -153,3 +157,24 @@ def test_grafanas_libraries_draw_every_panel(observed: Observed, tmp_path: Path)
         if panel.state != "data" and not (panel.state == "nothing" and (page.dashboard, panel.title) in rare)
     ]
     assert wrong == []
+
+
+def test_the_page_of_a_job_that_runs_is_seen_in_a_browser(observed: Observed) -> None:
+    """As docs/how-to/look-at-one-run.md says: served in the coordinator's pod, seen through a forwarded port."""
+    port, place = observed.cluster.port(RUN_PAGE_PORT), f"--namespace={NAMESPACE}"
+    program = ("python", "-m", "rlhf_coordinator.run_page", f"--port={port}")
+    commands = (
+        ("exec", place, f"{NAME}-coordinator", "--", *program),
+        ("port-forward", place, f"pod/{NAME}-coordinator", str(port)),
+    )
+    with ExitStack() as steps:
+        said = [observed.cluster.following(steps, *command) for command in commands]
+        wait_until("the port to be forwarded", lambda: "Forwarding from" in said[1].read_text(), PATIENCE)
+        wait_until("the address of the page", lambda: "is shown at" in said[0].read_text(), PATIENCE)
+        browser = steps.enter_context(Browser())
+        browser.do("open", url=said[0].read_text().split(" is shown at ")[1].split()[0])
+        browser.do("until", script="document.querySelectorAll('#iterations tbody tr').length > 1")
+        assert browser.do("run", script="document.getElementById('state').textContent") == "live"
+        newest = "Number(document.querySelector('#iterations tbody tr').dataset.iteration)"
+        seen = browser.do("run", script=newest)
+        browser.do("until", script=f"{newest} > {seen}")

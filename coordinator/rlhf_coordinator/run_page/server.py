@@ -9,6 +9,7 @@ import http.server
 import logging
 import secrets
 import threading
+import time
 from http import HTTPStatus
 from pathlib import Path
 from typing import Any, Final, Self
@@ -30,14 +31,21 @@ class RunPageServer:
     def __init__(self, run_dir: Path, port: int = 0) -> None:
         """`port`: any that is free, when 0. Raises OSError when it cannot be used."""
         token, reader = secrets.token_urlsafe(16), RunReader(run_dir)
+        self._asked = time.monotonic()
 
         def answer(*arguments: Any) -> _Answer:
+            self._asked = time.monotonic()
             return _Answer(reader, f"/{token}/", *arguments)
 
         self._server = http.server.ThreadingHTTPServer((LOOPBACK, port), answer)
         self._server.daemon_threads = True
         self._thread = threading.Thread(target=self._server.serve_forever, name="run page", daemon=True)
         self.url = f"http://{LOOPBACK}:{self._server.server_port}/{token}/"
+
+    @property
+    def idle_seconds(self) -> float:
+        """Return how long ago anybody asked for anything."""
+        return time.monotonic() - self._asked
 
     def __enter__(self) -> Self:
         self._thread.start()

@@ -2,8 +2,14 @@
 
 import http.client
 import json
+import os
 import re
+import signal
+import socket
 import stat
+import subprocess
+import sys
+import urllib.request
 from pathlib import Path
 from urllib.parse import quote, urlsplit
 
@@ -12,6 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.support.recorded_run import HOSTILE, add_iterations, finish_run, write_run
 
+from rlhf_api.names import Env, ExitCode
 from rlhf_coordinator.run_page import run_reader
 from rlhf_coordinator.run_page.document import embedded, page, plain_json, policy
 from rlhf_coordinator.run_page.followed_file import FilePlace, read_piece
@@ -153,3 +160,45 @@ def test_the_page_is_served_to_who_has_its_address_alone(tmp_path: Path) -> None
         for host in ("evil.example", "evil.example:80", f"evil.example:{urlsplit(server.url).port}", "127.0.0.1"):
             assert asked(server, root, host)[0] == 403, host
     assert before == {path: stat.S_IFMT(path.stat().st_mode) for path in tmp_path.rglob("*")}, "it was only read"
+
+
+def test_started_beside_a_coordinator_it_says_its_address_or_what_is_wrong(tmp_path: Path) -> None:
+    write_run(tmp_path)
+
+    def started(*options: str, **variables: str) -> "subprocess.Popen[str]":
+        return subprocess.Popen(
+            [sys.executable, "-m", "rlhf_coordinator.run_page", *options],
+            env={name: value for name, value in os.environ.items() if name != Env.RUN_DIR} | variables,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = str(taken.getsockname()[1])
+        for process, words, code in (
+            (started(), "RLHF_RUN_DIR is not set", ExitCode.USAGE),
+            (started("--port=0", RLHF_RUN_DIR=str(tmp_path)), "--port 0: must be 1 to 65535", ExitCode.USAGE),
+            (started(f"--port={port}", RLHF_RUN_DIR=str(tmp_path)), "give another", ExitCode.ADDRESS_IN_USE),
+        ):
+            assert words in process.communicate(timeout=300)[0]
+            assert process.returncode == code
+    serving = started(f"--port={port}", RLHF_RUN_DIR=str(tmp_path))
+    assert serving.stdout is not None
+    address = serving.stdout.readline().split(" is shown at ")[1].split()[0]
+    with urllib.request.urlopen(address, timeout=300) as answer:
+        assert answer.status == 200
+    serving.send_signal(signal.SIGHUP)
+    serving.communicate(timeout=300)
+    assert serving.returncode == 0, "the end of its terminal is a clean end"
+
+
+def test_who_asks_is_noticed(tmp_path: Path) -> None:
+    write_run(tmp_path)
+    with RunPageServer(tmp_path) as server:
+        server._asked -= 1000
+        assert server.idle_seconds >= 1000
+        assert asked(server, urlsplit(server.url).path)[0] == 200
+        assert server.idle_seconds < 1000

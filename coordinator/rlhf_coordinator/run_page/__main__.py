@@ -1,0 +1,58 @@
+"""`python -m rlhf_coordinator.run_page`: the page of the job in whose coordinator's container it is started.
+
+For `kubectl exec`, with `kubectl port-forward` to the same port: the page is served on the pod's own loopback, so
+nobody else in the cluster reaches it, and costs nothing while nobody looks. Rule: it is a process beside the
+coordinator, which knows nothing of it, and only reads the run folder. It ends by Ctrl-C, by the end of its terminal,
+and by itself when nobody asked for anything in IDLE_SECONDS: an exec that lost its client is ended by nobody.
+"""
+
+import argparse
+import os
+import signal
+import sys
+import threading
+from pathlib import Path
+from typing import Final
+
+from rlhf_api.names import Env, ExitCode
+from rlhf_coordinator.run_page.server import LOOPBACK, RunPageServer
+
+PORT: Final = 8080
+"""Unless another is asked for; nothing in the pod serves there."""
+MAX_PORT: Final = 65535
+IDLE_SECONDS: Final = 900.0
+"""An open page asks once a second."""
+
+
+def main() -> int:
+    """Serve the page until the end; return the exit code."""
+    parser = argparse.ArgumentParser(prog="python -m rlhf_coordinator.run_page", description=__doc__.partition("\n")[0])
+    parser.add_argument("--port", type=int, default=PORT, help="of the pod, and of your machine (%(default)s)")
+    port = int(parser.parse_args().port)
+    run_dir = os.environ.get(Env.RUN_DIR, "")
+    if not run_dir:
+        return _refused(f"{Env.RUN_DIR} is not set: start this in the container of a job's coordinator", ExitCode.USAGE)
+    if not 1 <= port <= MAX_PORT:
+        return _refused(f"--port {port}: must be 1 to {MAX_PORT}", ExitCode.USAGE)
+    ended = threading.Event()
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, lambda *_: ended.set())
+    try:
+        server = RunPageServer(Path(run_dir), port)
+    except OSError as error:
+        said = f"--port {port}: {LOOPBACK}:{port} cannot be used in this pod ({error.strerror}): give another"
+        return _refused(said, ExitCode.ADDRESS_IN_USE)
+    with server:
+        print(f"{run_dir} is shown at {server.url} until Ctrl-C, where port {port} is forwarded to you", flush=True)
+        while not ended.wait(1.0) and server.idle_seconds < IDLE_SECONDS:
+            pass
+    return int(ExitCode.OK)
+
+
+def _refused(words: str, code: ExitCode) -> int:
+    print(words, file=sys.stderr)
+    return int(code)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
