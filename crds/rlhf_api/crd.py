@@ -103,6 +103,7 @@ def _schema() -> Schema:
     for node, name in sorted({place for path in IMMUTABLE for place in _optional(schema, path)}):
         kept = f"has(self.{name}) == has(oldSelf.{name})"
         _attach(schema, node, {"rule": kept, "message": IMMUTABLE_MESSAGE, "fieldPath": f".{name}"})
+    _leave_out_empty(schema)
     return schema
 
 
@@ -127,6 +128,17 @@ def _describe_once(node: Schema, path: str, described: dict[str, str]) -> None:
             child["description"] = pointer
         _describe_once(child, at, described)
         _describe_once(child.get("items", {}), f"{at}[]", described)
+
+
+def _leave_out_empty(node: Schema) -> None:
+    """Leave `properties` out where there are none, as the API server does: it would keep another definition than the
+    one that is applied, and say at every apply that it changed."""
+    for child in node.get("properties", {}).values():
+        _leave_out_empty(child)
+    if "items" in node:
+        _leave_out_empty(node["items"])
+    if node.get("properties") == {}:
+        del node["properties"]
 
 
 def _validation(rule: Rule) -> dict[str, Any]:
