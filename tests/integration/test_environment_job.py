@@ -43,7 +43,7 @@ def test_it_learns_to_ask_and_to_repeat_the_answer(manifest: Path, straight: End
     lines = read_metrics(manifest.parent / "straight" / "metrics.jsonl")
     assert lines[0]["reward"] < 0.5
     assert max(line["reward"] for line in lines) > 0.75, [line["reward"] for line in lines]
-    assert lines[-1]["rewards/reward/metrics/turns"] >= 2
+    assert lines[-1]["rewards/reward/metrics/turns"] > 1.5, "most ask, and go on after the answer"
     mismatches = [line["training/actor/mismatch_max"] for line in lines]
     assert max(mismatches) < 1e-3, "the ranks see the tokens that the engine saw"
 

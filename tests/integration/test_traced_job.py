@@ -76,7 +76,7 @@ def test_each_iteration_is_a_trace_of_its_phases_and_samples(traced: tuple[Ended
         assert {"Generating", "Scoring", "Training"} <= set(children)
         assert root.attributes["rlhf.reward"] == pytest.approx(metrics["reward"])
         seconds = (root.end_ns - root.start_ns) / 1e9
-        assert seconds == pytest.approx(metrics["seconds/iteration"], abs=1.0)
+        assert seconds == pytest.approx(metrics["seconds/iteration"], rel=0.5, abs=1.0), "two clocks, on a busy machine"
         assert all(root.start_ns <= span.start_ns <= span.end_ns <= root.end_ns for span in within if span.parent)
         assert root.resource["rlhf.job"] == "default/tiny"
         assert root.resource["service.name"] == "rlhf-coordinator"

@@ -1,6 +1,7 @@
 """The child of an environment: what may be loaded, what a step may return, and turns that are taken again."""
 
 import asyncio
+import time
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,9 @@ from rlhf_workers.generation.environment.environment_host import Episodes, StepE
 from rlhf_workers.user_code.user_host import LoadError
 
 KEY = SampleKey(2, 5, 1)
+TURN_SECONDS = 8
+"""For one turn, and for a process that has to start again first: a second on a busy machine."""
+PATIENCE_SECONDS = 300.0
 CODE = """
 import os
 import time
@@ -112,15 +116,17 @@ def test_a_class_that_is_no_environment_is_refused_before_the_first_sample(
 
 def outcome(calls: EnvironmentCalls, *turns: str) -> EnvironmentOutcome:
     calls.submit(KEY, '{"name": "n"}', turns)
+    until = time.monotonic() + PATIENCE_SECONDS
     while not (outcomes := calls.collect()):
-        pass
+        assert time.monotonic() < until, f"no answer to {turns} in {PATIENCE_SECONDS:.0f} s"
+        time.sleep(0.005)
     return outcomes[0]
 
 
 def test_a_process_answers_and_its_failures_are_of_one_sample(tmp_path: Path) -> None:
     file = tmp_path / "environment.py"
     file.write_text(CODE)
-    calls = EnvironmentCalls(Environment(file=str(file), timeout_seconds=2), threads=1)
+    calls = EnvironmentCalls(Environment(file=str(file), timeout_seconds=TURN_SECONDS), threads=1)
     calls.start()
     try:
         assert [step.message for step in outcome(calls, "go", "on").steps] == ["n1", "n2"]
@@ -128,7 +134,7 @@ def test_a_process_answers_and_its_failures_are_of_one_sample(tmp_path: Path) ->
         for turn, reason, words in (
             ("raise", "EnvironmentRaised", "environment.py:12 in step: ValueError: not that"),
             ("die", "EnvironmentDied", "the environment's process ended: exit status 3"),
-            ("hang", "EnvironmentTimeout", "did not return within 2 s; its process was killed"),
+            ("hang", "EnvironmentTimeout", f"did not return within {TURN_SECONDS} s; its process was killed"),
         ):
             failure = outcome(calls, turn).failure
             assert failure is not None
