@@ -32,6 +32,8 @@ PATIENCE = 600.0  # seconds for any one fact
 WHOLE_SECONDS = 1800
 """From before the job's first iteration on, however long it took: what happened once is looked at too."""
 INTERVAL = 2  # seconds between two scrapes
+DRAWN_SCRAPES = 30
+"""Of what is there for a while alone: a small panel draws the whole time in steps of many seconds."""
 RATE_INTERVAL = "20s"  # several scrapes of a machine that is busy
 RUN_PAGE_PORT = 8  # of the slot, by index
 SETTLED = 6
@@ -60,7 +62,10 @@ def observed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Observed]:
     with Observed(tmp_path_factory.mktemp("observed"), interval=f"{INTERVAL}s") as result:
         result.until_trained(2)
         # Times are predicted under Auto alone, which ends with the change.
-        result.monitoring.prometheus.until("rlhf_fusion_prediction_error_ratio", PATIENCE)
+        seen = f"count_over_time(rlhf_fusion_prediction_error_ratio[{WHOLE_SECONDS}s])"
+        result.monitoring.prometheus.until(
+            seen, PATIENCE, lambda found: found and found[0].value >= DRAWN_SCRAPES, "as much of it as is drawn"
+        )
         result.change()
         result.lose("generation-1")
         result.until_trained(SETTLED)
@@ -174,7 +179,7 @@ def test_the_page_of_a_job_that_runs_is_seen_in_a_browser(observed: Observed) ->
         browser = steps.enter_context(Browser())
         browser.do("open", url=said[0].read_text().split(" is shown at ")[1].split()[0])
         browser.do("until", script="document.querySelectorAll('#iterations tbody tr').length > 1")
-        assert browser.do("run", script="document.getElementById('state').textContent") == "live"
+        browser.do("until", script="document.getElementById('state').textContent === 'live'")
         newest = "Number(document.querySelector('#iterations tbody tr').dataset.iteration)"
         seen = browser.do("run", script=newest)
         browser.do("until", script=f"{newest} > {seen}")

@@ -110,8 +110,12 @@ class RunReader:
             "folder": self._run_dir.name,
             "algorithm": next(iter(algorithm), "")[:200] if isinstance(algorithm, dict) else "",
             "iterations": spec.get("iterations") if isinstance(spec, dict) else None,
-            "phase": str(summary.get("phase", ""))[:200],
+            "phase": "" if self._goes_on() else str(summary.get("phase", ""))[:200],
         }
+
+    def _goes_on(self) -> bool:
+        """Return whether iterations came after the summary: it is of a coordinator before this one."""
+        return self._stamp("metrics.jsonl") > self._stamp("summary.json")
 
     def _document(self, name: str) -> dict[str, Any]:
         try:

@@ -63,6 +63,9 @@ def test_a_run_is_given_whole_and_then_only_what_is_new(tmp_path: Path) -> None:
     assert [one["iteration"] for one in third["histories"]] == [2]
     assert third["run"]["phase"] == "Complete"
 
+    add_iterations(tmp_path, [3])
+    assert reader.delta(third["cursor"])["run"]["phase"] == "", "it was stopped, and goes on"
+
 
 def test_small_deltas_add_up_to_the_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_run(tmp_path)
