@@ -1,8 +1,8 @@
 """Log lines of the operator on stderr: one JSON object per line, or plain lines.
 
 Rule: what is said during a reconcile names its job, the iteration that the job is in, and the trace, by itself
-(`reconciling`);
-whoever speaks of a job elsewhere puts its key into `extra={"job": key}`, so that lines are found by job.
+(`reconciling`); whoever speaks of a job elsewhere puts its key into `extra={"job": key}`, so that lines are found by
+job.
 """
 
 import logging
@@ -16,6 +16,8 @@ from rlhf_api.json_logs import JsonLogFormatter, LogContext, log_what_is_printed
 
 _EXTRAS: Final = ("job", "event")
 _RECONCILED: Final[ContextVar[Mapping[str, Any]]] = ContextVar("reconciled", default={})  # noqa: B039 never changed
+_CONTEXT: Final = LogContext()
+_CONTEXT.present = _RECONCILED.get
 
 
 def configure(*, json_lines: bool) -> None:
@@ -34,18 +36,12 @@ def configure(*, json_lines: bool) -> None:
 
 def json_formatter() -> JsonLogFormatter:
     """Return what formats a line as JSON."""
-    return JsonLogFormatter(extras=_EXTRAS, context=_context())
+    return JsonLogFormatter(extras=_EXTRAS, context=_CONTEXT)
 
 
 def present() -> Mapping[str, Any]:
     """Return what lines of this task say of a job now."""
-    return _context().fields()
-
-
-def _context() -> LogContext:
-    context = LogContext()
-    context.present = _RECONCILED.get
-    return context
+    return _CONTEXT.fields()
 
 
 @contextmanager

@@ -4,7 +4,6 @@ Rule: nothing waits for it and nothing is decided by it; where no endpoint is se
 A share of reconciles is traced, one by one at random; one that fails is traced always, as far as it came.
 """
 
-import logging
 import os
 import random
 import time
@@ -12,11 +11,8 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Final
 
-from rlhf_api.tracing.export import SpanExport, open_export
-from rlhf_api.tracing.settings import endpoint_of
+from rlhf_api.tracing.export import SpanExport, open_export, open_where_set
 from rlhf_api.tracing.span import SPAN_BYTES, TRACE_BYTES, Attribute, TraceSpan, trace_words
-
-log = logging.getLogger(__name__)
 
 SERVICE: Final = "rlhf-operator"
 """service.name, unless OTEL_SERVICE_NAME says otherwise."""
@@ -82,19 +78,13 @@ class ReconcileTraces:
 
 
 def open_reconcile_traces(share: float, environ: Mapping[str, str] | None = None) -> ReconcileTraces:
-    """Return those of this process, by the endpoint in its environment; what keeps them from being opened is said in
-    one line."""
-    environ = os.environ if environ is None else environ
-    endpoint = endpoint_of(environ)
-    if endpoint.problem:
-        log.warning("no traces are sent: %s", endpoint.problem)
-    if not endpoint.url or not share:
-        return ReconcileTraces()
-    try:
-        return ReconcileTraces(open_export(endpoint.url, SERVICE, environ, {}), share)
-    except Exception as error:  # whatever a library makes of its variables
-        log.warning("no traces are sent to %s: %s: %s", endpoint.url, type(error).__name__, error)
-        return ReconcileTraces()
+    """Return those of this process, by the endpoint in its environment."""
+    known = os.environ if environ is None else environ
+
+    def opened(url: str) -> ReconcileTraces:
+        return ReconcileTraces(open_export(url, SERVICE, known, {}) if share else None, share)
+
+    return open_where_set(known, "", opened) or ReconcileTraces()
 
 
 def _random(size: int) -> int:

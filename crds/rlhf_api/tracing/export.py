@@ -10,9 +10,9 @@ import threading
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import islice
-from typing import Any, Final, Protocol
+from typing import Any, Final, Protocol, TypeVar
 
-from rlhf_api.tracing.settings import SERVICE_NAME
+from rlhf_api.tracing.settings import SERVICE_NAME, endpoint_of
 from rlhf_api.tracing.span import Attribute, TraceSpan
 
 log = logging.getLogger(__name__)
@@ -30,6 +30,7 @@ AFTER_FAILURE_SECONDS: Final = 1.0
 OUTCOMES: Final = ("exported", "dropped", "failed")
 
 Made = Iterable[TraceSpan]
+T = TypeVar("T")
 
 
 class Sender(Protocol):
@@ -177,6 +178,21 @@ class OtlpSender:
             end_time=max(span.start_ns, span.end_ns),
             instrumentation_scope=self._scope,
         )
+
+
+def open_where_set(environ: Mapping[str, str], given: str, opened: Callable[[str], T]) -> T | None:
+    """Return what is opened for the endpoint that is given, or else for that of the environment; None where there is
+    none. A process never fails for its traces: whatever keeps them from being opened is said in one line."""
+    endpoint = endpoint_of(environ, given)
+    if endpoint.problem:
+        log.warning("no traces are sent: %s", endpoint.problem)
+    if not endpoint.url:
+        return None
+    try:
+        return opened(endpoint.url)
+    except Exception as error:  # whatever a library makes of its variables
+        log.warning("no traces are sent to %s: %s: %s", endpoint.url, type(error).__name__, error)
+        return None
 
 
 def open_export(

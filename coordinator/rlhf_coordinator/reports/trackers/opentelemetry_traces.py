@@ -7,7 +7,6 @@ goes on with the same traces. Which samples are traced depends on ids alone.
 
 import contextlib
 import json
-import logging
 import uuid
 from collections.abc import Iterator, Mapping
 from functools import partial
@@ -20,13 +19,10 @@ from rlhf_api.names import Group
 from rlhf_api.tracing.export import SpanExport
 from rlhf_api.tracing.span import Attribute, TraceSpan, is_sampled, span_id, trace_id
 from rlhf_coordinator.reports.sample_histories import SampleHistories
+from rlhf_coordinator.reports.trackers.service_tracker import FOLDER
 from rlhf_coordinator.reports.trackers.tracker import Tracker
 
-log = logging.getLogger(__name__)
-
 FILE: Final = "opentelemetry.json"
-FOLDER: Final = "trackers"
-"""Below the run folder, as of other services."""
 ITERATION_METRICS: Final = {
     "rlhf.reward": "reward",
     "rlhf.kl": "kl",
