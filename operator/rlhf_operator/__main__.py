@@ -90,8 +90,8 @@ class OperatorOptions:
     """Backends of gangs and queues that may be used."""
 
 
-def options(arguments: Sequence[str]) -> OperatorOptions:
-    """Return the command line, parsed; ends the process with 2 when it is wrong."""
+def _parser() -> argparse.ArgumentParser:
+    """Return what reads the command line."""
     parser = argparse.ArgumentParser(prog="python -m rlhf_operator", description="Reconciles RLHFJobs into pods.")
     default = Images()
     parser.add_argument("--namespace", action="append", default=[], help="watch this namespace only; may be repeated")
@@ -121,6 +121,12 @@ def options(arguments: Sequence[str]) -> OperatorOptions:
     )
     parser.add_argument("--trace-share", type=float, default=1.0, metavar="SHARE", help=share_help)
     parser.add_argument("--log-format", choices=("json", "text"), default="json")
+    return parser
+
+
+def options(arguments: Sequence[str]) -> OperatorOptions:
+    """Return the command line, parsed; ends the process with 2 when it is wrong."""
+    parser = _parser()
     given = parser.parse_args(arguments)
     if given.concurrency < 1:
         parser.error(f"--concurrency: {given.concurrency}: must be at least 1")

@@ -14,6 +14,7 @@ from typing import Final
 import torch
 
 from rlhf_api.job.groups import Optimizer
+from rlhf_workers.training.communicator import Communicator
 from rlhf_workers.training.pipeline_stage import PipelineStage
 from rlhf_workers.training.tensor_file import TensorFolder
 
@@ -106,6 +107,9 @@ class StageOptimizer:
     def _trained(self, stage: PipelineStage) -> dict[str, torch.Tensor]:
         """Return what this rank trains of a stage: parameter name -> leaf of autograd."""
         return {name: value for name, value in stage.named_parameters() if value.requires_grad}
+
+    def gather(self, communicator: Communicator) -> None:
+        """Bring whole parameters up to date where ranks hold parts of them; all ranks call it together."""
 
     def make_gradients(self) -> None:
         """Make the gradients, all zero, on the stage's device."""

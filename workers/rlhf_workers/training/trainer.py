@@ -9,7 +9,7 @@ batches.
 
 import logging
 import time
-from collections.abc import Collection, Generator, Iterator, Mapping
+from collections.abc import Generator, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, Final
 
@@ -28,12 +28,13 @@ from rlhf_workers.training.backends.registry import SpanSink
 from rlhf_workers.training.communicator import Communicator
 from rlhf_workers.training.draft_training import DraftTraining
 from rlhf_workers.training.executor import TimedAction, execute
+from rlhf_workers.training.gradient_sums import sum_gradients
 from rlhf_workers.training.minibatches import epoch_order, mini_batches, split
 from rlhf_workers.training.old_log_probabilities import OldLogProbabilities
 from rlhf_workers.training.optimizer import Horizon, learning_rate
 from rlhf_workers.training.pipeline_stage import PipelineStage
 from rlhf_workers.training.rank_layout import RankLayout
-from rlhf_workers.training.sharded_optimizer import ShardedOptimizer, optimizer_of
+from rlhf_workers.training.sharded_optimizer import optimizer_of
 from rlhf_workers.training.stage_copy import StageCopy
 from rlhf_workers.training.stage_work import Note, StageWork
 from rlhf_workers.training.time_marks import time_marks_of
@@ -203,7 +204,7 @@ class Trainer:
             with self._measured("train/draft"):
                 draft.backward(int(batch.mask[rows].sum()))
         with self._measured("train/gradients"):
-            self._reduce_gradients(objectives)
+            sum_gradients(objectives, self.layout, self.stages, self.optimizers, self.communicator)
             losses, squares = self._sizes(objectives, before)
         allowed = self.spec.training.optimizer.max_non_finite_steps
         if problem := self.progress.non_finite.problem(losses, squares, iteration, self.progress.steps, allowed):
@@ -303,33 +304,10 @@ class Trainer:
     def _gather_weights(self) -> None:
         """Make whole parameters of those that ranks hold in parts. Here and nowhere else: a training is what all ranks
         do once and together, while publishing and saving may be asked of one rank, or of one again."""
-        parts = [optimizer for optimizer in self.optimizers.values() if isinstance(optimizer, ShardedOptimizer)]
-        if parts:
+        if any(optimizer.part for optimizer in self.optimizers.values()):
             with self._measured("train/gather"):
-                for optimizer in parts:
+                for optimizer in self.optimizers.values():
                     optimizer.gather(self.communicator)
-
-    def _reduce_gradients(self, trained: Collection[str]) -> None:
-        """Add up over replicas, then over the two copies of a tied embedding; every rank in the same order."""
-        for model, stage in self.layout.held:
-            if model in trained and not self.optimizers[model, stage].part:  # parts are summed in the backward
-                holders = self.layout.holders(model, stage)
-                self.communicator.all_reduce_sum(self.optimizers[model, stage].gradients, holders)
-        for model in trained:
-            last = self.layout.stages(model) - 1
-            if last == 0 or not any(stage.sums_embedding for (name, _), stage in self.stages.items() if name == model):
-                continue
-            for ends in self.layout.ends(model):
-                if ends[0] == ends[1] == self.layout.rank:
-                    views = [self._embedding_gradient(model, stage) for stage in (0, last)]
-                    views[0] += views[1]
-                    views[1].copy_(views[0])
-                elif self.layout.rank in ends:
-                    stage = 0 if self.layout.rank == ends[0] else last
-                    self.communicator.all_reduce_sum(self._embedding_gradient(model, stage), ends)
-
-    def _embedding_gradient(self, model: str, stage: int) -> torch.Tensor:
-        return self.optimizers[model, stage].gradient(self.stages[model, stage].embedding)
 
     def _sizes(
         self, objectives: Mapping[str, Objective], before: Mapping[str, Statistics]

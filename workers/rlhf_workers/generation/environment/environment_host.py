@@ -7,14 +7,13 @@ Rule: standard library only, as all that a child imports (`user_code.user_host`)
 """
 
 import inspect
-import math
-import numbers
 import sys
 from collections import OrderedDict
 from collections.abc import Mapping
 from typing import Any, Final
 
-from rlhf_workers.user_code.user_host import HostedCode, LoadError, hide, load_name, serve
+from rlhf_workers.user_code.returned_values import finite, shown
+from rlhf_workers.user_code.user_host import SECRETS, HostedCode, LoadError, hide, load_name, serve
 
 MAX_EPISODES: Final = 1024
 """Unfinished ones that a child remembers; one that was forgotten is taken from its first turn again."""
@@ -118,16 +117,14 @@ def _reply_of(request: dict[str, Any], value: Any, secrets: list[str]) -> dict[s
 
 
 def _number(name: str, value: Any) -> float:
-    if isinstance(value, numbers.Real):
-        number = float(value)
-        if math.isfinite(number):
-            return number
-    raise StepError(f"{name} is {_shown(value)}; it must be a finite number")
+    number = finite(value)
+    if number is None:
+        raise StepError(f"{name} is {_shown(value)}; it must be a finite number")
+    return number
 
 
 def _shown(value: Any) -> str:
-    shown = repr(value)
-    return f"{shown if len(shown) <= 100 else shown[:100] + '...'} ({type(value).__name__})"
+    return shown(value, SECRETS)
 
 
 async def _awaited(value: Any) -> Any:

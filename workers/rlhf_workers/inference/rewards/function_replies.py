@@ -4,12 +4,11 @@ Rule: standard library only, as the child imports it. A reward is a finite numbe
 metrics beside it; everything else is a failure that says what came. No text quotes a secret.
 """
 
-import math
 import numbers
 from collections.abc import Mapping
 from typing import Any
 
-from rlhf_workers.user_code.user_host import hide
+from rlhf_workers.user_code.returned_values import finite, shown
 
 
 def reply_of(request: dict[str, Any], value: Any, secrets: list[str]) -> dict[str, Any]:
@@ -45,15 +44,10 @@ def _number(value: Any) -> tuple[float | None, str]:
         return None, ""
     if not isinstance(value, numbers.Real):
         return None, "it must return a number, or None to abstain"
-    try:
-        number = float(value)
-    except OverflowError:
-        number = math.inf
-    return (number, "") if math.isfinite(number) else (None, "a reward must be finite, or None to abstain")
+    number = finite(value)
+    return number, "" if number is not None else "a reward must be finite, or None to abstain"
 
 
 def _invalid(secrets: list[str], number: int, value: Any, what: str) -> dict[str, Any]:
-    shown = hide(repr(value), secrets)
-    shown = shown if len(shown) <= 100 else shown[:100] + "..."
-    message = f"the function returned {shown} ({type(value).__name__}); {what}"
+    message = f"the function returned {shown(value, secrets)}; {what}"
     return {"id": number, "reason": "RewardInvalid", "message": message}

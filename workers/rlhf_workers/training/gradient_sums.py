@@ -1,0 +1,47 @@
+"""The sums of a mini-batch's gradients over ranks, between its backward passes and its optimizer step.
+
+Rule: over data replicas first, then over the two copies of a tied embedding; every rank in the same order. Gradients of
+stages that ranks hold in parts are summed by the backward itself.
+"""
+
+from collections.abc import Collection, Mapping
+
+import torch
+
+from rlhf_workers.training.communicator import Communicator
+from rlhf_workers.training.optimizer import StageOptimizer
+from rlhf_workers.training.pipeline_stage import PipelineStage
+from rlhf_workers.training.rank_layout import RankLayout
+
+Stages = Mapping[tuple[str, int], PipelineStage]
+Optimizers = Mapping[tuple[str, int], StageOptimizer]
+
+
+def sum_gradients(
+    trained: Collection[str], layout: RankLayout, stages: Stages, optimizers: Optimizers, communicator: Communicator
+) -> None:
+    """Add up the gradients of the trained models, in place."""
+    for model, stage in layout.held:
+        if model in trained and not optimizers[model, stage].part:
+            communicator.all_reduce_sum(optimizers[model, stage].gradients, layout.holders(model, stage))
+    for model in trained:
+        last = layout.stages(model) - 1
+        if last and any(held.sums_embedding for (name, _), held in stages.items() if name == model):
+            _sum_embeddings(model, last, layout, stages, optimizers, communicator)
+
+
+def _sum_embeddings(
+    model: str, last: int, layout: RankLayout, stages: Stages, optimizers: Optimizers, communicator: Communicator
+) -> None:
+    """Add up the two copies of a tied embedding, those of the first and of the last stage."""
+
+    def gradient(stage: int) -> torch.Tensor:
+        return optimizers[model, stage].gradient(stages[model, stage].embedding)
+
+    for ends in layout.ends(model):
+        if ends[0] == ends[1] == layout.rank:
+            first, other = gradient(0), gradient(last)
+            first += other
+            other.copy_(first)
+        elif layout.rank in ends:
+            communicator.all_reduce_sum(gradient(0 if layout.rank == ends[0] else last), ends)
