@@ -19,11 +19,10 @@ from rlhf_cli.local.errors import RunError
 from rlhf_cli.local.run_folder import RUNS, holds_run, why_no_run
 from rlhf_coordinator.run_page.document import embedded, page, plain_json
 from rlhf_coordinator.run_page.run_reader import RunReader
-from rlhf_coordinator.run_page.server import LOOPBACK, RunPageServer
+from rlhf_coordinator.run_page.server import LOOPBACK, MAX_PORT, RunPageServer
 
 PAGE: Final = "index.html"
 DATA: Final = "run.json"
-MAX_PORT: Final = 65535
 
 
 def view_run(run_dir: Path | None, *, port: int | None, browser: bool, target: Path | None) -> int:

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from tests.support.local_job import HOLD
+from tests.support.local_job import HOLD, PROCESSES
 
 from rlhf_api.names import Env
 
@@ -98,6 +98,18 @@ def digest(checkpoints: Path) -> str:
         sha.update(file.name.encode())
         sha.update(file.read_bytes())
     return sha.hexdigest()
+
+
+def assert_killed_ranks_change_no_weight(manifest: Path, folder: Path, options: Sequence[str], seed: int) -> None:
+    """Run a job of two ranks undisturbed, and again with each rank killed once: it ends in the same weights."""
+    undisturbed = run_job(manifest, folder / "undisturbed", options=options)
+    assert undisturbed.code == 0, undisturbed.output[-4000:]
+    ranks = ("training-1", "training-0")
+    kills = Kills(seed, len(ranks), PROCESSES, first=ranks, longest_calm_seconds=0.5, iterations_between=1)
+    killed = run_job(manifest, folder / "killed", options=options, kills=kills)
+    assert killed.code == 0, f"{killed.kills}\n{killed.output[-4000:]}"
+    assert len(killed.kills) == len(ranks), killed.kills
+    assert killed.weights == undisturbed.weights != "", killed.kills
 
 
 def run_job(

@@ -5,11 +5,16 @@ backslash go on. Decision pages are left out: they say what was thought, not wha
 """
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
+import typer
 import yaml
+from typer.core import TyperGroup
+
+from rlhf_cli.main import app
 
 ROOT: Final = Path(__file__).resolve().parents[2]
 REGISTER: Final = Path(__file__).with_suffix(".yaml")
@@ -67,6 +72,22 @@ def register() -> list[Entry]:
         Entry(re.compile(item.pop("command")), item.pop("pages", ""), **item)
         for item in yaml.safe_load(REGISTER.read_text())
     ]
+
+
+def parse_rlhf(arguments: Sequence[str]) -> None:
+    """Read the arguments of `rlhf` as it does, which raises for an option that it does not have."""
+    verb, rest = verb_of(arguments)
+    verb.make_context(verb.name, rest)
+
+
+def verb_of(arguments: Sequence[str]) -> tuple[Any, list[str]]:
+    """Return the verb of `rlhf`, below its group if it has one, and what is left of the arguments; KeyError: there is
+    no such verb."""
+    verb: Any = typer.main.get_command(app)
+    rest = list(arguments)
+    while isinstance(verb, TyperGroup):
+        verb = verb.commands[rest.pop(0)]
+    return verb, rest
 
 
 def _lines(block: str) -> list[str]:

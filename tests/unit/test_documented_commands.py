@@ -4,18 +4,15 @@ import re
 import shlex
 
 import pytest
-import typer
 from tests.support.documented_commands import (
     ROOT,
     SHELL_FENCES,
     DocumentedCommand,
     documented_commands,
     pages,
+    parse_rlhf,
     register,
 )
-from typer.core import TyperGroup
-
-from rlhf_cli.main import app
 
 COMMANDS = documented_commands()
 each_command = pytest.mark.parametrize("command", COMMANDS, ids=lambda command: f"{command.page}: {command.text}")
@@ -48,20 +45,10 @@ def test_programs_options_targets_and_files_are_there(command: DocumentedCommand
     for part in re.split(r" (?:&&|\|) ", command.text):
         program, *arguments = [word for word in shlex.split(part) if not re.match(r"[A-Z_]+=", word)]  # settings
         if program == "rlhf":
-            _parse(arguments)
+            parse_rlhf(arguments)
         if program == "make":
             targets = (ROOT / "Makefile").read_text() + (ROOT / "images" / "images.mk").read_text()
             assert all(re.search(rf"^([\w-]+ )*{target}( [\w-]+)*:", targets, re.MULTILINE) for target in arguments)
         for word in (program, *arguments):
             if word.startswith(("examples/", "scripts/", "tests/", "charts/", "benchmarks/")):
                 assert (ROOT / word).exists(), word
-
-
-def _parse(arguments: list[str]) -> None:
-    """As the command line does, which raises for an option that it does not have."""
-    group = typer.main.get_command(app)
-    assert isinstance(group, TyperGroup)
-    verb = group.commands[arguments.pop(0)]
-    if isinstance(verb, TyperGroup):
-        verb = verb.commands[arguments.pop(0)]
-    verb.make_context(verb.name, arguments)

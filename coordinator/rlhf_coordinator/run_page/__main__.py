@@ -15,11 +15,10 @@ from pathlib import Path
 from typing import Final
 
 from rlhf_api.names import Env, ExitCode
-from rlhf_coordinator.run_page.server import LOOPBACK, RunPageServer
+from rlhf_coordinator.run_page.server import LOOPBACK, MAX_PORT, RunPageServer
 
 PORT: Final = 8080
 """Unless another is asked for; nothing in the pod serves there."""
-MAX_PORT: Final = 65535
 IDLE_SECONDS: Final = 900.0
 """An open page asks once a second."""
 

@@ -21,6 +21,7 @@ from rlhf_coordinator.run_page.run_reader import RunReader
 log = logging.getLogger(__name__)
 
 LOOPBACK: Final = "127.0.0.1"
+MAX_PORT: Final = 65535
 ANSWER_SECONDS: Final = 30.0
 """A browser that does not take its answer in this time is given up."""
 

@@ -7,12 +7,10 @@ import shlex
 from pathlib import Path
 
 import pytest
-import typer
+from tests.support.documented_commands import parse_rlhf, verb_of
 from tests.support.promql_reading import Reader
-from typer.core import TyperGroup
 
 from rlhf_api.metrics.catalogue import BY_NAME
-from rlhf_cli.main import app
 from rlhf_observability.alerts.alert import Alert, AlertSeverity, Family, Threshold, filled
 from rlhf_observability.alerts.families import FAMILIES
 from rlhf_observability.alerts.generated_files import generated_files
@@ -64,11 +62,10 @@ def check(command: str) -> None:
         assert arguments[0] in KUBECTL, command
         return
     assert program == "rlhf", command
-    group = typer.main.get_command(app)
-    assert isinstance(group, TyperGroup)
-    verb = group.commands[arguments[0]]
     if arguments[1:]:  # else it is named in a sentence
-        verb.make_context(arguments[0], arguments[1:])  # raises for an option that it does not have
+        parse_rlhf(arguments)
+    else:
+        verb_of(arguments)
 
 
 @each_alert
