@@ -57,6 +57,22 @@ def test_whoever_is_killed_it_ends_in_the_same_weights(manifest: Path, straight:
     assert run.weights == straight.weights != "", run.output[-3000:]
 
 
+def test_more_conversations_than_the_batch_are_begun_and_cut_off_between_turns(manifest: Path, tmp_path: Path) -> None:
+    more = 2
+    fields = ("deterministic=false", f"rollout.oversample={more}", "checkpoints={path: kept, every: 1}")
+    options = [part for field in fields for part in ("--set", f"spec.{field}")]
+    kills = Kills(5, 2, ["generation-1", "coordinator"], longest_calm_seconds=0.5, iterations_between=1)
+    run = run_job(manifest, tmp_path / "run", options=options, kills=kills)
+    assert (run.code, len(run.kills)) == (0, 2), f"{run.kills}\n{run.output[-3000:]}"
+    lines = read_metrics(tmp_path / "run" / "metrics.jsonl")
+    assert [line["iteration"] for line in lines] == list(range(ITERATIONS))
+    group_size = yaml.safe_load(manifest.read_text())["spec"]["algorithm"]["grpo"]["groupSize"]
+    for line in lines:
+        assert line["samples/cut"] == more * group_size
+        assert line["samples/failed"] == line["samples/abstained"] == 0
+        assert line["training/actor/mismatch_max"] < 1e-3, "no late answer came into another sample"
+
+
 def test_an_environment_that_raises_fails_its_sample_with_its_words(manifest: Path, tmp_path: Path) -> None:
     shutil.copytree(manifest.parent / "assets", tmp_path / "assets")
     text = (EXAMPLE / "environment.py").read_text()
