@@ -25,14 +25,22 @@ from rlhf_workers.training.transport import GroupTransport
 class PeerLostError(WorkError):
     """A rank of the training group is gone or silent; the group can only start again."""
 
-    def __init__(self, waited_for: str, error: Exception) -> None:
+    def __init__(self, waited_for: str, error: Exception, *, rank: int | None = None, step: str = "") -> None:
+        """`rank`: who waited, where that is known; `step`: what it was doing, such as a step of its schedule row."""
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        who = "a training rank" if rank is None else f"training rank {rank}"
+        during = f" at {step}" if step else ""
         super().__init__(
             "PeerLost",
-            f"training rank lost while waiting for {waited_for}: {reason}",
+            f"{who} lost its group while waiting for {waited_for}{during}: {reason}",
             retryable=True,
             exit_code=ExitCode.RESTART,
         )
+        self._waited_for, self._error, self._rank = waited_for, error, rank
+
+    def during(self, step: str) -> "PeerLostError":
+        """Return the same failure with what the rank was doing."""
+        return PeerLostError(self._waited_for, self._error, rank=self._rank, step=step)
 
 
 class Handle(Protocol):
@@ -117,4 +125,5 @@ def waiting_for(waited_for: str) -> Iterator[None]:
     try:
         yield
     except RuntimeError as error:
-        raise PeerLostError(waited_for, error) from error
+        rank = dist.get_rank() if dist.is_initialized() else None
+        raise PeerLostError(waited_for, error, rank=rank) from error

@@ -22,7 +22,7 @@ import torch
 from torch.distributed.pipelining._backward import stage_backward_input, stage_backward_weight
 
 from rlhf_api.schedule import Action
-from rlhf_workers.training.communicator import Communicator, Handle
+from rlhf_workers.training.communicator import Communicator, Handle, PeerLostError
 from rlhf_workers.training.time_marks import HostMarks, TimeMarks
 
 SENDS_UNDER_WAY: Final = 8
@@ -87,9 +87,15 @@ def execute(
     """
     run = _Run(work, communicator, first_rank, time_marks or HostMarks(), keep=not forward_only)
     with torch.no_grad() if forward_only else nullcontext():
-        for action in row:
-            run.do(action)
-    run.finish()
+        for number, action in enumerate(row):
+            try:
+                run.do(action)
+            except PeerLostError as error:
+                raise error.during(f"step {number} of its schedule row, {_named(action)}") from error
+    try:
+        run.finish()
+    except PeerLostError as error:
+        raise error.during("the end of its schedule row, when its last sends leave") from error
     return run.times()
 
 
@@ -248,7 +254,8 @@ class _Run:
 
 
 def _missing(action: Action) -> ValueError:
-    return ValueError(
-        f"schedule row: {action.kind} of pipeline {action.pipeline}, stage {action.stage}, micro-batch "
-        f"{action.microbatch} comes before what it needs"
-    )
+    return ValueError(f"schedule row: {_named(action)} comes before what it needs")
+
+
+def _named(action: Action) -> str:
+    return f"{action.kind} of pipeline {action.pipeline}, stage {action.stage}, micro-batch {action.microbatch}"

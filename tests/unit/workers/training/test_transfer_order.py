@@ -15,7 +15,9 @@ from rlhf_planner.schedule.methods import FUSED, FUSED_SPLIT, opposite
 from rlhf_planner.schedule.report import solution_json
 from rlhf_planner.schedule.serial import serial_table
 from rlhf_planner.schedule.solve import solve
+from rlhf_workers.training.communicator import PeerLostError, waiting_for
 from rlhf_workers.training.executor import execute
+from rlhf_workers.training.transport import GroupTransport
 
 
 class ProductStage:
@@ -178,3 +180,42 @@ def test_the_network_finds_what_gloo_hides() -> None:
     table = ScheduleTable(method="crossed", pipelines=pipelines, rows=tuple(crossed))
     with pytest.raises(StuckRanksError, match="rank 0: sends to rank 1; rank 1: sends to rank 0"):
         gradients(table)
+
+
+class SilentPeer:
+    """A peer that takes and gives nothing until the group's time-out."""
+
+    transport = GroupTransport("gloo")
+
+    def __init__(self) -> None:
+        self.peer = -1
+
+    def send(self, tensor: torch.Tensor, peer: int) -> "SilentPeer":
+        return self.receive(tensor, peer)
+
+    def receive(self, tensor: torch.Tensor, peer: int) -> "SilentPeer":
+        self.peer = peer
+        return self
+
+    def wait(self) -> None:
+        with waiting_for(f"rank {self.peer}"):
+            raise RuntimeError("timed out")
+
+    def is_completed(self) -> bool:
+        return False
+
+    def all_reduce_sum(self, tensor: torch.Tensor, ranks: tuple[int, ...]) -> None: ...
+
+    def all_reduce_max(self, tensor: torch.Tensor, ranks: tuple[int, ...]) -> None: ...
+
+
+def test_a_wait_that_fails_names_the_peer_and_the_step_of_the_table() -> None:
+    receive = Action(kind="RECV_F", pipeline=0, stage=1, microbatch=3, peer=0)
+    forward = Action(kind="F", pipeline=0, stage=1, microbatch=3)
+    words = "waiting for rank 4 at step 1 of its schedule row, F of pipeline 0, stage 1, micro-batch 3: timed out"
+    with pytest.raises(PeerLostError, match=words):
+        execute([receive, forward], {0: ProductStage(2, [1])}, SilentPeer(), 4)
+    row = [Action(kind="F", pipeline=0, stage=0, microbatch=0)]
+    row.append(Action(kind="SEND_F", pipeline=0, stage=0, microbatch=0, peer=1))
+    with pytest.raises(PeerLostError, match="waiting for rank 5 at the end of its schedule row"):
+        execute(row, {0: ProductStage(2, [0])}, SilentPeer(), 4, forward_only=True)
