@@ -28,6 +28,8 @@ Ints = npt.NDArray[np.int64]
 Reason = Literal["Unmeasured", "Faster", "Slower", "Probe"]
 """Unmeasured: costs are unknown. Faster, Slower: drafts are expected to be. Probe: the alternative is measured."""
 
+FIRST_PLAIN: Final = 4
+"""Steps without drafts at first: one alone, which finds everything cold, makes plain steps look slow for thousands."""
 PROBE_SHARE: Final = 0.005
 """Share of the time that may be lost by measuring what is not chosen."""
 PROBE_GAP: Final = 16
@@ -166,7 +168,7 @@ class DraftController:
 
     def plan(self, rows: int, keys: int) -> Plan:
         """Return what to ask for a step over `rows` samples that read `keys` keys in all."""
-        if not self.pass_costs.known:
+        if self.pass_costs.steps < FIRST_PLAIN:
             return Plan((), 0, 0, "Unmeasured", 0.0)
         seconds = self.pass_costs.seconds(rows, self._limit(rows), keys)
         plain = float(seconds[0])
