@@ -21,18 +21,15 @@ difference from one rank of `torch`, relative to the largest number of its tenso
 
 import argparse
 import json
-import logging
 import os
 import signal
 import socket
 import statistics
 import tempfile
-import time
 import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
-from functools import partial
 from importlib import import_module
 from importlib.util import find_spec
 from multiprocessing import Pipe
@@ -42,33 +39,21 @@ from typing import Any
 
 import numpy as np
 import torch
-from benchmarks.fused_training import VOCABULARY, costs_of, run_measure, tables_for, write_model
+from benchmarks.fused_training import costs_of, tables_for, write_model
+from benchmarks.training_ranks import MODELS, WAIT_SECONDS, Layout, Rank, job_of, serve
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 from rlhf_api import control_pb2 as pb
-from rlhf_api.algorithms import full_graph
-from rlhf_api.algorithms.graph import SAMPLED_FIELD
-from rlhf_api.arrays import pack
-from rlhf_api.job import RLHFJob
 from rlhf_api.schedule import ScheduleTable
 from rlhf_planner.device_memory import ModelSize, training
 from rlhf_planner.schedule.candidate_tables import forecast
 from rlhf_planner.schedule.methods import opposite
 from rlhf_planner.schedule.serial import METHOD as SERIAL
 from rlhf_planner.schedule.serial import serial_table
-from rlhf_workers.training.backends import megatron_backend, torch_backend
 from rlhf_workers.training.pipeline_stage import VALUE_HEAD
-from rlhf_workers.training.trainer import Trainer
-from rlhf_workers.training.training_batch import TrainingBatch, batch_from
 
-MODELS = ("actor", "critic")
-FIELDS = (SAMPLED_FIELD, *full_graph("ppo").scored_fields)
-LOADS = {"torch": torch_backend.load_stage, "megatron": megatron_backend.load_stage}
-WAIT_SECONDS = 300.0
 MEBIBYTE = 2**20
-STILL = 1e-11
-"""A learning rate below what float32 weights can follow."""
 
 
 def arguments() -> argparse.Namespace:
@@ -84,27 +69,6 @@ def arguments() -> argparse.Namespace:
     if options.ranks < 2 or options.microbatches % options.ranks:
         parser.error(f"--microbatches {options.microbatches} must be a multiple of --ranks {options.ranks}, at least 2")
     return options
-
-
-@dataclass(frozen=True)
-class Layout:
-    """Who computes what."""
-
-    backend: str
-    pipeline: int = 1
-    data: int = 1
-    shard: int = 1
-
-    @property
-    def name(self) -> str:
-        places = {"pipeline": self.pipeline, "data": self.data, "shard": self.shard}
-        if self.shard > 1:
-            del places["data"]
-        return " ".join([self.backend, *(f"{key} {count}" for key, count in places.items() if count > 1)])
-
-    @property
-    def world(self) -> int:
-        return self.pipeline * self.data
 
 
 def layouts(ranks: int) -> list[Layout]:
@@ -126,147 +90,6 @@ def write_models(folder: Path, options: argparse.Namespace) -> None:
     generator = torch.Generator().manual_seed(options.seed)
     tensors[VALUE_HEAD] = 0.02 * torch.randn(1, options.critic_hidden, generator=generator)
     save_file(tensors, file, {"format": "pt"})
-
-
-def job_of(folder: Path, options: argparse.Namespace, layout: Layout) -> RLHFJob:
-    """Made-up micro-batches, by which stages are timed, are half as long as the longest that the job allows."""
-    batch = options.micro_batch * options.microbatches
-    models: dict[str, Any] = {model: {"path": str(folder / model)} for model in MODELS}
-    spec = {
-        "algorithm": {"ppo": {"miniBatchSize": batch}},
-        "models": {**models, "reward": {"function": {"module": "none"}}},
-        "prompts": {"path": "none"},
-        "rollout": {
-            "batchSize": batch, "maxPromptTokens": 2 * options.prompt, "maxResponseTokens": 2 * options.response,
-        },
-        "training": {
-            "backend": layout.backend,
-            "microBatchSize": options.micro_batch,
-            "parallelism": {"pipeline": layout.pipeline, "data": layout.data, "shard": layout.shard},
-            "optimizer": {"learningRate": STILL, "criticLearningRate": STILL, "weightDecay": 0.0},
-        },
-    }  # fmt: skip
-    body = {"apiVersion": "rlhf.dev/v1alpha1", "kind": "RLHFJob", "metadata": {"name": "benchmark"}, "spec": spec}
-    return RLHFJob.model_validate(body)
-
-
-def batch_of(options: argparse.Namespace) -> TrainingBatch:
-    """The mini-batch: random samples of one length, that of made-up ones."""
-    rng = np.random.default_rng(options.seed)
-    samples = []
-    for index in range(options.micro_batch * options.microbatches):
-        given = {name: rng.normal(-1, 0.1, 1 if name == "reward" else options.response) for name in FIELDS}
-        samples.append(
-            pb.TrainSample(
-                sample=index,
-                group=index,
-                prompt=pack(rng.integers(3, VOCABULARY, options.prompt).astype(np.int32)),
-                response=pack(rng.integers(3, VOCABULARY, options.response).astype(np.int32)),
-                fields={name: pack(value.astype(np.float32)) for name, value in given.items()},
-            )
-        )
-    return batch_from(samples, len(samples), FIELDS)
-
-
-# ---------------------------------------------------------------- ranks
-
-
-class Rank:
-    """One process of a layout: does what its launcher asks for, one thing at a time."""
-
-    def __init__(self, folder: Path, options: argparse.Namespace, layout: Layout, rank: int, address: str) -> None:
-        cores = sorted(os.sched_getaffinity(0))
-        if len(cores) >= layout.world:
-            os.sched_setaffinity(0, {cores[rank]})
-        torch.set_num_threads(1)
-        logging.disable(logging.WARNING)  # made-up log-probabilities never match
-        self._libraries = _status_bytes("VmRSS")
-        self._layout, self._rank, self._batch, self._gathered = layout, rank, batch_of(options), 0.0
-        pipes = opposite(MODELS, layout.pipeline, options.microbatches // layout.data)
-        become = pb.BecomeTraining(
-            rank=rank, world_size=layout.world, rendezvous=address, group_epoch=1,
-            schedule=serial_table(pipes).model_dump_json(),
-        )  # fmt: skip
-        device = torch.device("cpu")
-        connect = partial(torch_backend.join, become, device, WAIT_SECONDS)
-        job = job_of(folder, options, layout)
-        self.trainer: Trainer = torch_backend.build_trainer(
-            job, become, device, connect, self._span, LOADS[layout.backend]
-        )
-        self._remembered = self.trainer.algorithm.state()
-
-    def _span(self, name: str, start_ns: int, end_ns: int, **_: str) -> None:
-        if name == "train/gather":
-            self._gathered += (end_ns - start_ns) / 1e9
-
-    def step(self, table: str) -> dict[str, float]:
-        """Take one training step under a table, as the first one of the job."""
-        self.trainer.use_table(ScheduleTable.model_validate_json(table))
-        self.trainer.algorithm.restore(self._remembered)  # else the KL coefficient moves on
-        self._gathered = 0.0
-        self.trainer.barrier()
-        begun = time.perf_counter()
-        for _ in self.trainer.train(0, self._batch):
-            pass
-        seconds = time.perf_counter() - begun
-        return {"seconds": seconds, "mini_batch": self.trainer.step_seconds[0], "gather": self._gathered}
-
-    def publish(self) -> dict[str, float]:
-        """Copy what this rank publishes, a parameter at a time."""
-        self.trainer.barrier()
-        begun, size = time.perf_counter(), 0
-        for model in MODELS:
-            for _, value in torch_backend.TorchBackend(self.trainer).published(model):
-                size += value.clone().nbytes
-        return {"seconds": time.perf_counter() - begun, "bytes": size}
-
-    def memory(self) -> dict[str, int]:
-        """Count what is held between two steps, and say what the process grew to so far."""
-        held: dict[int, int] = {}
-        for key, optimizer in self.trainer.optimizers.items():
-            kept = getattr(self.trainer.stages[key], "kept", {})
-            of_stage = [*optimizer.parameters.values(), *kept.values(), *optimizer.moments(), optimizer.gradients]
-            held |= {one.untyped_storage().data_ptr(): one.untyped_storage().nbytes() for one in of_stage}
-        return {"held": sum(held.values()), "peak": _status_bytes("VmHWM") - self._libraries}
-
-    def gradients(self, table: str, path: str) -> None:
-        """Write the gradients of the mini-batch under a table, by their names in the folder; of parts those of the
-        parameters."""
-        self.trainer.use_table(ScheduleTable.model_validate_json(table))
-        self.trainer.algorithm.restore(self._remembered)
-        for optimizer in self.trainer.optimizers.values():
-            optimizer.step = lambda *_: None  # type: ignore[method-assign]
-        for _ in self.trainer.train(0, self._batch):
-            pass
-        found: dict[str, torch.Tensor] = {}
-        for key, optimizer in self.trainer.optimizers.items():
-            for name in optimizer.parameters:
-                value = optimizer.gradient(name)
-                named = [(name, value)] if optimizer.part else self.trainer.stages[key].in_folder(name, value)
-                found |= {f"{key[0]}:{own}": part.clone() for own, part in named}
-            del optimizer.step
-            optimizer.gradients.zero_()
-        torch.save(found, path)
-
-    def measure(self) -> bytes:
-        """Time the stages and transfers, as a job does."""
-        return run_measure(self.trainer, pb.Measure(measurement_id=1)).SerializeToString()
-
-
-def _status_bytes(name: str) -> int:
-    lines = Path("/proc/self/status").read_text().splitlines()
-    return next(int(line.split()[1]) for line in lines if line.startswith(f"{name}:")) * 1024
-
-
-def serve(pipe: Connection, parent: int, rank: Rank) -> None:
-    """Answer until whoever started this is gone."""
-    pipe.send(None)
-    while True:
-        while not pipe.poll(1.0):
-            if os.getppid() != parent:
-                return
-        what, given = pipe.recv()
-        pipe.send(getattr(rank, what)(*given))
 
 
 # ---------------------------------------------------------------- groups of ranks
