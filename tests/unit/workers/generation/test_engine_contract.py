@@ -61,10 +61,10 @@ def built(policy: Callable[[str], Path]) -> Iterator[Build]:
     kept: defaultdict[int, list[Engine]] = defaultdict(list)
 
     def build(name: str, slots: int, number: int) -> Engine:
+        job = job_of(policy, name, slots, speculation={"mode": "Disabled"})  # a step draws one token of each sample
         if name != "vllm":
-            return build_engine(job_of(policy, name, slots).spec, load_tokenizer(str(policy("llama")), "model"), CPU)
+            return build_engine(job.spec, load_tokenizer(str(policy("llama")), "model"), CPU)
         if number == len(kept[slots]):
-            job = job_of(policy, name, slots)
             kept[slots].append(build_engine(job.spec, load_tokenizer(str(policy("llama")), "model"), CPU))
         engine = kept[slots][number]
         engine.withdraw()
@@ -318,9 +318,9 @@ def test_a_module_that_is_no_engine_is_named(engine: str, words: str, policy: Ca
     assert raised.value.failure.field == "spec.generation.engine"
 
 
-def job_of(policy: Callable[[str], Path], name: str, slots: int) -> RLHFJob:
+def job_of(policy: Callable[[str], Path], name: str, slots: int, **generation: Any) -> RLHFJob:
     """A deterministic job where the engine keeps bits."""
-    return generation_job(policy("llama"), deterministic=name != "vllm", engine=name, maxBatchSize=slots)
+    return generation_job(policy("llama"), deterministic=name != "vllm", engine=name, maxBatchSize=slots, **generation)
 
 
 def tokens_of(responses: dict[int, ResponsePart]) -> dict[int, list[int]]:
