@@ -26,6 +26,7 @@ import statistics
 import sys
 import tempfile
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -79,7 +80,8 @@ def write_model(folder: Path, hidden: int, layers: int, seed: int) -> Path:
     return folder
 
 
-def job_of(folder: Path, options_: argparse.Namespace, microbatches: int) -> RLHFJob:
+def job_of(folder: Path, options_: argparse.Namespace, microbatches: int, training: Mapping[str, Any]) -> RLHFJob:
+    """PPO of the models in a folder; `training` are the fields of its group beside `microBatchSize`."""
     batch = options_.micro_batch * microbatches
     spec = {
         "algorithm": {"ppo": {"miniBatchSize": batch}},
@@ -95,7 +97,7 @@ def job_of(folder: Path, options_: argparse.Namespace, microbatches: int) -> RLH
             "maxPromptTokens": 2 * options_.prompt,
             "maxResponseTokens": 2 * options_.response,
         },
-        "training": {"microBatchSize": options_.micro_batch, "parallelism": {"pipeline": options_.pipeline}},
+        "training": {"microBatchSize": options_.micro_batch, **training},
     }
     body = {"apiVersion": "rlhf.dev/v1alpha1", "kind": "RLHFJob", "metadata": {"name": "benchmark"}, "spec": spec}
     return RLHFJob.model_validate(body)
@@ -106,9 +108,8 @@ def job_of(folder: Path, options_: argparse.Namespace, microbatches: int) -> RLH
 
 def run_rank(rank: int, address: str, folder: Path, options_: argparse.Namespace) -> None:
     """One rank: joins the group once, then answers for each number of micro-batches."""
-    cores = sorted(os.sched_getaffinity(0))
-    if options_.device == "cpu" and len(cores) >= options_.pipeline:
-        os.sched_setaffinity(0, {cores[rank]})
+    if options_.device == "cpu":
+        take_core(rank, options_.pipeline)
     torch.set_num_threads(1)
     logging.disable(logging.WARNING)
     device = torch.device("cpu" if options_.device == "cpu" else f"cuda:{rank % torch.cuda.device_count()}")
@@ -122,7 +123,7 @@ def run_rank(rank: int, address: str, folder: Path, options_: argparse.Namespace
             group_epoch=1,
             schedule=serial_table(pipes).model_dump_json(),
         )
-        job = job_of(folder, options_, microbatches)
+        job = job_of(folder, options_, microbatches, {"parallelism": {"pipeline": options_.pipeline}})
 
         def connect(layout: Any, known: Any = peers, become: pb.BecomeTraining = become) -> Any:
             return known or join(become, device, WAIT_SECONDS, layout)
@@ -139,6 +140,13 @@ def run_rank(rank: int, address: str, folder: Path, options_: argparse.Namespace
         put(folder / f"cpu-{microbatches}-{rank}", json.dumps(cpu_times(trainer, tables, options_.rounds)).encode())
     get(folder / "over", parent)
     os._exit(0)  # without taking the group down politely: the others may still be in it
+
+
+def take_core(rank: int, ranks: int) -> None:
+    """Give this process a core of its own, where there are enough for all ranks."""
+    cores = sorted(os.sched_getaffinity(0))
+    if len(cores) >= ranks:
+        os.sched_setaffinity(0, {cores[rank]})
 
 
 def run_measure(trainer: Trainer, command: pb.Measure) -> pb.MeasureResult:

@@ -66,8 +66,10 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--search-seconds", type=float, default=1.0)
     parser.add_argument("--json", action="store_true", help="print one JSON object as the last line")
     options = parser.parse_args()
-    if options.ranks < 2 or options.microbatches % options.ranks:
-        parser.error(f"--microbatches {options.microbatches} must be a multiple of --ranks {options.ranks}, at least 2")
+    if options.ranks < 2:
+        parser.error(f"--ranks {options.ranks} must be at least 2: one rank is compared in any case")
+    if options.microbatches < options.ranks or options.microbatches % options.ranks:
+        parser.error(f"--microbatches {options.microbatches} must be a multiple of --ranks {options.ranks}")
     return options
 
 

@@ -13,11 +13,12 @@ from dataclasses import dataclass
 from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 import torch
-from benchmarks.fused_training import VOCABULARY, run_measure
+from benchmarks import fused_training
+from benchmarks.fused_training import VOCABULARY, run_measure, take_core
 
 from rlhf_api import control_pb2 as pb
 from rlhf_api.algorithms import full_graph
@@ -62,25 +63,13 @@ class Layout:
 
 
 def job_of(folder: Path, options: argparse.Namespace, layout: Layout) -> RLHFJob:
-    """Made-up micro-batches, by which stages are timed, are half as long as the longest that the job allows."""
-    batch = options.micro_batch * options.microbatches
-    models: dict[str, Any] = {model: {"path": str(folder / model)} for model in MODELS}
-    spec = {
-        "algorithm": {"ppo": {"miniBatchSize": batch}},
-        "models": {**models, "reward": {"function": {"module": "none"}}},
-        "prompts": {"path": "none"},
-        "rollout": {
-            "batchSize": batch, "maxPromptTokens": 2 * options.prompt, "maxResponseTokens": 2 * options.response,
-        },
-        "training": {
-            "backend": layout.backend,
-            "microBatchSize": options.micro_batch,
-            "parallelism": {"pipeline": layout.pipeline, "data": layout.data, "shard": layout.shard},
-            "optimizer": {"learningRate": STILL, "criticLearningRate": STILL, "weightDecay": 0.0},
-        },
-    }  # fmt: skip
-    body = {"apiVersion": "rlhf.dev/v1alpha1", "kind": "RLHFJob", "metadata": {"name": "benchmark"}, "spec": spec}
-    return RLHFJob.model_validate(body)
+    """The job that a layout trains."""
+    training = {
+        "backend": layout.backend,
+        "parallelism": {"pipeline": layout.pipeline, "data": layout.data, "shard": layout.shard},
+        "optimizer": {"learningRate": STILL, "criticLearningRate": STILL, "weightDecay": 0.0},
+    }
+    return fused_training.job_of(folder, options, options.microbatches, training)
 
 
 def batch_of(options: argparse.Namespace) -> TrainingBatch:
@@ -105,9 +94,7 @@ class Rank:
     """One process of a layout: does what its launcher asks for, one thing at a time."""
 
     def __init__(self, folder: Path, options: argparse.Namespace, layout: Layout, rank: int, address: str) -> None:
-        cores = sorted(os.sched_getaffinity(0))
-        if len(cores) >= layout.world:
-            os.sched_setaffinity(0, {cores[rank]})
+        take_core(rank, layout.world)
         torch.set_num_threads(1)
         logging.disable(logging.WARNING)  # made-up log-probabilities never match
         self._libraries = _status_bytes("VmRSS")
