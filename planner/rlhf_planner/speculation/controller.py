@@ -26,7 +26,8 @@ from rlhf_planner.speculation.step_records import StepRecords
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 Reason = Literal["Unmeasured", "Faster", "Slower", "Probe"]
-"""Unmeasured: costs are unknown. Faster, Slower: drafts are expected to be. Probe: the alternative is measured."""
+"""Unmeasured: too few steps were seen to know costs. Faster, Slower: drafts are expected to be. Probe: the alternative
+is measured."""
 
 FIRST_PLAIN: Final = 4
 """Steps without drafts at first: one alone, which finds everything cold, makes plain steps look slow for thousands."""
