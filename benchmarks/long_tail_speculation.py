@@ -5,7 +5,8 @@ way to draft, one after the other, in which fusion takes its turns: none, Auto, 
 are the same in every setting, also between jobs, as no draft changes a token; the bytes of all tokens are compared. In
 scenario paced-E 85% of tokens follow by rule, so that they can be drafted, workers are of a stated speed
 (`paced_worker`), and scoring takes the one worker that is released as long as the tail; E is the same as fast as its
-cores are.
+cores are. slow-E is paced-E with twice the time for everything: more of other work hides below it. No prompt comes
+twice, as a setting would draft by heart what another said in the same round.
 The tail is the time in which no more than a sixth of the samples is unfinished, without anything. Reported: median
 seconds of generation and inference, how many times as fast as without anything (quartiles over rounds), which share of
 the tail is won, and how far off three predictions are: `predicted`, made before the iteration, which knows no lengths
@@ -185,6 +186,8 @@ def main() -> int:
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object as the last line")
     arguments = parser.parse_args()
+    if arguments.rounds < 2:
+        parser.error(f"--rounds is {arguments.rounds}, must be at least 2: quartiles are over rounds")
     if not {"none", "Auto"} < set(arguments.drafts):
         parser.error("--drafts needs none, Auto and at least one fixed length, which are compared")
     entries, same = measure(arguments.scenario, arguments.rounds, arguments.drafts)

@@ -1,6 +1,6 @@
 """How far off the planner's prediction of a long tail is where no machine disturbs it: none, drafts, fusion and both.
 
-    python -m benchmarks.predicted_tail [--iterations 40] [--json]
+    python -m benchmarks.predicted_tail [--iterations 40] [--times 1] [--json]
 
 Two made-up workers of the pace of `long_tail_job`'s paced-E decode 96 samples, token by token, of which one in fifteen
 goes on twenty times as long. Drafts of four tokens are right by chance, the more likely the longer a sample's text is.
@@ -8,6 +8,7 @@ What steps took and gave is told as real workers tell it, in stretches of half a
 by what those before it taught: by the lengths that come out, and by lengths that are drawn as a plan does it. The
 second is what cannot be known beforehand; the first is the simulation's own error. Moves cost nothing here. Printed are
 the median error and its 10th and 90th percentile, over all iterations but the first three. The same on every machine.
+`--times` is how many times as long everything takes: of slow steps few are made in a stretch.
 """
 
 import argparse
@@ -57,14 +58,14 @@ def step_seconds(rows: float, keys: float) -> float:
     return 6e-3 + 5e-5 * rows + 1e-7 * keys
 
 
-def costs() -> StageCosts:
+def costs(times: float) -> StageCosts:
     """Return the costs of plain steps, which are known."""
-    times = [
-        StepTime(batch, context, step_seconds(batch, batch * context))
+    steps = [
+        StepTime(batch, context, times * step_seconds(batch, batch * context))
         for batch in (1, 2, 4, 8, 16, 32, ROWS)
         for context in (64, LIMIT)
     ]
-    return StageCosts(DecodeLines.fitted(times), ROWS, kv_bytes_per_token=1e3, bandwidth=4e8, padded=False)
+    return StageCosts(DecodeLines.fitted(steps), ROWS, kv_bytes_per_token=1e3, bandwidth=4e8, padded=False)
 
 
 def draw_lengths(random: np.random.Generator) -> Ints:
@@ -80,6 +81,8 @@ class _MadeUpWorker:
 
     rows: list[list[int]]
     """(sample, tokens)."""
+    times: float
+    """How many times as long it takes."""
     clock: float = 0.0
     stretch: list[float] = field(default_factory=lambda: [0.0] * 5)
     """Steps, samples, keys, tokens, seconds."""
@@ -88,7 +91,8 @@ class _MadeUpWorker:
         """Decode a step; `random` None: without drafts."""
         keys = sum(PROMPT + tokens for _, tokens in self.rows)
         drafted = 0 if random is None else DRAFT * sum(tokens >= FIRST_DRAFT for _, tokens in self.rows)
-        seconds = step_seconds(len(self.rows) + drafted, keys * (len(self.rows) + drafted) / len(self.rows))
+        read = keys * (len(self.rows) + drafted) / len(self.rows)
+        seconds = self.times * step_seconds(len(self.rows) + drafted, read)
         before = sum(tokens for _, tokens in self.rows)
         for row in self.rows:
             accepted = 0 if random is None or row[1] < FIRST_DRAFT else _accepted(row[1], random)
@@ -112,10 +116,10 @@ def _accepted(tokens: int, random: np.random.Generator) -> int:
 
 
 def decode(
-    lengths: Sequence[int], threshold: int, random: np.random.Generator | None
+    lengths: Sequence[int], threshold: int, times: float, random: np.random.Generator | None
 ) -> tuple[float, list[DraftedSteps]]:
     """Return the seconds of an iteration and its stretches; at the threshold all go to the worker that holds more."""
-    workers = [_MadeUpWorker([[sample, 0] for sample in range(index, len(lengths), 2)]) for index in range(2)]
+    workers = [_MadeUpWorker([[sample, 0] for sample in range(index, len(lengths), 2)], times) for index in range(2)]
     stretches: list[DraftedSteps] = []
     while any(worker.rows for worker in workers):
         worker = min((each for each in workers if each.rows), key=lambda each: each.clock)
@@ -129,19 +133,22 @@ def decode(
     return max(worker.clock for worker in workers), stretches
 
 
-def errors(case: str, iterations: int, seed: int = 1) -> Errors:
+def errors(case: str, iterations: int, times: float = 1.0, seed: int = 1) -> Errors:
     """Return how far off the predictions of a case are."""
     drafts, threshold = CASES[case]
     random, answer = np.random.default_rng(seed), Errors([], [])
-    setup, known = IterationSetup(2, 0, [PROMPT] * SAMPLES), costs()
+    setup, known = IterationSetup(2, 0, [PROMPT] * SAMPLES), costs(times)
     model, pool = LengthModel.prior(LIMIT), 1 if threshold else 2
 
     def predicted(lengths: Ints) -> float:
         return simulate(lengths, setup, known, threshold, pool, model=model).generation_seconds
 
+    def plain_seconds(rows: float, context: float) -> float:
+        return times * step_seconds(rows, rows * context)
+
     for iteration in range(iterations):
         lengths = draw_lengths(random)
-        seconds, stretches = decode(lengths.tolist(), threshold, random if drafts else None)
+        seconds, stretches = decode(lengths.tolist(), threshold, times, random if drafts else None)
         if iteration >= WARM_UP:
             draws = np.random.default_rng((seed, iteration))
             drawn = [predicted(model.draw(draws, setup.prompts)) for _ in range(DRAWS)]
@@ -149,13 +156,9 @@ def errors(case: str, iterations: int, seed: int = 1) -> Errors:
             answer.lengths_drawn.append(float(np.mean(drawn)) / seconds - 1)
         model = model.with_batch((PROMPT, int(length)) for length in lengths)
         if drafts:
-            forecast = observed_forecast(known.speculation, stretches, _plain_seconds, zero_allowed=False)
+            forecast = observed_forecast(known.speculation, stretches, plain_seconds, zero_allowed=False)
             known = replace(known, speculation=forecast)
     return answer
-
-
-def _plain_seconds(rows: float, context: float) -> float:
-    return step_seconds(rows, rows * context)
 
 
 def summary(found: Sequence[float]) -> dict[str, float]:
@@ -168,17 +171,20 @@ def main() -> None:
     """Command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--iterations", type=int, default=40)
+    parser.add_argument("--times", type=float, default=1.0, help="as long for everything, above 0")
     parser.add_argument("--json", action="store_true", help="print one object as the last line")
     arguments = parser.parse_args()
     if arguments.iterations <= WARM_UP:
         parser.error(f"--iterations is {arguments.iterations}, must be more than {WARM_UP}, which are not counted")
+    if not 0 < arguments.times < float("inf"):
+        parser.error(f"--times is {arguments.times}, must be finite and above 0")
     rows = {}
     for case in CASES:
-        found = errors(case, arguments.iterations)
+        found = errors(case, arguments.iterations, arguments.times)
         rows[case] = {name: summary(values) for name, values in found._asdict().items()}
         print(f"{case:>8}: {rows[case]}")
     if arguments.json:
-        print(json.dumps({"iterations": arguments.iterations, "cases": rows}))
+        print(json.dumps({"iterations": arguments.iterations, "times": arguments.times, "cases": rows}))
 
 
 if __name__ == "__main__":

@@ -25,7 +25,7 @@ from rlhf_planner.inter_stage.costs import JOB_KEY, StageCosts
 from rlhf_planner.inter_stage.forecast import IterationSetup
 from rlhf_planner.inter_stage.learned_costs import ObservedWork, refined
 from rlhf_planner.inter_stage.lengths import WINDOW
-from rlhf_planner.inter_stage.observed_steps import MIN_STEPS
+from rlhf_planner.inter_stage.observed_steps import tells
 from rlhf_planner.inter_stage.simulate import simulate
 from rlhf_planner.inter_stage.throughput import EVEN_PACE
 from rlhf_planner.speculation.forecast import NO_SPECULATION, SpeculationForecast
@@ -179,8 +179,10 @@ def _take_decoded(run: JobRun, interval: WorkInterval, observation: pb.Observati
         fusion.decoded.append((interval, decode_work(observation)))
     stretch = drafted_steps(observation)
     fusion.stretches.append((interval, stretch))
-    if fusion.measured and stretch.steps >= MIN_STEPS and stretch.tokens > 0 and stretch.seconds > 0:
-        rows, tokens = max(1, round(stretch.rows)), stretch.tokens if stretch.verified else 1.0
+    if not fusion.measured or min(stretch.steps, stretch.tokens, stretch.seconds) <= 0:
+        return
+    rows, tokens = max(1, round(stretch.rows)), stretch.tokens if stretch.verified else 1.0
+    if tells(stretch.steps, fusion.costs.decode_seconds(rows, stretch.context)):
         expected = fusion.costs.token_seconds if stretch.verified else fusion.costs.decode_seconds
         ratio = stretch.seconds / stretch.steps / tokens / expected(rows, stretch.context)
         fusion.paces[interval.worker] = fusion.paces.get(interval.worker, EVEN_PACE).observed(stretch.rows, ratio)

@@ -21,7 +21,9 @@ PROFILE_WEIGHT: Final = 0.25
 MAX_WEIGHT: Final = 10.0
 """Weight of a kind of step, in intervals: noise that lasts is not averaged away by more of them."""
 MIN_STEPS: Final = 8
-"""Steps of an interval: one of fewer mostly took what begins and ends it."""
+"""Steps of an interval: one of fewer mostly took what begins and ends it, unless its steps are slow."""
+MIN_SECONDS: Final = 0.1
+"""What the steps of an interval with fewer must be expected to take: beside that, its beginning and end are little."""
 CONTENDED_SHARE: Final = 0.5
 """Share of an interval in which another worker scored, from which on all of it counts as contended."""
 MIN_RATIO, MAX_RATIO = 0.1, 10.0
@@ -41,6 +43,14 @@ class DecodedSteps(NamedTuple):
     """Share of the interval, 0..1, in which another generation worker scored."""
 
 
+def tells(steps: float, expected: float) -> bool:
+    """Return whether an interval of so many steps says what a step takes; `expected` seconds of a plain one are known.
+
+    By what is expected and not by what it took: a few fast steps that were held up say what held them up.
+    """
+    return steps >= MIN_STEPS or steps * expected >= MIN_SECONDS
+
+
 class ObservedStep(NamedTuple):
     """One kind of decode step in one iteration, converted to `batch` samples, a batch size of the profile."""
 
@@ -58,10 +68,12 @@ class ObservedStep(NamedTuple):
 
 
 def group_steps(decoded: Iterable[DecodedSteps], profile: DecodeLines) -> tuple[ObservedStep, ...]:
-    """Return an iteration's steps by kind; intervals of few steps are left out."""
+    """Return an iteration's steps by kind; intervals of few fast steps are left out."""
     groups: dict[tuple[int, int, bool], list[tuple[float, float]]] = {}
     for interval in decoded:
-        if interval.steps < MIN_STEPS or interval.seconds <= 0 or interval.rows <= 0:
+        if interval.steps <= 0 or interval.seconds <= 0 or interval.rows <= 0:
+            continue
+        if not tells(interval.steps, profile.seconds(interval.rows, interval.context)):
             continue
         batch = min(profile.batches, key=lambda known: abs(math.log(known / interval.rows)))
         context = max(1.0, interval.context)

@@ -4,7 +4,8 @@ Rule: stretches of steps are grouped by samples a step, a group for each power o
 samples: in a tail most steps of a group are at one end of it. They are compared with what plain steps over as many
 samples with as many keys take by the costs that were learned from plain steps. A stretch counts as a whole: steps in
 which nothing could be drafted, and drafting that came to nothing, are part of what speculation gives. What was known of
-a batch counts as much as what is new. Where nothing was verified there is nothing to gain. Must never read a clock.
+a batch counts as much as what is new. Where nothing was verified there is nothing to gain. A stretch of few steps says
+nothing, unless they are slow ones (`observed_steps.tells`). Must never read a clock.
 """
 
 from __future__ import annotations
@@ -13,10 +14,9 @@ import math
 from collections.abc import Callable, Iterable
 from typing import Final, NamedTuple
 
+from rlhf_planner.inter_stage.observed_steps import tells
 from rlhf_planner.speculation.forecast import NO_SPECULATION, SpeculationForecast, SpeculationPoint
 
-MIN_STEPS: Final = 8
-"""Steps of a stretch: one of fewer mostly took what begins and ends it."""
 MAX_TOKENS: Final = 64.0
 """Tokens a step that are believed: manifests allow 16 to be drafted."""
 MIN_COST, MAX_COST = 0.1, 100.0
@@ -77,10 +77,10 @@ def observed_forecast(
     keys. Batch sizes that were not seen stay as they were."""
     sums: dict[int, _Sums] = {}
     for stretch in stretches:
-        if stretch.steps < MIN_STEPS or stretch.rows <= 0 or stretch.seconds <= 0 or stretch.tokens <= 0:
+        if stretch.steps <= 0 or stretch.rows <= 0 or stretch.seconds <= 0 or stretch.tokens <= 0:
             continue
         plain = plain_seconds(stretch.rows, stretch.context)
-        if plain > 0:
+        if plain > 0 and tells(stretch.steps, plain):
             sums.setdefault(_octave(stretch.rows), _Sums()).add(stretch, plain)
     points = {_octave(point.batch): point for point in before.points}
     if not points and not any(one.verified for one in sums.values()):

@@ -249,6 +249,14 @@ def test_a_profile_of_a_bad_moment_gives_way_to_the_steps_that_were_made(beside:
     assert costs.contention_ratio == pytest.approx(beside, rel=0.1)
 
 
+def test_a_few_slow_steps_correct_a_profile_and_a_few_fast_ones_that_were_held_up_do_not() -> None:
+    """Of steps of 0.2 s two or three fit into an interval; three of 4 ms in half a second show something else."""
+    for step, took, learned in ((0.2, 0.3, 0.3), (0.004, 0.16, 0.004)):
+        costs = StageCosts.measured(decode=[StepTime(1, 1, step), StepTime(4, 1, step)], max_batch_size=4)
+        costs = refined(costs, [ObservedWork("decode", 3, rows, 1, 3 * took) for rows in (1, 4)])
+        assert costs.decode_seconds(4, 1) == pytest.approx(learned)
+
+
 def test_steps_that_were_seen_beside_scoring_alone_count_where_company_costs_nothing() -> None:
     """A job that always fuses decodes its tail beside scoring alone, and the profile was wrong there."""
     profile = [StepTime(b, c, (0.02 if b < 8 else 0.01) * max(1, b / 8)) for b in (1, 4, 8, 32) for c in (64, 512)]

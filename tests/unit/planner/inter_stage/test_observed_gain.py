@@ -38,6 +38,14 @@ def test_what_steps_gave_counts_at_the_samples_that_they_had() -> None:
     assert [point.batch for point in again.points] == pytest.approx([1, (11 / 3 + 3) / 2])
 
 
+def test_a_few_steps_count_where_steps_are_slow_and_not_where_they_were_held_up() -> None:
+    slow = DraftedSteps(3, 4, 100, 3, 3 * 1.2 * 10 * plain(4, 100), 3)
+    forecast = observed_forecast(NO_SPECULATION, [slow], lambda rows, keys: 10 * plain(rows, keys), zero_allowed=True)
+    assert (forecast.points[0].tokens, forecast.points[0].cost) == pytest.approx((3, 1.2))
+    held_up = DraftedSteps(3, 4, 100, 3, 5.0, 3)
+    assert observed_forecast(NO_SPECULATION, [held_up], plain, zero_allowed=True) == NO_SPECULATION
+
+
 def test_where_nothing_was_ever_verified_there_is_no_forecast() -> None:
     assert observed_forecast(NO_SPECULATION, [stretch(4, 1, 0.9, verified=0)], plain, zero_allowed=True) == (
         NO_SPECULATION
