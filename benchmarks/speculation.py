@@ -48,7 +48,7 @@ from rlhf_api.job import RLHFJob
 from rlhf_api.job.groups import DRAFTERS
 from rlhf_api.samples import SampleKey, SampleRequest, TokenArray
 from rlhf_workers.device import device_name
-from rlhf_workers.generation.speculation.drafter import Drafter
+from rlhf_workers.generation.speculation.drafter import Drafter, PromptGroup
 from rlhf_workers.generation.speculation.drafter_registry import build_drafters
 from rlhf_workers.generation.speculation.speculator import Speculator
 from rlhf_workers.generation.torch_engine.buckets import pass_widths
@@ -150,6 +150,7 @@ def compare(bench: Bench, acceptance: float | None, batch: int, arguments: argpa
     for length in arguments.fixed:
         ways[f"Fixed {length}"] = speculator(bench, drafters(), length, fixed=True)
     ways[AUTO] = speculator(bench, drafters(), max(arguments.fixed), fixed=False)
+    groups = {PromptGroup.of(sample.key, GROUP) for sample in samples}
     taken: list[dict[str, DecodingTime]] = []
     for number in range(arguments.warm + arguments.rounds):
         times = {}
@@ -160,6 +161,9 @@ def compare(bench: Bench, acceptance: float | None, batch: int, arguments: argpa
             engine.draft_by(way)
             times[name] = decode(engine, samples, responses)[1]
             engine.draft_by(None)
+            if way is not None:
+                for group in groups:
+                    way.forget(group)  # or the next round is drafted by heart
         if number >= arguments.warm:
             taken.append(times)
     return figures(ways, taken, sum(map(len, responses.values())))
