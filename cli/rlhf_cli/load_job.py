@@ -16,6 +16,7 @@ from typing import Final
 from rlhf_api import manifest
 from rlhf_api.algorithms import ModelRole
 from rlhf_api.job import RLHFJob
+from rlhf_api.job.environment import Environment
 from rlhf_api.job.policy import Checkpoints
 from rlhf_api.job.rewards import GivenReward
 from rlhf_api.job.rollout import Prompts
@@ -184,8 +185,7 @@ def _check_files(job: RLHFJob) -> None:
         raise RunError(f"{tensor_split_check.FIELD} = {spec.generation.parallelism.tensor}: {problem}")
     for given in spec.models.all_rewards:
         _check_reward(given)
-    if spec.rollout.environment is not None and spec.rollout.environment.file is not None:
-        _check_file("spec.rollout.environment.file", spec.rollout.environment.file, ExitCode.USAGE)
+    _check_environment(spec.rollout.environment)
     for name, path in spec.algorithm.fields.files.items():
         _check_file(f"spec.algorithm.{spec.algorithm.name}.{name}", path, ExitCode.USAGE)
     _check_prompts("spec.prompts", spec.prompts)
@@ -209,9 +209,22 @@ def _check_reward(given: GivenReward) -> None:
     function, field = given.reward.function, f"{given.field}.function"
     if function is not None and function.file is not None:
         _check_file(f"{field}.file", function.file, ExitCode.USAGE)
-    if function is not None and function.config_map is not None:
+    if function is not None:
+        _check_no_config_map(field, function.config_map)
+
+
+def _check_environment(environment: Environment | None) -> None:
+    field = "spec.rollout.environment"
+    if environment is not None and environment.file is not None:
+        _check_file(f"{field}.file", environment.file, ExitCode.USAGE)
+    if environment is not None:
+        _check_no_config_map(field, environment.config_map)
+
+
+def _check_no_config_map(field: str, config_map: str | None) -> None:
+    if config_map is not None:
         raise RunError(
-            f"{field}.configMap = {function.config_map!r}: there are no ConfigMaps on one machine; "
+            f"{field}.configMap = {config_map!r}: there are no ConfigMaps on one machine; "
             f"give {field}.file or {field}.module"
         )
 

@@ -1,6 +1,6 @@
-"""Reads the ConfigMaps of reward functions when pods are made that mount them, and at no other time.
+"""Reads the ConfigMaps of reward functions and environments when pods are made that mount them, and at no other time.
 
-Rule: a pod whose function is not there is not made, and the reason is given in words; every other pod is made. Keeps
+Rule: a pod whose code is not there is not made, and the reason is given in words; every other pod is made. Keeps
 nothing: the next reconcile asks again.
 """
 
@@ -31,5 +31,6 @@ async def given(client: KubernetesClient, pods: Sequence[Json]) -> tuple[list[Js
         if problems := [problem for problem in wrong if problem]:
             lacking[pod["metadata"]["name"]] = "; ".join(problems)
         else:
-            ready.append(reward_mounts.stamped(pod, *(result for result in results.values() if result is not None)))
+            found = {volume: result for volume, result in results.items() if result is not None}
+            ready.append(reward_mounts.stamped(pod, found))
     return ready, lacking

@@ -5,20 +5,26 @@ from typing import Annotated, ClassVar
 from pydantic import Field
 
 from rlhf_api.api_model import MODULE_PATTERN, NAME_PATTERN, ApiModel, Location
+from rlhf_api.kubernetes_names import SUBDOMAIN_FORM, SUBDOMAIN_MAX
+
+ConfigMapName = Annotated[str, Field(pattern=SUBDOMAIN_FORM, max_length=SUBDOMAIN_MAX)]
+"""Name of a user's ConfigMap, which holds Python code."""
 
 
 class Environment(ApiModel):
     """A Python class with `reset(record)` and `step(response)`, whose answers are appended to the response: the policy
     goes on after them, and is not trained on them. Processes of generation workers run it."""
 
-    exactly_one: ClassVar = ("file", "module")
+    exactly_one: ClassVar = ("file", "module", "config_map")
 
     file: Location | None = None
-    """Path of a Python file, relative to the manifest. In a cluster a volume of generation workers holds it."""
+    """Path of a Python file, relative to the manifest. In a cluster a volume or image holds it."""
     module: (
         Annotated[str, Field(pattern=MODULE_PATTERN, max_length=253, examples=["environments.calculator"])] | None
     ) = None
     """Name of an importable module, in place of file."""
+    config_map: Annotated[ConfigMapName, Field(examples=["my-game"])] | None = None
+    """Name of a ConfigMap whose key environment.py holds the class, in place of file. In a cluster only."""
     name: Annotated[str, Field(pattern=NAME_PATTERN, max_length=253)] = "Environment"
     """Name of the class."""
     max_turns: Annotated[int, Field(ge=1, le=1000)] = 8

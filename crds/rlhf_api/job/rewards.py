@@ -13,11 +13,10 @@ from pydantic import Field
 
 from rlhf_api.algorithms.roles import ModelRole
 from rlhf_api.api_model import LARGEST, MODULE_PATTERN, NAME_PATTERN, ApiModel, Location
-from rlhf_api.job.environment import EnvironmentReward
+from rlhf_api.job.environment import ConfigMapName, EnvironmentReward
 from rlhf_api.job.judge import Judge
 from rlhf_api.job.model_source import ModelSource
 from rlhf_api.job.reward_headers import RewardHeader, RewardVariable, SecretKey
-from rlhf_api.kubernetes_names import SUBDOMAIN_FORM, SUBDOMAIN_MAX
 
 SECRET_PREFIX: Final = "RLHF_SECRET_"  # noqa: S105 a name, not a secret
 """Beginning of the environment variables that carry Secrets of a reward."""
@@ -46,13 +45,7 @@ class RewardFunction(ApiModel):
         | None
     ) = None
     """Name of an importable module, in place of file."""
-    config_map: (
-        Annotated[
-            str,
-            Field(pattern=SUBDOMAIN_FORM, max_length=SUBDOMAIN_MAX, examples=["my-reward"]),
-        ]
-        | None
-    ) = None
+    config_map: Annotated[ConfigMapName, Field(examples=["my-reward"])] | None = None
     """Name of a ConfigMap whose key reward.py holds the function, in place of file. In a cluster only."""
     name: Annotated[str, Field(pattern=NAME_PATTERN, max_length=253, examples=["score"])] = "score"
     """Name of the function."""

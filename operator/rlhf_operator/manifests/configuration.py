@@ -17,8 +17,8 @@ def document(job: RLHFJob) -> dict[str, Any]:
     """Return the resolved job as JSON, nulls included: a null that turns something off must not come back as its
     default.
 
-    A reward function in a ConfigMap is named by the file it is mounted as: workers know nothing of Kubernetes. Status
-    is left out: it changes, the configuration of a running job does not.
+    Users' code in a ConfigMap is named by the file it is mounted as: workers know nothing of Kubernetes. Status is left
+    out: it changes, the configuration of a running job does not.
     """
     written: dict[str, Any] = job.model_dump(mode="json", by_alias=True, exclude={"status"})
     kept = ("name", "namespace", "uid", "labels", "annotations")
@@ -28,6 +28,8 @@ def document(job: RLHFJob) -> dict[str, Any]:
         file = f"{reward_mounts.mount_path(given)}/{REWARD_KEY}"
         reward = several[given.name] if given.name else models[given.role.manifest_name]
         reward["function"].update(configMap=None, file=file)
+    if file := reward_mounts.environment_file(job.spec.rollout.environment):
+        written["spec"]["rollout"]["environment"].update(configMap=None, file=file)
     written["metadata"] = {key: job.metadata[key] for key in kept if key in job.metadata}
     return written
 

@@ -133,8 +133,7 @@ def worker_pod(
     # Generation workers become inference workers when the long tail migrates, without a restart.
     if group is not Group.TRAINING:
         container["env"] += reward_mounts.secret_environment(job.spec.models)
-        for given, config_map in reward_mounts.config_maps(job.spec.models):
-            volume, path = reward_mounts.volume_name(given), reward_mounts.mount_path(given)
+        for volume, path, config_map in reward_mounts.mounts_of(job.spec, group):
             container["volumeMounts"].append({"name": volume, "mountPath": path, "readOnly": True})
             volumes.append({"name": volume, "configMap": {"name": config_map}})
     container |= _probes(job)

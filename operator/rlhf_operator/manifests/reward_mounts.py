@@ -1,8 +1,9 @@
-"""What pods that run rewards are given: functions in the user's ConfigMaps, if they are there, and keys of Secrets.
+"""What pods that run users' code are given: reward functions and the environment of the rollout in the user's
+ConfigMaps, if they are there, and keys of Secrets.
 
 Rule: pure. The value of a Secret is never read here: the kubelet puts it into the container's environment. A pod that
-mounts a function says by an annotation which content it was made with; the kubelet keeps the mounted file up to date,
-and a process reads it when it starts, so a change is seen by the next start and by no running worker.
+mounts code says by an annotation which content it was made with; the kubelet keeps the mounted file up to date, and a
+process reads it when it starts, so a change is seen by the next start of a process and by none that runs.
 """
 
 import hashlib
@@ -11,18 +12,23 @@ from typing import Any, Final
 
 from rlhf_api.algorithms import ModelRole
 from rlhf_api.algorithms.graph import SCORE_REWARD
+from rlhf_api.job import RLHFJobSpec
+from rlhf_api.job.environment import Environment
 from rlhf_api.job.models import Models
 from rlhf_api.job.rewards import GivenReward
-from rlhf_api.names import GROUP
-from rlhf_operator.manifests.mount_paths import REWARD_KEY, REWARDS_PATH
+from rlhf_api.names import GROUP, Group
+from rlhf_operator.manifests.mount_paths import ENVIRONMENT_KEY, REWARD_KEY, REWARDS_PATH
 
 Json = dict[str, Any]
 
 VOLUME: Final = "reward"
 """Name of the volume, and with a dash and its name that of a named reward; with two dashes and its role, which begins
 no name, that of what judges otherwise."""
+ENVIRONMENT_VOLUME: Final = f"{VOLUME}--environment"
+"""Of the environment of the rollout, which no role is called: templates never had a volume of this name."""
+ENVIRONMENT_PATH: Final = f"{REWARDS_PATH}/{ENVIRONMENT_VOLUME}"
 CONTENT: Final = f"{GROUP}/reward-content"
-"""Annotation of a pod: digest of the functions that it was made with."""
+"""Annotation of a pod: digest of the reward functions and the environment that it was made with."""
 
 
 def volume_name(given: GivenReward) -> str:
@@ -43,8 +49,23 @@ def config_maps(models: Models) -> list[tuple[GivenReward, str]]:
     return [(given, function.config_map) for given, function in functions if function and function.config_map]
 
 
+def mounts_of(spec: RLHFJobSpec, group: Group) -> list[tuple[str, str, str]]:
+    """Return (volume, folder, ConfigMap) of the code in ConfigMaps that workers of a group run, not of training."""
+    mounts = [(volume_name(given), mount_path(given), name) for given, name in config_maps(spec.models)]
+    environment = spec.rollout.environment
+    # Generation workers alone take turns with it.
+    if group is Group.GENERATION and environment is not None and environment.config_map:
+        mounts.append((ENVIRONMENT_VOLUME, ENVIRONMENT_PATH, environment.config_map))
+    return mounts
+
+
+def environment_file(environment: Environment | None) -> str:
+    """Return the file as which the ConfigMap of an environment is mounted; empty for one that is elsewhere."""
+    return f"{ENVIRONMENT_PATH}/{ENVIRONMENT_KEY}" if environment and environment.config_map else ""
+
+
 def is_volume(name: object) -> bool:
-    """Return whether a volume of this name is that of a reward."""
+    """Return whether a volume of this name is that of a reward or of the environment."""
     return isinstance(name, str) and (name == VOLUME or name.startswith(f"{VOLUME}-"))
 
 
@@ -57,39 +78,51 @@ def secret_environment(models: Models) -> list[Json]:
 
 
 def mounted(pod: Mapping[str, Any]) -> dict[str, str]:
-    """Return volume -> name of the ConfigMap whose reward function the pod mounts by it."""
+    """Return volume -> name of the ConfigMap whose code the pod mounts by it."""
     volumes = pod["spec"]["volumes"]
-    return {volume["name"]: str(volume["configMap"]["name"]) for volume in volumes if _holds_function(volume)}
+    return {volume["name"]: str(volume["configMap"]["name"]) for volume in volumes if _holds_code(volume)}
 
 
 def problem(volume: str, name: str, namespace: str, stored: Mapping[str, Any] | None) -> str:
     """Return why the ConfigMap of a volume, as it is stored (None: there is none), cannot be mounted, and what to do;
     empty when it can."""
-    _, _, role = volume.partition("--")
-    path = (ModelRole(role) if role else SCORE_REWARD.model).manifest_path
-    named = "" if role else volume.removeprefix(VOLUME).removeprefix("-")
-    field = f"{path}s[{named}].function.configMap" if named else f"{path}.function.configMap"
-    remedy = f"kubectl create configmap {name} --namespace={namespace} --from-file={REWARD_KEY}=<your file>"
+    field, key = _field(volume), _key(volume)
+    remedy = f"kubectl create configmap {name} --namespace={namespace} --from-file={key}=<your file>"
     if stored is None:
         return f"{field}: {name!r}: no ConfigMap of this name in namespace {namespace}; create it: {remedy}"
-    if _function(stored) is None:
+    if _code(volume, stored) is None:
         keys = ", ".join(sorted([*(stored.get("data") or {}), *(stored.get("binaryData") or {})])) or "none"
-        return f"{field}: {name!r}: the ConfigMap has no key {REWARD_KEY} (its keys: {keys}); make it anew: {remedy}"
+        return f"{field}: {name!r}: the ConfigMap has no key {key} (its keys: {keys}); make it anew: {remedy}"
     return ""
 
 
-def stamped(pod: Json, *stored: Mapping[str, Any]) -> Json:
-    """Return `pod` with the digest of the functions in the stored ConfigMaps, which have one each."""
-    functions = "\0".join(str(_function(each)) for each in stored)
-    digest = hashlib.sha256(functions.encode()).hexdigest()[:16]
+def stamped(pod: Json, stored: Mapping[str, Mapping[str, Any]]) -> Json:
+    """Return `pod` with the digest of the code in the stored ConfigMaps of its volumes, which have one each."""
+    code = "\0".join(str(_code(volume, each)) for volume, each in stored.items())
+    digest = hashlib.sha256(code.encode()).hexdigest()[:16]
     metadata = pod["metadata"]
     return {**pod, "metadata": {**metadata, "annotations": {**metadata.get("annotations", {}), CONTENT: digest}}}
 
 
-def _holds_function(volume: Mapping[str, Any]) -> bool:
+def _holds_code(volume: Mapping[str, Any]) -> bool:
     return is_volume(volume.get("name")) and "configMap" in volume
 
 
-def _function(stored: Mapping[str, Any]) -> str | None:
-    text = (stored.get("data") or {}).get(REWARD_KEY) or (stored.get("binaryData") or {}).get(REWARD_KEY)
+def _field(volume: str) -> str:
+    """Return the field of the manifest that names the ConfigMap of a volume."""
+    if volume == ENVIRONMENT_VOLUME:
+        return "spec.rollout.environment.configMap"
+    _, _, role = volume.partition("--")
+    path = (ModelRole(role) if role else SCORE_REWARD.model).manifest_path
+    named = "" if role else volume.removeprefix(VOLUME).removeprefix("-")
+    return f"{path}s[{named}].function.configMap" if named else f"{path}.function.configMap"
+
+
+def _key(volume: str) -> str:
+    return ENVIRONMENT_KEY if volume == ENVIRONMENT_VOLUME else REWARD_KEY
+
+
+def _code(volume: str, stored: Mapping[str, Any]) -> str | None:
+    key = _key(volume)
+    text = (stored.get("data") or {}).get(key) or (stored.get("binaryData") or {}).get(key)
     return str(text) if text else None

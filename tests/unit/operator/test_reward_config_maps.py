@@ -1,4 +1,5 @@
-"""The ConfigMap of a reward function: pods that mount it wait for it and say which content they were made with."""
+"""The ConfigMap of a reward function or an environment: pods that mount it wait for it, and say which
+content they were made with."""
 
 from typing import Any
 
@@ -10,13 +11,15 @@ from rlhf_operator.reward_functions import given
 Json = dict[str, Any]
 
 
-def pod(name: str, config_map: str | None = None, cost: str | None = None) -> Json:
-    """A pod, and whether it mounts a function of rewards, and one of costs."""
+def pod(name: str, config_map: str | None = None, cost: str | None = None, environment: str | None = None) -> Json:
+    """A pod, and whether it mounts a function of rewards, one of costs, and an environment."""
     volumes: list[Json] = [{"name": "tmp", "emptyDir": {}}]
     if config_map:
         volumes.append({"name": "reward", "configMap": {"name": config_map}})
     if cost:
         volumes.append({"name": "reward--cost", "configMap": {"name": cost}})
+    if environment:
+        volumes.append({"name": "reward--environment", "configMap": {"name": environment}})
     return {
         "metadata": {"name": name, "namespace": "team", "annotations": {"own": "kept"}},
         "spec": {"volumes": volumes},
@@ -41,7 +44,9 @@ async def made(cluster: StoredObjects, *pods: Json) -> tuple[list[Json], dict[st
 
 async def test_a_pod_says_which_function_it_was_made_with_and_only_a_change_changes_that() -> None:
     def digest_of(text: str, **more: str) -> Any:
-        return reward_mounts.stamped(pod("a", "r"), {"data": {"reward.py": text, **more}})["metadata"]["annotations"]
+        return reward_mounts.stamped(pod("a", "r"), {"reward": {"data": {"reward.py": text, **more}}})["metadata"][
+            "annotations"
+        ]
 
     first = digest_of("def score(): ...")
     assert first["own"] == "kept"
@@ -87,3 +92,30 @@ async def test_a_pod_that_lacks_the_function_of_costs_alone_is_not_made_and_is_s
         ready, _ = await made(StoredObjects(**reward, c={"data": {"reward.py": text}}), pod("inference", "r", "c"))
         digests.add(ready[0]["metadata"]["annotations"][reward_mounts.CONTENT])
     assert len(digests) == 2
+
+
+@pytest.mark.parametrize(
+    ("stored", "says"),
+    [
+        ({}, "no ConfigMap of this name in namespace team; create it: kubectl create configmap e --namespace=team"),
+        ({"e": {"data": {"reward.py": "x"}}}, "no key environment.py (its keys: reward.py)"),
+    ],
+    ids=["missing", "other key"],
+)
+async def test_a_pod_without_its_environment_is_not_made(stored: dict[str, Json], says: str) -> None:
+    ready, lacking = await made(StoredObjects(**stored), pod("training"), pod("generation", environment="e"))
+    assert [item["metadata"]["name"] for item in ready] == ["training"]
+    assert lacking["generation"].startswith("spec.rollout.environment.configMap: 'e': ")
+    assert says in lacking["generation"]
+    assert lacking["generation"].endswith("--from-file=environment.py=<your file>")
+
+
+async def test_one_config_map_may_hold_both_and_a_change_of_either_is_told() -> None:
+    digests = set()
+    for reward, environment in (("a", "b"), ("a", "c"), ("d", "b")):
+        both = StoredObjects(both={"data": {"reward.py": reward, "environment.py": environment}})
+        ready, lacking = await made(both, pod("generation", "both", environment="both"))
+        assert not lacking
+        assert both.asked == [("ConfigMap", "team", "both")]
+        digests.add(ready[0]["metadata"]["annotations"][reward_mounts.CONTENT])
+    assert len(digests) == 3

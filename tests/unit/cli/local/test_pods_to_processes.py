@@ -179,6 +179,14 @@ def test_resolving_fills_in_checkpoints_and_is_idempotent(base: Path) -> None:
             "spec.models.reward.function.configMap = 'r': there are no ConfigMaps",
             ExitCode.USAGE,
         ),
+        (
+            {
+                "models": {"actor": {"path": "policy"}, "reward": {"environment": {}}},
+                "rollout": {"environment": {"configMap": "e"}},
+            },
+            "spec.rollout.environment.configMap = 'e': there are no ConfigMaps",
+            ExitCode.USAGE,
+        ),
     ],
 )
 def test_what_does_not_exist_is_refused_before_anything_starts(

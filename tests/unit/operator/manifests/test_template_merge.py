@@ -31,6 +31,7 @@ def test_an_empty_template_changes_nothing() -> None:
         (spec(securityContext={"sysctls": []}), "spec.securityContext.sysctls"),
         (spec(volumes=[{"name": "models", "hostPath": {"path": "/models"}}]), "spec.volumes[0].hostPath"),
         (spec(volumes=[{"name": "certificates", "emptyDir": {}}]), "spec.volumes[0].name"),
+        (spec(volumes=[{"name": "reward--environment", "emptyDir": {}}]), "spec.volumes[0].name"),
         (
             spec(volumes=[{"name": "t", "projected": {"sources": [{"serviceAccountToken": {"path": "t"}}]}}]),
             "spec.volumes[0].projected",
@@ -214,6 +215,32 @@ def test_a_reward_function_in_a_configmap_is_mounted_where_it_may_be_scored() ->
     function = given.reward.function
     assert function is not None
     assert (function.file, function.config_map) == ("/etc/rlhf/reward/reward.py", None)
+
+
+def test_an_environment_in_a_configmap_is_mounted_read_only_in_generation_pods_which_hold_no_token() -> None:
+    document = yaml.safe_load(MANIFEST)
+    document["spec"]["rollout"] = {"environment": {"configMap": "my-game", "name": "Game"}}
+    objects = render(RLHFJob.model_validate(document), {})
+    volume = {"name": "reward--environment", "configMap": {"name": "my-game"}}
+    mounting = [pod for pod in objects.pods if volume in pod["spec"]["volumes"]]
+    assert {pod["metadata"]["labels"][LABEL_GROUP] for pod in mounting} == {"generation"}
+    for pod in mounting:
+        (container,) = (each for each in pod["spec"]["containers"] if each["name"] == "worker")
+        mount = {"name": "reward--environment", "mountPath": "/etc/rlhf/reward--environment", "readOnly": True}
+        assert mount in container["volumeMounts"]
+        assert pod["spec"]["automountServiceAccountToken"] is False
+        assert pod["spec"]["securityContext"]["runAsNonRoot"] is True
+        security = container["securityContext"]
+        assert (security["allowPrivilegeEscalation"], security["readOnlyRootFilesystem"]) == (False, True)
+        assert security["capabilities"] == {"drop": ["ALL"]}
+    (configuration,) = [o for o in objects.supporting if o["kind"] == "ConfigMap"]
+    environment = RLHFJob.model_validate_json(configuration["data"]["job.json"]).spec.rollout.environment
+    assert environment is not None
+    assert (environment.file, environment.config_map, environment.name) == (
+        "/etc/rlhf/reward--environment/environment.py",
+        None,
+        "Game",
+    )
 
 
 def test_the_coordinators_template_adds_to_what_it_has_of_the_training_template() -> None:
