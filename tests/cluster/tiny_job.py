@@ -22,6 +22,14 @@ def tiny_job(cluster: Cluster, name: str, folder: Path, **more: Any) -> dict[str
             spec["models"][model]["path"] = str(folder / "policy")
     spec["models"]["reward"]["function"]["file"] = str(folder / "reward.py")
     spec["prompts"]["path"] = str(folder / "prompts.jsonl")
+    in_pods(cluster, job, folder)
+    return job
+
+
+def in_pods(cluster: Cluster, job: dict[str, Any], folder: Path) -> None:
+    """Gives a job, whose policy is in `folder`, that folder, checkpoints in it, and this machine's Python; makes its
+    namespace. The caller applies it."""
+    spec, namespace = job["spec"], job["metadata"]["namespace"]
     spec["checkpoints"] = {"path": str(folder / "checkpoints"), "every": 4}
     (folder / "checkpoints").mkdir()
     for item in (folder, folder / "checkpoints"):
@@ -29,8 +37,8 @@ def tiny_job(cluster: Cluster, name: str, folder: Path, **more: Any) -> dict[str
     for item in (folder / "policy").iterdir():
         item.chmod(0o644)  # safetensors writes 0600, and pods are another user
     code, data = environment.folders(), {"data": folder}
-    cluster.add_namespace(name, {"pod-security.kubernetes.io/enforce": "restricted"})
-    cluster.apply([*environment.volumes(code, name), *environment.volumes(data, name, writable=True)])
+    cluster.add_namespace(namespace, {"pod-security.kubernetes.io/enforce": "restricted"})
+    cluster.apply([*environment.volumes(code, namespace), *environment.volumes(data, namespace, writable=True)])
     volumes, mounts = environment.pod_spec(code)
     more_volumes, more_mounts = environment.pod_spec(data, writable=True)
     container = {
@@ -40,7 +48,6 @@ def tiny_job(cluster: Cluster, name: str, folder: Path, **more: Any) -> dict[str
     }
     for group in ("generation", "inference", "training"):
         spec[group]["template"] = {"spec": {"containers": [container], "volumes": volumes + more_volumes}}
-    return job
 
 
 def condition(job: dict[str, Any], kind: str) -> dict[str, Any]:

@@ -1,0 +1,94 @@
+"""A job of several turns in pods of a real node: its environment is a ConfigMap, and it learns what it learns here.
+
+The rule: the manifest is the calculator's of the examples, deterministic and with fewer iterations.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from tests.support.chaos import run_job
+
+from rlhf_coordinator.reports.trackers.metrics_jsonl import read_metrics
+
+from . import environment, images
+from .cluster import Cluster
+from .operator_process import OperatorProcess
+from .processes import wait_until
+from .tiny_job import condition, in_pods
+
+pytestmark = pytest.mark.slow
+
+ROOT = Path(__file__).parents[2]
+EXAMPLE = ROOT / "examples" / "calculator"
+NAME, NAMESPACE = "calculator", "tools"
+PLACE = f"--namespace={NAMESPACE}"
+ITERATIONS = 6
+PATIENCE = 600.0  # seconds for any one fact; a minute on two idle cores
+
+
+@pytest.fixture
+def operator(node_cluster: Cluster) -> Iterator[OperatorProcess]:
+    """The operator beside a real node that has an image with this machine's environment."""
+    node_cluster.nodes["n1"].import_image(images.mounted(Path(environment.PYTHON).parent))
+    node_cluster.define(ROOT / "crds" / "rlhfjobs.yaml")
+    image = images.MOUNTED
+    with OperatorProcess(node_cluster, f"--coordinator-image={image}", f"--worker-image={image}") as process:
+        yield process
+
+
+def calculator(folder: Path) -> dict[str, Any]:
+    """The example's job, with its assets in `folder`."""
+    prepare = [sys.executable, str(EXAMPLE / "prepare.py"), "--folder", str(folder)]
+    subprocess.run(prepare, check=True, capture_output=True, timeout=PATIENCE)
+    job: dict[str, Any] = yaml.safe_load((EXAMPLE / "job.yaml").read_text())
+    job["metadata"] = {"name": NAME, "namespace": NAMESPACE}
+    job["spec"] |= {"iterations": ITERATIONS, "deterministic": True}
+    job["spec"]["models"]["actor"]["path"] = str(folder / "policy")
+    job["spec"]["prompts"]["path"] = str(folder / "prompts.jsonl")
+    return job
+
+
+def rewards(metrics: Path) -> list[float]:
+    """Mean reward of each iteration; one that was trained again counts as it was the last time."""
+    return list({line["iteration"]: float(line["reward"]) for line in read_metrics(metrics)}.values())
+
+
+def test_an_environment_in_a_config_map_trains_in_pods_as_from_a_file_on_one_machine(
+    node_cluster: Cluster, operator: OperatorProcess, tmp_path: Path
+) -> None:
+    job = calculator(tmp_path)
+    manifest = tmp_path / "job.yaml"
+    job["spec"]["rollout"]["environment"]["file"] = str(EXAMPLE / "environment.py")
+    manifest.write_text(yaml.safe_dump({**job, "metadata": {"name": NAME}}))
+    run = run_job(manifest, tmp_path / "here")
+    assert run.code == 0, run.output[-3000:]
+
+    given = job["spec"]["rollout"]["environment"]
+    given |= {"configMap": "my-calculator"}
+    del given["file"]
+    in_pods(node_cluster, job, tmp_path)
+    node_cluster.apply([job])
+    seen: dict[str, Any] = {}
+
+    def holds(kind: str, status: str, says: str) -> bool:
+        seen.update(node_cluster.get("rlhfjob", NAME, PLACE))
+        assert condition(seen, "Failed").get("status") != "True", condition(seen, "Failed")["message"]
+        found = condition(seen, kind)
+        return found.get("status") == status and says in found["message"]
+
+    command = f"kubectl create configmap my-calculator {PLACE} --from-file=environment.py=<your file>"
+    wait_until("what to do to be said", lambda: holds("Running", "False", command), PATIENCE, every=0.5)
+    code = {"environment.py": (EXAMPLE / "environment.py").read_text()}
+    named = {"name": "my-calculator", "namespace": NAMESPACE}
+    node_cluster.apply([{"apiVersion": "v1", "kind": "ConfigMap", "metadata": named, "data": code}])
+    wait_until("the job to be complete", lambda: holds("Complete", "True", ""), PATIENCE, every=0.5)
+    written = tmp_path / "checkpoints" / "run" / "metrics.jsonl"
+    assert rewards(written) == rewards(tmp_path / "here" / "metrics.jsonl")
+    assert read_metrics(written)[-1]["rewards/reward/metrics/turns"] > 1, "some ask, and go on after the answer"
