@@ -207,18 +207,20 @@ def _check_reward(given: GivenReward) -> None:
     if own is not None and given.name:  # of a single one its role was asked
         _check_model(f"{given.field}.{given.reward.own_model_field}.path", own.path)
     function, field = given.reward.function, f"{given.field}.function"
-    if function is not None and function.file is not None:
+    if function is None:
+        return
+    if function.file is not None:
         _check_file(f"{field}.file", function.file, ExitCode.USAGE)
-    if function is not None:
-        _check_no_config_map(field, function.config_map)
+    _check_no_config_map(field, function.config_map)
 
 
 def _check_environment(environment: Environment | None) -> None:
     field = "spec.rollout.environment"
-    if environment is not None and environment.file is not None:
+    if environment is None:
+        return
+    if environment.file is not None:
         _check_file(f"{field}.file", environment.file, ExitCode.USAGE)
-    if environment is not None:
-        _check_no_config_map(field, environment.config_map)
+    _check_no_config_map(field, environment.config_map)
 
 
 def _check_no_config_map(field: str, config_map: str | None) -> None:

@@ -20,17 +20,15 @@ from rlhf_coordinator.reports.trackers.metrics_jsonl import read_metrics
 from . import environment, images
 from .cluster import Cluster
 from .operator_process import OperatorProcess
-from .processes import wait_until
-from .tiny_job import condition, in_pods
+from .quickstart_job import NAMESPACE, PATIENCE, PLACE, rewards, wait_for
+from .tiny_job import in_pods
 
 pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).parents[2]
 EXAMPLE = ROOT / "examples" / "calculator"
-NAME, NAMESPACE = "calculator", "tools"
-PLACE = f"--namespace={NAMESPACE}"
+NAME = "calculator"
 ITERATIONS = 6
-PATIENCE = 600.0  # seconds for any one fact; a minute on two idle cores
 
 
 @pytest.fixture
@@ -55,11 +53,6 @@ def calculator(folder: Path) -> dict[str, Any]:
     return job
 
 
-def rewards(metrics: Path) -> list[float]:
-    """Mean reward of each iteration; one that was trained again counts as it was the last time."""
-    return list({line["iteration"]: float(line["reward"]) for line in read_metrics(metrics)}.values())
-
-
 def test_an_environment_in_a_config_map_trains_in_pods_as_from_a_file_on_one_machine(
     node_cluster: Cluster, operator: OperatorProcess, tmp_path: Path
 ) -> None:
@@ -75,20 +68,12 @@ def test_an_environment_in_a_config_map_trains_in_pods_as_from_a_file_on_one_mac
     del given["file"]
     in_pods(node_cluster, job, tmp_path)
     node_cluster.apply([job])
-    seen: dict[str, Any] = {}
-
-    def holds(kind: str, status: str, says: str) -> bool:
-        seen.update(node_cluster.get("rlhfjob", NAME, PLACE))
-        assert condition(seen, "Failed").get("status") != "True", condition(seen, "Failed")["message"]
-        found = condition(seen, kind)
-        return found.get("status") == status and says in found["message"]
-
     command = f"kubectl create configmap my-calculator {PLACE} --from-file=environment.py=<your file>"
-    wait_until("what to do to be said", lambda: holds("Running", "False", command), PATIENCE, every=0.5)
+    wait_for(node_cluster, "Running", "False", command, name=NAME)
     code = {"environment.py": (EXAMPLE / "environment.py").read_text()}
     named = {"name": "my-calculator", "namespace": NAMESPACE}
     node_cluster.apply([{"apiVersion": "v1", "kind": "ConfigMap", "metadata": named, "data": code}])
-    wait_until("the job to be complete", lambda: holds("Complete", "True", ""), PATIENCE, every=0.5)
+    wait_for(node_cluster, "Complete", name=NAME)
     written = tmp_path / "checkpoints" / "run" / "metrics.jsonl"
     assert rewards(written) == rewards(tmp_path / "here" / "metrics.jsonl")
     assert read_metrics(written)[-1]["rewards/reward/metrics/turns"] > 1, "some ask, and go on after the answer"
