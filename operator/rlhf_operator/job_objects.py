@@ -21,8 +21,8 @@ from rlhf_operator.api_client.transport import CONCURRENCY
 from rlhf_operator.gang.apis import RESOURCES, kind_of
 from rlhf_operator.index import Index
 from rlhf_operator.reconcile import PodDeletion, PoolLabel
-from rlhf_operator.reward_functions import given
 from rlhf_operator.untrusted import owner_of
+from rlhf_operator.user_code_config_maps import given
 
 log = logging.getLogger(__name__)
 

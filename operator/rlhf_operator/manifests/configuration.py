@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from rlhf_api.job import RLHFJob
-from rlhf_operator.manifests import identity, reward_mounts
+from rlhf_operator.manifests import identity, user_code_mounts
 from rlhf_operator.manifests.mount_paths import JOB_KEY, REWARD_KEY
 
 
@@ -24,11 +24,11 @@ def document(job: RLHFJob) -> dict[str, Any]:
     kept = ("name", "namespace", "uid", "labels", "annotations")
     models = written["spec"]["models"]
     several = {each["name"]: each for each in models["rewards"] or ()}
-    for given, _ in reward_mounts.config_maps(job.spec.models):
-        file = f"{reward_mounts.mount_path(given)}/{REWARD_KEY}"
+    for given, _ in user_code_mounts.config_maps(job.spec.models):
+        file = f"{user_code_mounts.mount_path(given)}/{REWARD_KEY}"
         reward = several[given.name] if given.name else models[given.role.manifest_name]
         reward["function"].update(configMap=None, file=file)
-    if file := reward_mounts.environment_file(job.spec.rollout.environment):
+    if file := user_code_mounts.environment_file(job.spec.rollout.environment):
         written["spec"]["rollout"]["environment"].update(configMap=None, file=file)
     written["metadata"] = {key: job.metadata[key] for key in kept if key in job.metadata}
     return written

@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from rlhf_api.names import GROUP
 from rlhf_api.problems import Problem
-from rlhf_operator.manifests import engine_pods, reward_mounts
+from rlhf_operator.manifests import engine_pods, user_code_mounts
 from rlhf_operator.manifests.pods import CONTAINER, GPU_RESOURCE
 from rlhf_operator.manifests.quantity import amount
 
@@ -126,7 +126,7 @@ def _security(context: Json, path: str) -> Iterator[Problem]:
 
 def _volume(volume: Json, path: str) -> Iterator[Problem]:
     name = volume.get("name")
-    if name in _OWN_VOLUMES or reward_mounts.is_volume(name):
+    if name in _OWN_VOLUMES or user_code_mounts.is_volume(name):
         yield Problem(f"{path}.name", name, "is the name of a volume of the operator; choose another")
     for source in sorted(volume.keys() - {"name"} - _VOLUME_SOURCES):
         yield Problem(f"{path}.{source}", volume[source], "use a persistentVolumeClaim for files of a node")

@@ -13,7 +13,7 @@ from rlhf_api.endpoint import LIVENESS_PATH
 from rlhf_api.job import RLHFJob
 from rlhf_api.job.groups import GroupFields
 from rlhf_api.names import Env, Group
-from rlhf_operator.manifests import engine_pods, identity, reward_mounts
+from rlhf_operator.manifests import engine_pods, identity, user_code_mounts
 from rlhf_operator.manifests.identity import SPARE, Number
 from rlhf_operator.manifests.mount_paths import CERTIFICATES_PATH, JOB_KEY, JOB_PATH, RUN_PATH
 
@@ -132,8 +132,8 @@ def worker_pod(
     volumes: list[dict[str, Any]] = []
     # Generation workers become inference workers when the long tail migrates, without a restart.
     if group is not Group.TRAINING:
-        container["env"] += reward_mounts.secret_environment(job.spec.models)
-        for volume, path, config_map in reward_mounts.mounts_of(job.spec, group):
+        container["env"] += user_code_mounts.secret_environment(job.spec.models)
+        for volume, path, config_map in user_code_mounts.mounts_of(job.spec, group):
             container["volumeMounts"].append({"name": volume, "mountPath": path, "readOnly": True})
             volumes.append({"name": volume, "configMap": {"name": config_map}})
     container |= _probes(job)

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from rlhf_operator.manifests import reward_mounts
-from rlhf_operator.reward_functions import given
+from rlhf_operator.manifests import user_code_mounts
+from rlhf_operator.user_code_config_maps import given
 
 Json = dict[str, Any]
 
@@ -44,21 +44,21 @@ async def made(cluster: StoredObjects, *pods: Json) -> tuple[list[Json], dict[st
 
 async def test_a_pod_says_which_function_it_was_made_with_and_only_a_change_changes_that() -> None:
     def digest_of(text: str, **more: str) -> Any:
-        return reward_mounts.stamped(pod("a", "r"), {"reward": {"data": {"reward.py": text, **more}}})["metadata"][
+        return user_code_mounts.stamped(pod("a", "r"), {"reward": {"data": {"reward.py": text, **more}}})["metadata"][
             "annotations"
         ]
 
     first = digest_of("def score(): ...")
     assert first["own"] == "kept"
     assert first == digest_of("def score(): ...", other="x")
-    assert first[reward_mounts.CONTENT] != digest_of("def score(): pass")[reward_mounts.CONTENT]
+    assert first[user_code_mounts.CONTENT] != digest_of("def score(): pass")[user_code_mounts.CONTENT]
 
 
 async def test_the_config_map_is_read_once_a_turn_and_never_without_need() -> None:
     cluster = StoredObjects(r={"data": {"reward.py": "def score(): ..."}})
     ready, lacking = await made(cluster, pod("a", "r"), pod("b"), pod("c", "r"))
     assert [item["metadata"]["name"] for item in ready] == ["a", "b", "c"]
-    assert [reward_mounts.CONTENT in item["metadata"]["annotations"] for item in ready] == [True, False, True]
+    assert [user_code_mounts.CONTENT in item["metadata"]["annotations"] for item in ready] == [True, False, True]
     assert not lacking
     assert cluster.asked == [("ConfigMap", "team", "r")]
     await made(cluster, pod("b"))
@@ -90,7 +90,7 @@ async def test_a_pod_that_lacks_the_function_of_costs_alone_is_not_made_and_is_s
     digests = set()
     for text in ("def harm(): ...", "def harm(): pass"):
         ready, _ = await made(StoredObjects(**reward, c={"data": {"reward.py": text}}), pod("inference", "r", "c"))
-        digests.add(ready[0]["metadata"]["annotations"][reward_mounts.CONTENT])
+        digests.add(ready[0]["metadata"]["annotations"][user_code_mounts.CONTENT])
     assert len(digests) == 2
 
 
@@ -117,5 +117,5 @@ async def test_one_config_map_may_hold_both_and_a_change_of_either_is_told() -> 
         ready, lacking = await made(both, pod("generation", "both", environment="both"))
         assert not lacking
         assert both.asked == [("ConfigMap", "team", "both")]
-        digests.add(ready[0]["metadata"]["annotations"][reward_mounts.CONTENT])
+        digests.add(ready[0]["metadata"]["annotations"][user_code_mounts.CONTENT])
     assert len(digests) == 3

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from rlhf_operator.api_client.client import KubernetesClient
-from rlhf_operator.manifests import reward_mounts
+from rlhf_operator.manifests import user_code_mounts
 
 Json = dict[str, Any]
 
@@ -19,7 +19,7 @@ async def given(client: KubernetesClient, pods: Sequence[Json]) -> tuple[list[Js
     lacking: dict[str, str] = {}
     read: dict[tuple[str, str], Json | None] = {}
     for pod in pods:
-        mounts, namespace = reward_mounts.mounted(pod), pod["metadata"]["namespace"]
+        mounts, namespace = user_code_mounts.mounted(pod), pod["metadata"]["namespace"]
         if not mounts:
             ready.append(pod)
             continue
@@ -27,10 +27,10 @@ async def given(client: KubernetesClient, pods: Sequence[Json]) -> tuple[list[Js
             if (namespace, name) not in read:
                 read[namespace, name] = await client.get("ConfigMap", namespace, name)
         results = {volume: read[namespace, name] for volume, name in mounts.items()}
-        wrong = (reward_mounts.problem(volume, name, namespace, results[volume]) for volume, name in mounts.items())
+        wrong = (user_code_mounts.problem(volume, name, namespace, results[volume]) for volume, name in mounts.items())
         if problems := [problem for problem in wrong if problem]:
             lacking[pod["metadata"]["name"]] = "; ".join(problems)
         else:
             found = {volume: result for volume, result in results.items() if result is not None}
-            ready.append(reward_mounts.stamped(pod, found))
+            ready.append(user_code_mounts.stamped(pod, found))
     return ready, lacking

@@ -17,7 +17,7 @@ from rlhf_api.job.environment import Environment
 from rlhf_api.job.models import Models
 from rlhf_api.job.rewards import GivenReward
 from rlhf_api.names import GROUP, Group
-from rlhf_operator.manifests.mount_paths import ENVIRONMENT_KEY, REWARD_KEY, REWARDS_PATH
+from rlhf_operator.manifests.mount_paths import ENVIRONMENT_KEY, REWARD_KEY, USER_CODE_PATH
 
 Json = dict[str, Any]
 
@@ -26,7 +26,7 @@ VOLUME: Final = "reward"
 no name, that of what judges otherwise."""
 ENVIRONMENT_VOLUME: Final = f"{VOLUME}--environment"
 """Of the environment of the rollout, which no role is called: templates never had a volume of this name."""
-ENVIRONMENT_PATH: Final = f"{REWARDS_PATH}/{ENVIRONMENT_VOLUME}"
+ENVIRONMENT_PATH: Final = f"{USER_CODE_PATH}/{ENVIRONMENT_VOLUME}"
 CONTENT: Final = f"{GROUP}/reward-content"
 """Annotation of a pod: digest of the reward functions and the environment that it was made with."""
 
@@ -40,7 +40,7 @@ def volume_name(given: GivenReward) -> str:
 
 def mount_path(given: GivenReward) -> str:
     """Return the folder at which a reward's ConfigMap is mounted."""
-    return f"{REWARDS_PATH}/{volume_name(given)}"
+    return f"{USER_CODE_PATH}/{volume_name(given)}"
 
 
 def config_maps(models: Models) -> list[tuple[GivenReward, str]]:
