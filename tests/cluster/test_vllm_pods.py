@@ -51,6 +51,8 @@ for name in ("tcp", "tcp6"):
             print(int(address.rpartition(":")[2], 16))
 """
 """Prints the ports at which the pod listens beyond its loopback."""
+NOT_STARTED = "container not found"
+"""What kubectl says of a container that its node has yet to start."""
 NOT_INSTALLED = "raise ModuleNotFoundError(\"No module named 'vllm'\", name='vllm')"
 
 
@@ -91,7 +93,19 @@ def variant(objects: dict[str, Any], name: str, **spec: Any) -> dict[str, Any]:
 
 
 def inside(cluster: Cluster, pod: str, program: str) -> str:
-    return cluster.kubectl("exec", pod, PLACE, "--", "python", "-c", program)
+    """What a program prints in a pod, once its container runs: a job runs while another of its workers yet starts."""
+    printed: list[str] = []
+
+    def ran() -> bool:
+        try:
+            printed.append(cluster.kubectl("exec", pod, PLACE, "--", "python", "-c", program))
+        except ClusterError as error:
+            if NOT_STARTED not in str(error):
+                raise
+        return bool(printed)
+
+    wait_until(f"the container of {pod}", ran, PATIENCE, every=1)
+    return printed[0]
 
 
 def climbed(objects: dict[str, Any], name: str) -> None:
