@@ -27,6 +27,7 @@ from rlhf_cli.load_job import load_resolved
 from rlhf_cli.local.devices import this_machine
 from rlhf_cli.local.job_supervisor import JobSupervisor, LocalRunResult, Notice
 from rlhf_cli.local.local_job import LocalJob, prepare_job
+from rlhf_cli.local.ports import HeldPorts
 from rlhf_cli.local.run_folder import RunFolder, choose_run_dir
 from rlhf_cli.run_progress import MetricsTail, iteration_line, summary_line, watch_status
 from rlhf_coordinator.reports.trackers.summary_json import FILE as SUMMARY
@@ -63,8 +64,9 @@ def run_job(options: RunOptions) -> int:
         lambda job: choose_run_dir(job, options.run_dir, now, resume=options.resume),
     )
     folder = RunFolder(loaded.run_paths, resume=options.resume)
-    local = prepare_job(loaded, folder, this_machine(), options.port, resume=options.resume)
-    return asyncio.run(_LocalRun(options, folder, local).run())
+    with HeldPorts() as held:
+        local = prepare_job(loaded, folder, this_machine(), options.port, held, resume=options.resume)
+        return asyncio.run(_LocalRun(options, folder, local).run())
 
 
 class _LocalRun:

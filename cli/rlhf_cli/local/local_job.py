@@ -5,6 +5,7 @@ Rule: whatever a user may have got wrong has been refused, here or before, when 
 
 import json
 import os
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -19,7 +20,7 @@ from rlhf_cli.load_job import LoadedJob
 from rlhf_cli.local.devices import LocalMachine, allot_devices
 from rlhf_cli.local.errors import RunError
 from rlhf_cli.local.pods_to_processes import LocalProcess, device_demands, job_file_content, local_processes
-from rlhf_cli.local.ports import LOOPBACK, JobPorts, claim, free_ports
+from rlhf_cli.local.ports import LOOPBACK, HeldPorts, JobPorts, claim, free_ports, is_free
 from rlhf_cli.local.run_folder import RunFolder
 from rlhf_operator.certificates import new_authority
 from rlhf_operator.manifests import render
@@ -42,15 +43,18 @@ class LocalJob:
     """Content of the file from which the coordinator reads the job."""
 
 
-def plan_processes(loaded: LoadedJob, machine: LocalMachine, port: int | None = None) -> LocalJob:
+def plan_processes(
+    loaded: LoadedJob, machine: LocalMachine, port: int | None = None, take: Callable[[int], bool] = is_free
+) -> LocalJob:
     """Return the processes of a job loaded for this machine without starting or writing anything.
 
-    `port` is the port that the user asked for the coordinator, None for a free one. Raises RunError, TemplateError.
+    `port` is the port that the user asked for the coordinator, None for a free one; `take` says of all others whether
+    they are free, and may hold them. Raises RunError, TemplateError.
     """
     job = loaded.resolved
     objects = render(job, {})
     allotment = allot_devices(device_demands(objects), machine)
-    free = free_ports(Random())  # noqa: S311 only to keep two runs apart
+    free = free_ports(Random(), take)  # noqa: S311 only to keep two runs apart
     ports = JobPorts(free, None if port is None else claim(port))
     processes = local_processes(objects, loaded.run_paths, allotment.shares, ports, os.environ)
     address = f"{LOOPBACK}:{ports.coordinator}"
@@ -58,16 +62,16 @@ def plan_processes(loaded: LoadedJob, machine: LocalMachine, port: int | None = 
 
 
 def prepare_job(
-    loaded: LoadedJob, folder: RunFolder, machine: LocalMachine, port: int | None, *, resume: bool
+    loaded: LoadedJob, folder: RunFolder, machine: LocalMachine, port: int | None, held: HeldPorts, *, resume: bool
 ) -> LocalJob:
-    """Place a job, write its job file and certificates into the run folder, and return it.
+    """Place a job, write its job file and certificates into the run folder, and return it; `held` gets its ports.
 
     Raises RunError, TemplateError, and ManifestError for a resumed job whose fixed fields have changed.
     """
     paths = folder.paths
     if resume:
         check_unchanged(paths.job_file, loaded.resolved)
-    local = plan_processes(loaded, machine, port)
+    local = plan_processes(loaded, machine, port, held.take)
     if resume:
         for process in local.processes:
             if process.group is Group.COORDINATOR:

@@ -2,15 +2,17 @@
 
 Rule: no port is handed out twice for a job, and every port is free when it is handed out. Ports are taken from below
 the kernel's ephemeral range, because one inside it may be given to anybody's outgoing connection while our process
-restarts, and a client that redials it may even connect to itself. A process keeps its ports over all its restarts.
+restarts, and a client that redials it may even connect to itself. A process keeps its ports over all its restarts, and
+`HeldPorts` keeps them for the job meanwhile: nobody else listens there while its process starts, or is started anew.
+When the runner dies, the kernel gives back what is held, and each process keeps what it listens at itself.
 """
 
 import socket
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
-from typing import Final
+from typing import Final, Self
 
 from rlhf_api.names import ExitCode
 from rlhf_cli.local.errors import RunError
@@ -57,6 +59,36 @@ class JobPorts:
         return port
 
 
+class HeldPorts:
+    """Ports at which only who shares addresses may listen, as our servers do. A context manager; its end frees them.
+
+    A socket that is bound and does not listen keeps a port from all who bind exclusively, as another run does to ask.
+    """
+
+    def __init__(self) -> None:
+        self._sockets: list[socket.socket] = []
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        while self._sockets:
+            self._sockets.pop().close()
+
+    def take(self, port: int) -> bool:
+        """Hold this port of the loopback interface; False when somebody has it, or had it a moment ago."""
+        holder = socket.socket()
+        try:
+            holder.bind((LOOPBACK, port))
+            # Only now: so nobody else held it, and servers may listen beside this socket.
+            holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        except OSError:
+            holder.close()
+            return False
+        self._sockets.append(holder)
+        return True
+
+
 def is_free(port: int) -> bool:
     """Return whether a server could listen on this port of the loopback interface now."""
     with socket.socket() as probe:
@@ -69,15 +101,15 @@ def is_free(port: int) -> bool:
         return True
 
 
-def free_ports(random: Random) -> Iterator[int]:
-    """Yield distinct free ports, in random order so that two runs on one machine seldom take the same.
+def free_ports(random: Random, take: Callable[[int], bool] = is_free) -> Iterator[int]:
+    """Yield distinct free ports in random order; `take` says whether one is free, and may hold it.
 
     Raises RunError with exit code 24 when there is none left.
     """
     first_ephemeral = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
     candidates = list(range(_LOWEST, max(first_ephemeral, _LOWEST + 10_000)))
     random.shuffle(candidates)
-    yield from filter(is_free, candidates)
+    yield from filter(take, candidates)
     raise RunError(f"no free port between {min(candidates)} and {max(candidates)}", ExitCode.ADDRESS_IN_USE)
 
 

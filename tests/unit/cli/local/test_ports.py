@@ -17,7 +17,7 @@ from rlhf_cli.local import ports
 from rlhf_cli.local.devices import LocalMachine
 from rlhf_cli.local.errors import RunError
 from rlhf_cli.local.local_job import plan_processes
-from rlhf_cli.local.ports import LOOPBACK, JobPorts, claim, free_ports
+from rlhf_cli.local.ports import LOOPBACK, HeldPorts, JobPorts, claim, free_ports
 from rlhf_cli.local.run_folder import RunPaths
 
 MANIFEST = """
@@ -77,11 +77,23 @@ def test_only_ranks_get_a_port_for_the_rendezvous() -> None:
     assert given.of_worker(is_rank=True).rendezvous == 20_006
 
 
-def test_a_port_in_use_is_not_handed_out_and_cannot_be_claimed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_port_in_use_is_not_handed_out_and_cannot_be_claimed() -> None:
     with socket.create_server((LOOPBACK, 0)) as server:
         taken = server.getsockname()[1]
         with pytest.raises(RunError, match=f"--port {taken}: the address .* is in use") as refused:
             claim(taken)
         assert refused.value.exit_code == ExitCode.ADDRESS_IN_USE
-    monkeypatch.setattr(ports, "is_free", lambda port: port % 2 == 0)
-    assert all(port % 2 == 0 for port in islice(free_ports(Random(1)), 50))
+    assert all(port % 2 == 0 for port in islice(free_ports(Random(1), lambda port: port % 2 == 0), 50))
+
+
+def test_held_ports_are_those_of_one_run_until_it_ends_and_its_servers_listen_there_again_and_again() -> None:
+    with HeldPorts() as held, HeldPorts() as of_another:
+        port = next(free_ports(Random(), held.take))
+        assert not of_another.take(port), "before its process listens"
+        for _ in range(2):
+            with socket.create_server((LOOPBACK, port)) as server:
+                socket.create_connection(server.getsockname()).close()
+                assert not of_another.take(port)
+        assert not of_another.take(port), "between its process's end and the next start"
+        with pytest.raises(ConnectionRefusedError):
+            socket.create_connection((LOOPBACK, port)).close()
