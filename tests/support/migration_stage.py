@@ -125,10 +125,9 @@ class StageWorker:
         return result
 
     async def idle(self) -> None:
-        count = len([message for message in self.session.received if message.HasField("heartbeat")])
-        await self.session.all("heartbeat", count + 1)
-        beats = [message.heartbeat for message in self.session.received if message.HasField("heartbeat")]
-        assert beats[-1].active_samples == 0
+        """Waits for a heartbeat, after those received so far, that tells of no sample."""
+        before = [message.heartbeat for message in self.session.received if message.HasField("heartbeat")]
+        await self.session.all("heartbeat", sum(map(_is_idle, before)) + 1, _is_idle)
 
     async def next_session(self) -> None:
         self.session = await self.coordinator.session()
@@ -222,6 +221,10 @@ async def caught(stage: MigrationStage, first: int, reached: asyncio.Event, addr
         if reached.is_set():
             return number, identifier
     raise AssertionError("every sample was finished before it got so far")
+
+
+def _is_idle(beat: pb.Heartbeat) -> bool:
+    return beat.active_samples == 0
 
 
 def _is_of(key: pb.SampleKey, progress: pb.SampleProgress) -> bool:
