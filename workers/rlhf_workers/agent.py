@@ -39,6 +39,7 @@ from rlhf_workers.session import CoordinatorSession, IncompatibleError, SessionB
 from rlhf_workers.settings import WorkerSettings, join_address, split_address
 from rlhf_workers.shared_memory.choice import lent_by
 from rlhf_workers.step_watch import LOOK_SECONDS, hung_step
+from rlhf_workers.training.finished_pieces import finished_pieces
 from rlhf_workers.weight_copies import WeightCopies
 from rlhf_workers.weight_source import WeightSourceService
 
@@ -58,6 +59,8 @@ RESERVE_SECONDS: Final = 20.0
 """Of its grace a rank that stays keeps this for its end: closing takes up to half of it."""
 LEAVING_SECONDS: Final = 0.2
 """Time the word gets to leave that it was asked to end: no sample is blamed for its end then."""
+LONG_SECONDS: Final = 10.0
+"""Of a piece of work, when the worker is told to end in it: it may be what it is told to end for."""
 ALARM_SECONDS: Final = 1.0
 """Time the last words of a broken worker get to leave."""
 
@@ -299,12 +302,16 @@ class Agent:
             stage=present_stage(),
             learns_siblings=self._compute.snapshot.learns_siblings,
             engine=engine_in_words(settled(self._compute.roles)),
+            training_pieces=finished_pieces() if Group.TRAINING in self._compute.snapshot.roles else 0,
         )
 
     # ------------------------------------------------------------ commands and ends
 
     def _command(self, command: pb.Command) -> None:
         if command.WhichOneof("command") == "exit":
+            if (seconds := self._compute.present_seconds()) > LONG_SECONDS:
+                stack = "".join(self._compute.stack())
+                log.warning("told to end in a piece of work that has taken %.0f s; where it is:\n%s", seconds, stack)
             self._exit(command.exit.code, command.exit.reason or "no reason given")
         else:
             self._log_fields.say_iteration(command)

@@ -188,6 +188,11 @@ class Compute:
         since = self._since
         return self._busy + (time.monotonic() - since if since is not None else 0.0)
 
+    def present_seconds(self) -> float:
+        """Seconds since the present piece of work began; 0 between two."""
+        since = self._since
+        return time.monotonic() - since if since is not None else 0.0
+
     def stack(self) -> list[str]:
         """Return where the compute thread is, innermost frame last."""
         return stack_of(self._thread.ident)

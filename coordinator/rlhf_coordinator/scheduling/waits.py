@@ -117,15 +117,21 @@ def _absent(context: JobContext, state: JobState, worker: Worker) -> list[Wait]:
     return [Wait(worker.name, f"{worker.name} to {verb}{why}", worker.since, False, fatal)]
 
 
+def _last_sign(state: JobState, worker: Worker, kind: CommandKind) -> float:
+    """When a worker that is busy with a slow command last showed that it gets on with it; 0: it shows nothing."""
+    if kind in (CommandKind.BECOME, CommandKind.LOAD):
+        return 0.0
+    if kind is CommandKind.TRAIN and worker.heartbeat.training_pieces:
+        # Ranks wait for each other, so while one finishes pieces the others need not; none does beside one that hangs.
+        return max(rank.last_piece for rank in state.fleet.ranks())
+    # Saving is one long computation, and so is all of an older worker's training; a clock runs on in one that hangs.
+    return max(worker.last_progress, worker.last_computing)
+
+
 def _working(context: JobContext, state: JobState, worker: Worker, before: float) -> list[Wait]:
     slow = worker.slow_command
     if slow is not None:
-        # Loading has no sign of life of its own; training and saving may be one long computation, which breathes.
-        since = (
-            slow.sent
-            if slow.kind in (CommandKind.BECOME, CommandKind.LOAD)
-            else max(slow.sent, worker.last_progress, worker.last_computing)
-        )
+        since = max(slow.sent, _last_sign(state, worker, slow.kind))
         doing = f", now {worker.heartbeat.stage}" if worker.heartbeat.stage else ""
         return (
             [Wait(worker.name, f"{worker.name} to {slow.detail}{doing}", since, True, False)] if since < before else []

@@ -167,6 +167,7 @@ class Fleet:
             pending = PendingCommand(CommandKind.UNKNOWN, now, detail, from_ranks=state.command in WEIGHT_READS)
             worker.pending[state.command_id] = pending
         worker.since = worker.last_heard = worker.last_progress = worker.last_computing = now
+        worker.last_piece = now
         worker.heartbeat, worker.rates, worker.draining_since = pb.Heartbeat(), (0.0, 0.0), 0.0
 
     def closed(self, name: str, session: int, now: float) -> bool:
@@ -185,6 +186,8 @@ class Fleet:
             worker.last_progress = now
         if before.busy_seconds != heartbeat.busy_seconds:
             worker.last_computing = now
+        if before.training_pieces != heartbeat.training_pieces:
+            worker.last_piece = now
         if heartbeat.leaving and not worker.draining_since:
             worker.draining_since = now
             worker.blameless = True

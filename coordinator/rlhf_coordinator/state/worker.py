@@ -136,6 +136,8 @@ class Worker:
     """When its tokens last changed, a result came, or work was last given to it."""
     last_computing: float = 0.0
     """When its compute time last changed: it may be in one long computation, or stuck."""
+    last_piece: float = 0.0
+    """When it last finished a piece of training, or joined; it counts them if its heartbeat has a number."""
     restarts: int = 0
     draining_since: float = 0.0
     """When it first said that its machine asked it to end; 0: it did not. It stays while its rank may be needed."""

@@ -23,6 +23,7 @@ from torch.distributed.pipelining._backward import stage_backward_input, stage_b
 
 from rlhf_api.schedule import Action
 from rlhf_workers.training.communicator import Communicator, Handle, PeerLostError
+from rlhf_workers.training.finished_pieces import piece_finished
 from rlhf_workers.training.time_marks import HostMarks, TimeMarks
 
 SENDS_UNDER_WAY: Final = 8
@@ -92,6 +93,7 @@ def execute(
                 run.do(action)
             except PeerLostError as error:
                 raise error.during(f"step {number} of its schedule row, {_named(action)}") from error
+            piece_finished()
     try:
         run.finish()
     except PeerLostError as error:

@@ -28,6 +28,7 @@ from rlhf_workers.training.backends.registry import SpanSink
 from rlhf_workers.training.communicator import Communicator
 from rlhf_workers.training.draft_training import DraftTraining
 from rlhf_workers.training.executor import TimedAction, execute
+from rlhf_workers.training.finished_pieces import piece_finished
 from rlhf_workers.training.gradient_sums import sum_gradients
 from rlhf_workers.training.minibatches import epoch_order, mini_batches, split
 from rlhf_workers.training.old_log_probabilities import OldLogProbabilities
@@ -375,6 +376,7 @@ class Trainer:
     def _measured(self, name: str) -> Iterator[Any]:
         start = time.time_ns()
         yield
+        piece_finished()
         self._span(name, start, time.time_ns())
 
 

@@ -179,6 +179,29 @@ def test_a_stuck_worker_restarts_and_an_absent_one_fails_the_job_if_nobody_stand
     assert finish.failure.field == "spec.runPolicy.startTimeoutSeconds"
 
 
+def test_ranks_none_of_which_finishes_a_piece_of_training_restart_though_their_clocks_run(context: JobContext) -> None:
+    limit = context.spec.run_policy.start_timeout_seconds
+
+    def told_to_restart(pieces: tuple[int, int], moved: tuple[float, float]) -> list[str]:
+        """Who is, when so many pieces were counted, the last ones `moved` seconds after Train was sent."""
+        state = ready_state(context)
+        finish_all(state)
+        now = NOW + 2 * limit
+        for worker in state.fleet:
+            worker.last_heard = worker.last_computing = worker.last_progress = now
+        for rank, count, seconds in zip(state.fleet.ranks(), pieces, moved, strict=True):
+            rank.pending[7] = PendingCommand(CommandKind.TRAIN, NOW, "train iteration 0")
+            rank.heartbeat, rank.last_piece = pb.Heartbeat(training_pieces=count), NOW + seconds
+        decisions = [item for item in decided(context, state, now) if isinstance(item, d.ExitWorker)]
+        assert all("to train iteration 0" in item.reason and item.code == ExitCode.RESTART for item in decisions)
+        return [item.worker for item in decisions]
+
+    assert told_to_restart((9, 5), (limit - 1, 0)) == ["training-0", "training-1"]
+    assert told_to_restart((9, 5), (limit + 1, 0)) == [], "one gets on, so the other may wait for it"
+    assert told_to_restart((1, 1), (-500, -500)) == ["training-0", "training-1"], "not even the first piece"
+    assert told_to_restart((0, 0), (0, 0)) == [], "workers of an earlier version do not count"
+
+
 @pytest.mark.parametrize("absent", [("training-1",), ("generation-0", "generation-1"), ("training-0", "inference-0")])
 def test_absent_workers_whose_pods_somebody_else_sees_to_fail_nothing(
     context: JobContext, absent: tuple[str, ...]

@@ -72,6 +72,16 @@ def test_rates_follow_from_heartbeats(fleet: Fleet) -> None:
     assert fleet.workers["generation-1"].rates == (200.0, 0.5)
 
 
+def test_a_rank_gets_on_with_training_when_its_count_of_pieces_moves(fleet: Fleet) -> None:
+    register(fleet, "x", 1, 1.0)
+    worker = fleet.workers["generation-1"]
+    fleet.beat("generation-1", pb.Heartbeat(busy_seconds=1.0, training_pieces=1), 2.0)
+    fleet.beat("generation-1", pb.Heartbeat(busy_seconds=2.0, training_pieces=1), 3.0)
+    assert (worker.last_piece, worker.last_computing) == (2.0, 3.0)
+    fleet.beat("generation-1", pb.Heartbeat(busy_seconds=3.0, training_pieces=4), 4.0)
+    assert worker.last_piece == 4.0
+
+
 def test_neighbouring_versions_join_and_others_are_told_why(tmp_path: Path) -> None:
     def joining(version: int) -> tuple[Fleet, Joined | Refused]:
         fleet = Fleet(make_job(tmp_path).spec, 0.0)
