@@ -185,8 +185,7 @@ class Compute:
 
     def busy_seconds(self) -> float:
         """Compute time since the process started, the work in progress included."""
-        since = self._since
-        return self._busy + (time.monotonic() - since if since is not None else 0.0)
+        return self.present_seconds() + self._busy
 
     def present_seconds(self) -> float:
         """Seconds since the present piece of work began; 0 between two."""

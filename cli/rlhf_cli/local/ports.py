@@ -3,8 +3,8 @@
 Rule: no port is handed out twice for a job, and every port is free when it is handed out. Ports are taken from below
 the kernel's ephemeral range, because one inside it may be given to anybody's outgoing connection while our process
 restarts, and a client that redials it may even connect to itself. A process keeps its ports over all its restarts, and
-`HeldPorts` keeps them for the job meanwhile: nobody else listens there while its process starts, or is started anew.
-When the runner dies, the kernel gives back what is held, and each process keeps what it listens at itself.
+`HeldPorts` keeps all but one that the user asked for meanwhile: no other run takes it while its process starts, or is
+started anew. When the runner dies, the kernel gives back what is held, and each process keeps what it listens at.
 """
 
 import socket

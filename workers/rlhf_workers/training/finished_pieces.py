@@ -1,8 +1,8 @@
 """How many pieces of training this process has finished: actions of schedule rows, and parts of optimizer steps.
 
 Heartbeats tell the count, by which the coordinator tells a training step that is long from one that never ends: a
-thread that waits for a lock, a kernel or a peer computes for ever as far as its clock says. A piece is one micro-batch
-of one stage at most, so it ends within minutes on any machine.
+thread that waits for a lock, a kernel or a peer computes for ever as far as its clock says. A piece is an action on one
+micro-batch of one stage, or what follows a mini-batch's last action, such as the sums of gradients.
 Rule: the count only grows, is written by the compute thread alone and read by any. No decision of a worker reads it.
 """
 

@@ -63,8 +63,8 @@ def test_no_two_processes_of_a_job_open_the_same_port(placement: str, count: int
 def test_the_port_that_was_asked_for_is_given_to_the_coordinator_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     # Free until the coordinator listens, so it may well be the next that looks free.
     monkeypatch.setattr(ports, "is_free", lambda port: True)
-    wanted = next(free_ports(Random(3)))
-    given = JobPorts(free_ports(Random(3)), claim(wanted))
+    wanted = next(free_ports(Random(3), ports.is_free))
+    given = JobPorts(free_ports(Random(3), ports.is_free), claim(wanted))
     workers = [given.of_worker(is_rank=True) for _ in range(100)]
     assert given.of_coordinator().listen == given.coordinator == wanted
     assert wanted not in {port for worker in workers for port in (worker.listen, worker.metrics, worker.rendezvous)}
