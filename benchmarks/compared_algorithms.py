@@ -91,14 +91,14 @@ ROWS: Final[Mapping[str, ComparedAlgorithm]] = {
     "rlaif-direct": ComparedAlgorithm(
         {"grpo": GROUP},
         0.2,
-        by_judge("{prompt}{response}==", method="Direct", minimum=0, maximum=1),
+        by_judge("{response}={record.answer}==", method="Direct", minimum=0, maximum=1),
         RIGHT,
         judged=True,
     ),
     "rlaif-pairwise": ComparedAlgorithm(
         {"grpo": {**GROUP, "groupSize": 4}},
         0.2,
-        by_judge("{prompt}{first}={second}=", method="Pairwise"),
+        by_judge("{first}={second}={record.answer}=", method="Pairwise"),
         RIGHT,
         judged=True,
     ),
@@ -136,17 +136,20 @@ JUDGE_JOB: Final[Mapping[str, Any]] = {
 
 def judgments(pairs: Iterable[Mapping[str, str]]) -> Iterator[dict[str, str]]:
     """Yield questions with the judge's right answer: whether a response is right (1, or 0), and which of two is (1 or
-    2), each place as often. `pairs`: lines of the pipeline's file. Of the responses that are wrong every second one is
-    no answer in form, or a judge would rate what it never saw by luck, and a policy would find out what it rates well.
+    2), each place as often. The judge is told the sum and has to compare, as a model of this size does not learn to
+    add up and to compare at once. `pairs`: lines of the pipeline's file. Of the responses that are wrong every second
+    one is no answer in form, or a judge would rate what it never saw by luck, and a policy would find out what it rates
+    well.
     """
     rng = random.Random("judgments")
     for number, pair in enumerate(pairs):
-        asked, right, wrong = pair["prompt"], pair["chosen"], pair["rejected"]
+        right, wrong = pair["chosen"], pair["rejected"]
+        answer = right.rsplit("=", 1)[-1]
         if number % 2:
             wrong = without_form(rng, right)
-        yield {"prompt": f"{asked}{right if number % 4 < 2 else wrong}==", "response": str(int(number % 4 < 2))}
+        yield {"prompt": f"{right if number % 4 < 2 else wrong}={answer}==", "response": str(int(number % 4 < 2))}
         first, second = (right, wrong) if number % 8 < 4 else (wrong, right)
-        yield {"prompt": f"{asked}{first}={second}=", "response": "1" if first == right else "2"}
+        yield {"prompt": f"{first}={second}={answer}=", "response": "1" if first == right else "2"}
 
 
 def without_form(rng: random.Random, right: str) -> str:

@@ -182,8 +182,7 @@ def cpu_times(trainer: Trainer, tables: list[ScheduleTable], rounds: int) -> lis
         for place, table in enumerate(tables):
             layout = trainer.layout.with_table(table)
             trainer.barrier()
-            first = layout.block * layout.block_size
-            note(place, execute(layout.row, work, trainer.communicator, first, thread_time))
+            note(place, execute(layout.row, work, trainer.communicator, layout.first_rank, thread_time))
         if number == 0:
             del result[times:]  # the first round warms up
     return result

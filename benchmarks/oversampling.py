@@ -1,7 +1,9 @@
-"""Nothing, oversampling, fusion, and both on the same long-tailed work: samples a second, and reward against time.
+"""Nothing, oversampling, partial rollouts, fusion, and fusion with oversampling on the same long-tailed work: samples a
+second, and reward against time.
 
-`python benchmarks/oversampling.py [--rounds 2] [--iterations 10] [--json]`. In every round one whole GRPO job for each
-way, one after the other, which differ in `rollout.oversample` and `fusion.interStage` alone. The policy is the one of
+`python benchmarks/oversampling.py [--rounds 2] [--iterations 10] [--ways nothing partial] [--json]`. In every round one
+whole GRPO job for each way, one after the other, which differ in `rollout.oversample`, `rollout.maxStaleness` and
+`fusion.interStage` alone. The policy is the one of
 `long_tail_policy`: one response in fifteen takes a path on which it goes on twenty times as long. It is trained, by a
 reward of the first few characters that either path can earn as well; a term for the divergence from the policy at first
 holds lengths. Workers are of a stated speed (`paced_worker`), scoring as in scenario A of `long_tail` unless another is
@@ -9,7 +11,7 @@ given; training is as fast as the machine. Samples a second are those that were 
 the first ones, in which workers start, costs are measured and lengths learned; seconds count from their end.
 What a batch says of the reward is that of the responses it kept. So rewards against time are those of checkpoints,
 computed once the job is over, without sampling, from what the policy says follows which token: of all responses, none
-cut off, and of those on the long path, which oversampling trains on less often.
+cut off, and of those on the long path, which oversampling trains on less often. Partial rollouts carry what is cut off.
 """
 
 import argparse
@@ -55,6 +57,8 @@ KL: Final = 0.1
 """Holds lengths to those of the policy at first, which the reward has no say in."""
 DIRECTION: Final = 1e4
 """Length of the vector of a token."""
+STALENESS: Final = 2
+"""Versions; the longest responses take less than so many iterations more."""
 POINTS: Final = 5
 """Checkpoints of a job whose reward is computed."""
 
@@ -65,14 +69,21 @@ class TailHandling:
 
     fused: bool
     oversampled: bool
+    staleness: int = 0
+    """Versions that carried tokens may be old."""
 
 
 WAYS: Final = {
     "nothing": TailHandling(fused=False, oversampled=False),
     "oversampling": TailHandling(fused=False, oversampled=True),
+    "partial": TailHandling(fused=False, oversampled=True, staleness=STALENESS),
     "fusion": TailHandling(fused=True, oversampled=False),
     "both": TailHandling(fused=True, oversampled=True),
+    "partial-1": TailHandling(fused=False, oversampled=True, staleness=1),
+    "partial-4": TailHandling(fused=False, oversampled=True, staleness=4),
 }
+USUAL: Final = ("nothing", "oversampling", "partial", "fusion", "both")
+"""Of them, those that are compared where none is named; the others are partial rollouts of another staleness."""
 
 
 def write_job(folder: Path, scenario: Scenario, way: TailHandling, seed: int, arguments: argparse.Namespace) -> Path:
@@ -91,6 +102,7 @@ def write_job(folder: Path, scenario: Scenario, way: TailHandling, seed: int, ar
         rollout={
             "batchSize": scenario.batch,
             "oversample": round(arguments.share * prompts) if way.oversampled else 0,
+            "maxStaleness": way.staleness,
             "maxPromptTokens": 8,
             "maxResponseTokens": MAX_TOKENS,
         },
@@ -128,6 +140,13 @@ def run_way(scenario: Scenario, way: TailHandling, seed: int, arguments: argpars
                 ("iteration", "seconds/iteration"), ("generation_and_inference", "seconds/generation_and_inference"),
                 ("training", "seconds/training"), ("tokens", "tokens"), ("tokens_cut", "tokens_cut"),
                 ("response_tokens", "response_tokens_mean"), ("batch_reward", "reward"),
+            )
+        },
+        **{
+            name: statistics.mean(line.get(metric, 0.0) for line in counted)
+            for name, metric in (
+                ("tokens_carried", "tokens_carried"), ("restarted", "samples/restarted"),
+                ("staleness", "staleness/mean"), ("clipped", "training/actor/clip_fraction"),
             )
         },
         "points": points,
@@ -178,11 +197,13 @@ def seconds_to(goal: float, points: Sequence[dict[str, float]]) -> float | None:
 
 
 def report(rounds: Sequence[dict[str, dict[str, Any]]], goal: float) -> dict[str, Any]:
-    """Return the row of every way: medians over rounds, and how many times as fast as nothing in the same round."""
+    """Return the row of every way: medians over rounds, and how many times as fast as the first one in the same
+    round."""
     table: dict[str, Any] = {}
-    for name in WAYS:
+    names = [name for name in WAYS if name in rounds[0]]
+    for name in names:
         own = [one[name] for one in rounds]
-        times = [one[name]["samples_per_second"] / one["nothing"]["samples_per_second"] for one in rounds]
+        times = [one[name]["samples_per_second"] / one[names[0]]["samples_per_second"] for one in rounds]
         reached = [seconds_to(goal, one["points"]) for one in own]
         last = [one["points"][-1] for one in own]
         table[name] = {
@@ -212,11 +233,12 @@ def main() -> int:
     parser.add_argument(
         "--scenario", choices=sorted(name for name in SCENARIOS if SCENARIOS[name].pace), default="paced-A"
     )
+    parser.add_argument("--ways", nargs="+", choices=list(WAYS), default=list(USUAL))
     parser.add_argument("--json", action="store_true", help="print one JSON object as the last line")
     arguments = parser.parse_args()
     if arguments.iterations < max(POINTS, WARM_UP + 1):
         parser.error(f"--iterations is {arguments.iterations}, must be at least {max(POINTS, WARM_UP + 1)}")
-    scenario, names, rounds = SCENARIOS[arguments.scenario], list(WAYS), []
+    scenario, names, rounds = SCENARIOS[arguments.scenario], arguments.ways, []
     for number in range(arguments.rounds):
         place = number % len(names)
         found = {}

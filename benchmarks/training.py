@@ -74,17 +74,20 @@ def samples_of(options: argparse.Namespace, iteration: int) -> list[pb.TrainSamp
     made = []
     for index in range(options.samples):
         length = int(rng.integers(max(1, options.response // 2), 3 * options.response // 2 + 1))
-        fields = {name: rng.normal(-1, 0.1, 1 if name == "reward" else length) for name in FIELDS}
-        made.append(
-            pb.TrainSample(
-                sample=index,
-                group=index,
-                prompt=pack(rng.integers(3, VOCABULARY, options.prompt).astype(np.int32)),
-                response=pack(rng.integers(3, VOCABULARY, length).astype(np.int32)),
-                fields={name: pack(value.astype(np.float32)) for name, value in fields.items()},
-            )
-        )
+        made.append(sample_of(rng, index, options.prompt, length))
     return made
+
+
+def sample_of(rng: np.random.Generator, index: int, prompt: int, response: int) -> pb.TrainSample:
+    """A random sample of PPO with so many tokens."""
+    fields = {name: rng.normal(-1, 0.1, 1 if name == "reward" else response) for name in FIELDS}
+    return pb.TrainSample(
+        sample=index,
+        group=index,
+        prompt=pack(rng.integers(3, VOCABULARY, prompt).astype(np.int32)),
+        response=pack(rng.integers(3, VOCABULARY, response).astype(np.int32)),
+        fields={name: pack(value.astype(np.float32)) for name, value in fields.items()},
+    )
 
 
 def job_of(folder: Path, options: argparse.Namespace, **fields: Any) -> RLHFJob:

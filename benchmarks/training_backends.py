@@ -3,10 +3,11 @@
     python -m benchmarks.training_backends [--ranks 2] [--microbatches 4] [--rounds 7] [--json]
 
 Builds a random actor and a deeper, narrower critic, and forks the ranks of all layouts: one rank of the backend `torch`
-(what gradients are compared with), and of `torch` and `megatron` data parallel ranks and pipelines, and ranks that hold
-the models in parts (`shard`). All groups live at once and one at a time works, so a slow moment of the machine falls on
-all alike: every round goes through all layouts and schedules, forwards and backwards in turn, after one that warms up.
-All of them train the same mini-batch; the learning rate is so small that no weight changes, so every round is the same.
+(what gradients are compared with), of `torch` and `megatron` data parallel ranks and pipelines, and ranks that hold
+the models in parts (`shard` by `torch`, `tensor` by `megatron`). All groups live at once and one at a time works, so a
+slow moment of the machine falls on all alike: every round goes through all layouts and schedules, forwards and
+backwards in turn, after one that warms up. All of them train the same mini-batch; the learning rate is so small that no
+weight changes, so every round is the same.
 
 `seconds` is the median of a step of the slowest rank: mini-batch, sums of gradients, optimizer, gathering. `ratio` is
 the median of its ratios to `torch` on data parallel ranks in the same round, `to_serial` to the same layout's serial
@@ -52,6 +53,7 @@ from rlhf_planner.schedule.methods import opposite
 from rlhf_planner.schedule.serial import METHOD as SERIAL
 from rlhf_planner.schedule.serial import serial_table
 from rlhf_workers.training.pipeline_stage import VALUE_HEAD
+from rlhf_workers.training.tensor_parts import ENDINGS
 
 MEBIBYTE = 2**20
 
@@ -79,7 +81,7 @@ def layouts(ranks: int) -> list[Layout]:
     if find_spec("megatron") is None:
         print("Megatron-core is not installed: its layouts are left out")
     else:
-        many += [Layout("megatron", data=ranks), Layout("megatron", pipeline=ranks)]
+        many += [Layout("megatron", **{split: ranks}) for split in ("data", "pipeline", "tensor")]
     return [Layout("torch"), *many]
 
 
@@ -185,7 +187,7 @@ class LayoutRanks:
         ranks = [torch.load(path) for path in paths]
         if self.layout.shard > 1:
             return {name: torch.cat([one[name] for one in ranks]) for name in ranks[0]}
-        return {name: value for one in ranks for name, value in one.items()}
+        return whole_tensors({name: value for one in ranks for name, value in one.items()})
 
 
 # ---------------------------------------------------------------- figures
@@ -243,6 +245,22 @@ def rows_of(
 def _ratio(steps: Sequence[dict[str, float]], others: Sequence[dict[str, float]]) -> float:
     pairs = zip(steps, others, strict=True)
     return round(statistics.median(one["seconds"] / other["seconds"] for one, other in pairs), 3)
+
+
+def whole_tensors(parts: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Put rows and columns together that ranks of a tensor group have."""
+    whole: dict[str, torch.Tensor] = {}
+    split: dict[tuple[str, int], dict[int, torch.Tensor]] = {}
+    for written, value in parts.items():
+        dimension = next((place for place, ending in enumerate(ENDINGS) if ending in written), None)
+        if dimension is None:
+            whole[written] = value
+            continue
+        name, _, rows = written.partition(ENDINGS[dimension])
+        split.setdefault((name, dimension), {})[int(rows.split("-")[0])] = value
+    for (name, dimension), found in split.items():
+        whole[name] = torch.cat([found[first] for first in sorted(found)], dim=dimension)
+    return whole
 
 
 def largest_difference(ours: dict[str, torch.Tensor], theirs: dict[str, torch.Tensor]) -> float:

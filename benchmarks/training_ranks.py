@@ -18,12 +18,10 @@ from typing import Final
 import numpy as np
 import torch
 from benchmarks import fused_training
-from benchmarks.fused_training import VOCABULARY, run_measure, take_core
+from benchmarks.fused_training import run_measure, take_core
+from benchmarks.training import FIELDS, sample_of
 
 from rlhf_api import control_pb2 as pb
-from rlhf_api.algorithms import full_graph
-from rlhf_api.algorithms.graph import SAMPLED_FIELD
-from rlhf_api.arrays import pack
 from rlhf_api.job import RLHFJob
 from rlhf_api.schedule import ScheduleTable
 from rlhf_planner.schedule.methods import opposite
@@ -33,7 +31,6 @@ from rlhf_workers.training.trainer import Trainer
 from rlhf_workers.training.training_batch import TrainingBatch, batch_from
 
 MODELS: Final = ("actor", "critic")
-FIELDS: Final = (SAMPLED_FIELD, *full_graph("ppo").scored_fields)
 LOADS: Final = {"torch": torch_backend.load_stage, "megatron": megatron_backend.load_stage}
 WAIT_SECONDS: Final = 300.0
 """For ranks to meet, and for what one is asked for."""
@@ -49,24 +46,26 @@ class Layout:
     pipeline: int = 1
     data: int = 1
     shard: int = 1
+    tensor: int = 1
 
     @property
     def name(self) -> str:
-        places = {"pipeline": self.pipeline, "data": self.data, "shard": self.shard}
+        places = {"pipeline": self.pipeline, "data": self.data, "shard": self.shard, "tensor": self.tensor}
         if self.shard > 1:
             del places["data"]
         return " ".join([self.backend, *(f"{key} {count}" for key, count in places.items() if count > 1)])
 
     @property
     def world(self) -> int:
-        return self.pipeline * self.data
+        return self.pipeline * self.data * self.tensor
 
 
 def job_of(folder: Path, options: argparse.Namespace, layout: Layout) -> RLHFJob:
     """The job that a layout trains."""
+    sizes = ("pipeline", "data", "shard", "tensor")
     training = {
         "backend": layout.backend,
-        "parallelism": {"pipeline": layout.pipeline, "data": layout.data, "shard": layout.shard},
+        "parallelism": {name: getattr(layout, name) for name in sizes},
         "optimizer": {"learningRate": STILL, "criticLearningRate": STILL, "weightDecay": 0.0},
     }
     return fused_training.job_of(folder, options, options.microbatches, training)
@@ -75,18 +74,8 @@ def job_of(folder: Path, options: argparse.Namespace, layout: Layout) -> RLHFJob
 def batch_of(options: argparse.Namespace) -> TrainingBatch:
     """The mini-batch: random samples of one length, that of made-up ones."""
     rng = np.random.default_rng(options.seed)
-    samples = []
-    for index in range(options.micro_batch * options.microbatches):
-        given = {name: rng.normal(-1, 0.1, 1 if name == "reward" else options.response) for name in FIELDS}
-        samples.append(
-            pb.TrainSample(
-                sample=index,
-                group=index,
-                prompt=pack(rng.integers(3, VOCABULARY, options.prompt).astype(np.int32)),
-                response=pack(rng.integers(3, VOCABULARY, options.response).astype(np.int32)),
-                fields={name: pack(value.astype(np.float32)) for name, value in given.items()},
-            )
-        )
+    count = options.micro_batch * options.microbatches
+    samples = [sample_of(rng, index, options.prompt, options.response) for index in range(count)]
     return batch_from(samples, len(samples), FIELDS)
 
 
@@ -147,8 +136,8 @@ class Rank:
         return {"held": sum(held.values()), "peak": _status_bytes("VmHWM") - self._libraries}
 
     def gradients(self, table: str, path: str) -> None:
-        """Write the gradients of the mini-batch under a table, by their names in the folder; of parts those of the
-        parameters."""
+        """Write the gradients of the mini-batch under a table, by their names in the folder, with the rows or columns
+        that this rank has of a tensor group's; of sharded parts those of the parameters."""
         self.trainer.use_table(ScheduleTable.model_validate_json(table))
         self.trainer.algorithm.restore(self._remembered)
         for optimizer in self.trainer.optimizers.values():
@@ -159,8 +148,11 @@ class Rank:
         for key, optimizer in self.trainer.optimizers.items():
             for name in optimizer.parameters:
                 value = optimizer.gradient(name)
-                named = [(name, value)] if optimizer.part else self.trainer.stages[key].in_folder(name, value)
-                found |= {f"{key[0]}:{own}": part.clone() for own, part in named}
+                stage = self.trainer.stages[key]
+                named = [(name, value)] if optimizer.over_data else stage.in_folder(name, value)
+                for own, mine in named:
+                    part = None if optimizer.over_data else stage.part_of(own)
+                    found[f"{key[0]}:{own}{'' if part is None else part.ending}"] = mine.clone()
             del optimizer.step
             optimizer.gradients.zero_()
         torch.save(found, path)

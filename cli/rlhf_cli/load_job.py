@@ -181,8 +181,8 @@ def _check_files(job: RLHFJob) -> None:
         _check_model(DRAFT_MODEL_FIELD, draft.path)
     if (lora := spec.training.lora) is not None and lora.adapter is not None:
         _check_adapter(lora.adapter)
-    if problem := tensor_split_check.tensor_split_problem(spec):
-        raise RunError(f"{tensor_split_check.FIELD} = {spec.generation.parallelism.tensor}: {problem}")
+    for field, degree, problem in tensor_split_check.tensor_split_problems(spec):
+        raise RunError(f"{field} = {degree}: {problem}")
     for given in spec.models.all_rewards:
         _check_reward(given)
     _check_environment(spec.rollout.environment)

@@ -104,14 +104,24 @@ def plan(
         Path | None,
         typer.Option(metavar="FILE.svg", help="Draw generation and inference without and with fusion. Default: none."),
     ] = None,
+    device_memory: Annotated[
+        float | None,
+        typer.Option(
+            metavar="GIB",
+            min=0.001,
+            help="Say which training layouts fit devices of so many GiB. Default: none is asked.",
+        ),
+    ] = None,
 ) -> None:
-    """Show a job's processes, devices, memory and gain by fusion.
+    """Show a job's processes, devices, memory, training layouts and gain by fusion.
 
-    Prints the resolved job too. Nothing is started.
+    Prints the resolved job too. Nothing is started. With --device-memory the exit code is 2 when the job's layout does
+    not fit.
     """
     from rlhf_cli.plan import show_plan
 
-    raise typer.Exit(show_plan(manifest, tuple(overrides), as_json=as_json, picture=picture))
+    code = show_plan(manifest, tuple(overrides), as_json=as_json, picture=picture, device_gib=device_memory)
+    raise typer.Exit(code)
 
 
 @app.command()

@@ -18,6 +18,7 @@ from rlhf_api.job import RLHFJob
 from rlhf_api.names import ExitCode, Group
 from rlhf_cli.console import output, size
 from rlhf_cli.fusion_plan import FusionPlan, document, drafts_by_batch, forecasts, fusion_plan
+from rlhf_cli.layout_plan import TrainingLayouts
 from rlhf_cli.load_job import load_resolved
 from rlhf_cli.local.devices import this_machine
 from rlhf_cli.local.errors import RunError
@@ -32,7 +33,9 @@ from rlhf_planner.inter_stage.threshold_chart import threshold_chart
 NO_ESTIMATE: Final = Estimate({})
 
 
-def show_plan(path: Path, overrides: Sequence[str], *, as_json: bool, picture: Path | None = None) -> int:
+def show_plan(
+    path: Path, overrides: Sequence[str], *, as_json: bool, picture: Path | None = None, device_gib: float | None = None
+) -> int:
     """Print the plan of a job and return the exit code. Raises ManifestError, RunError, TemplateError."""
     if picture is not None:
         check_output_file("--picture", picture, PICTURES)
@@ -42,17 +45,20 @@ def show_plan(path: Path, overrides: Sequence[str], *, as_json: bool, picture: P
     sizes = read_sizes(resolved.spec)
     memory = estimates(resolved.spec, sizes)
     turns = None if resolved.spec.rank_group is Group.TRAINING else budget(resolved.spec, sizes)
+    training = TrainingLayouts.of(resolved.spec, sizes, device_gib)
     fusion = fusion_plan(resolved, RUNS)
     if as_json:
         phases = {"phases": _phases(turns)} if turns else {}
-        print(json.dumps(_document(resolved, local, memory) | phases | {"fusion": document(fusion)}))
+        more = phases | {"fusion": document(fusion), "training": training.document()}
+        print(json.dumps(_document(resolved, local, memory) | more))
     else:
         _print_tables(resolved, local, memory)
         _print_phases(turns)
+        training.print()
         _print_fusion(fusion)
     if picture is not None:
         _draw(fusion, picture)
-    return ExitCode.OK
+    return ExitCode.USAGE if training.problem else ExitCode.OK
 
 
 def _draw(fusion: FusionPlan, picture: Path) -> None:

@@ -43,7 +43,9 @@ def read_size(folder: Path) -> ModelSize | None:
             return None
         parameters = sum(_parameters(file) for file in files)
         text = config.get("text_config") or config
-        return ModelSize(parameters, _cache_values(text), _map_widths(text))
+        layers, heads = int(text["num_hidden_layers"]), int(text["num_attention_heads"])
+        key_value_heads = int(text.get("num_key_value_heads") or heads)
+        return ModelSize(parameters, _cache_values(text), _map_widths(text), layers, key_value_heads)
     except (OSError, ValueError, KeyError, TypeError, struct.error):
         return None
 

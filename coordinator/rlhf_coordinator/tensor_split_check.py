@@ -1,36 +1,46 @@
-"""Whether the policy can be split as the manifest says: asked before a worker with several GPUs loads anything.
+"""Whether models can be split as the manifest says: asked before a worker with several GPUs, or a rank, loads anything.
 
 Rule: reads config.json of a folder on this disk, and of no other model; what cannot be read there is left to the
 workers, who report it by its own name.
 """
 
 import json
-from typing import Final
+from collections.abc import Iterator, Mapping
+from typing import Any, Final
 
+from rlhf_api.algorithms import graph_of
 from rlhf_api.job import RLHFJobSpec
 from rlhf_api.names import ExitCode
 from rlhf_coordinator.failures import JobError
 from rlhf_coordinator.model_folders import local_folder
 from rlhf_planner.tensor_split import split_problem
 
-FIELD: Final = "spec.generation.parallelism.tensor"
+GENERATION: Final = "spec.generation.parallelism.tensor"
+TRAINING: Final = "spec.training.parallelism.tensor"
 
 
-def tensor_split_problem(spec: RLHFJobSpec) -> str:
-    """Return why the policy of a resolved job cannot be split over the devices of a worker; empty when it can."""
-    degree = spec.generation.parallelism.tensor
-    folder = local_folder(spec.models.actor.path) if degree > 1 else None
-    if folder is None:
-        return ""
-    try:
-        config = json.loads((folder / "config.json").read_text())
-    except (OSError, ValueError):
-        return ""
-    return split_problem(config, degree) if isinstance(config, dict) else ""
+def tensor_split_problems(spec: RLHFJobSpec) -> Iterator[tuple[str, int, str]]:
+    """Yield (field, its value, why a model cannot be split so) of a resolved job."""
+    generation, training = spec.generation.parallelism.tensor, spec.training.parallelism.tensor
+    if generation > 1 and (problem := split_problem(_config(spec.models.actor.path), generation)):
+        yield GENERATION, generation, problem
+    for role in graph_of(spec).trained if training > 1 else ():
+        source = spec.models.source(role)
+        config = {} if source is None else _config(source.path)
+        if problem := split_problem(config, training, several=False):
+            yield TRAINING, training, f"{spec.models.path_field(role)}: {problem}"
 
 
 def check_tensor_split(spec: RLHFJobSpec) -> None:
-    """Raise JobError when the policy cannot be split."""
-    if problem := tensor_split_problem(spec):
-        degree = spec.generation.parallelism.tensor
-        raise JobError("DoesNotFit", f"{degree}: {problem}", field=FIELD, exit_code=ExitCode.USAGE)
+    """Raise JobError when a model cannot be split."""
+    for field, degree, problem in tensor_split_problems(spec):
+        raise JobError("DoesNotFit", f"{degree}: {problem}", field=field, exit_code=ExitCode.USAGE)
+
+
+def _config(path: str) -> Mapping[str, Any]:
+    folder = local_folder(path)
+    try:
+        config = {} if folder is None else json.loads((folder / "config.json").read_text())
+    except (OSError, ValueError):
+        return {}
+    return config if isinstance(config, dict) else {}

@@ -395,6 +395,7 @@ class Heartbeat(_message.Message):
     LEARNS_SIBLINGS_FIELD_NUMBER: _builtins.int
     ENGINE_FIELD_NUMBER: _builtins.int
     TRAINING_PIECES_FIELD_NUMBER: _builtins.int
+    WAITS_FOR_FIELD_NUMBER: _builtins.int
     active_samples: _builtins.int
     queued_samples: _builtins.int
     tokens: _builtins.int
@@ -412,6 +413,8 @@ class Heartbeat(_message.Message):
     """generation: the engine it decodes by and why it is this one, in words"""
     training_pieces: _builtins.int
     """actions of schedule rows and parts of steps that its rank has finished, from 1; 0: not counted"""
+    waits_for: _builtins.str
+    """training: what its rank waits for of other ranks, in words; empty: it waits for none of them"""
     def __init__(
         self,
         *,
@@ -425,10 +428,11 @@ class Heartbeat(_message.Message):
         learns_siblings: _builtins.bool = ...,
         engine: _builtins.str = ...,
         training_pieces: _builtins.int = ...,
+        waits_for: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["active_samples", b"active_samples", "busy_seconds", b"busy_seconds", "engine", b"engine", "learns_siblings", b"learns_siblings", "leaving", b"leaving", "memory_bytes", b"memory_bytes", "queued_samples", b"queued_samples", "stage", b"stage", "tokens", b"tokens", "training_pieces", b"training_pieces"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["active_samples", b"active_samples", "busy_seconds", b"busy_seconds", "engine", b"engine", "learns_siblings", b"learns_siblings", "leaving", b"leaving", "memory_bytes", b"memory_bytes", "queued_samples", b"queued_samples", "stage", b"stage", "tokens", b"tokens", "training_pieces", b"training_pieces", "waits_for", b"waits_for"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

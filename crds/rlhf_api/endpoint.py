@@ -43,6 +43,8 @@ class Endpoint:
     def __init__(self, host: str, port: int, clock: Callable[[], float] = time.monotonic) -> None:
         """Open the endpoint; port 0 takes a free one. Raises OSError when the address cannot be bound."""
         self.metrics: Application | None = None
+        self.ailment: Callable[[], str] | None = None
+        """Says why a process that answers for others does not live although its own loop turns; "" when it does."""
         self._clock = clock
         self._last_beat: float | None = None
         self._logged = False
@@ -78,7 +80,8 @@ class Endpoint:
             return _plain_text(start, "503 Service Unavailable", "the process is starting and has no metrics yet")
         stuck = self.stuck_seconds
         if not stuck:
-            return _plain_text(start, "200 OK", "ok")
+            ailment = self.ailment() if self.ailment is not None else ""
+            return _plain_text(start, "503 Service Unavailable" if ailment else "200 OK", ailment or "ok")
         problem = f"the event loop has not turned for {stuck:.0f} s"
         if not self._logged:
             self._logged = True

@@ -34,6 +34,11 @@ WORKER_PORT: Final = 7710
 """gRPC port a worker serves to its peers (weights, later KV caches)."""
 METRICS_PORT: Final = 7790
 """Prometheus port of coordinator and workers."""
+RANK_METRICS_PORT: Final = 7800
+"""In a pod of several ranks: port of the first at which its launcher reads metrics and liveness, the next has the next.
+Their gRPC ports begin at WORKER_PORT."""
+RANK_RENDEZVOUS_PORT: Final = 7900
+"""In a pod of several ranks: port of the first for the rendezvous, the next has the next."""
 
 DRAFT_MODEL: Final = "draft"
 """Under which a draft model that is trained travels and is saved, where other models have their role. It is no role of
@@ -96,6 +101,11 @@ class Env(StrEnum):
     RENDEZVOUS_PORT = "RLHF_RENDEZVOUS_PORT"
     """Training ranks: port at which this one opens the store where ranks meet; unset: it picks a free port when it
     starts, which is right in a pod, where no other process is."""
+    RANKS = "RLHF_RANKS"
+    """Launcher of a pod of several ranks: how many. RLHF_INDEX is the pod's then, and LISTEN, ADVERTISE, DEVICE,
+    RENDEZVOUS_PORT and RANK_METRICS have one entry a rank, separated by commas."""
+    RANK_METRICS = "RLHF_RANK_METRICS"
+    """Launcher of a pod of several ranks: host:port at which each of them serves its metrics and liveness to it."""
     GROUP = "RLHF_GROUP"
     INDEX = "RLHF_INDEX"
     CERTIFICATES = "RLHF_CERTIFICATES"

@@ -12,6 +12,7 @@ from rlhf_api.conditions import ConditionType, RunningReason
 from rlhf_api.job.scheduling import QUEUE_LABEL
 from rlhf_api.metrics import labels, operator
 from rlhf_api.metrics.metric import Metric
+from rlhf_api.rank_pods import gpus_a_pod
 from rlhf_operator.job_metrics import JobValues
 from rlhf_operator.reconcile import ObservedJob
 from rlhf_operator.reconcile.timestamps import time_of
@@ -103,7 +104,7 @@ def _gpus(job: Mapping[str, Any], observed: ObservedJob, status: Mapping[str, An
 
 
 def _gpus_of(job: Mapping[str, Any], group: str) -> float:
-    return _number(_mapping(_mapping(job.get("spec")).get(group)).get("gpusPerReplica"))
+    return _number(gpus_a_pod(job.get("spec"), group))
 
 
 def _sizes(observed: ObservedJob, status: Mapping[str, Any]) -> dict[Metric, Any]:

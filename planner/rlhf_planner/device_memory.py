@@ -2,9 +2,10 @@
 
 Counted: weights; on workers that decode the key-value cache at the full batch and the longest samples, of a draft model
 likewise; on training ranks float32 master weights, gradients and the two AdamW moments, and weights once more in half
-precision where they are cast, of a draft model that is trained likewise; of models in parts (parallelism.shard) a
-rank's part of each, and its share of whole parameters to publish. Not counted: gathered layers, activations, logits,
-communicators, the runtime itself. So what does not fit here fits nowhere, and what fits here may still not.
+precision where they are cast, of a draft model that is trained likewise; of models in parts (parallelism.shard and
+parallelism.tensor) a rank's part of each, and its share of whole parameters to publish. Norms, which every rank of a
+tensor group has, count as if they were split. Not counted: gathered layers, activations, logits, communicators, the
+runtime itself. So what does not fit here fits nowhere, and what fits here may still not.
 Rule: arithmetic over sizes that come in; a model of unknown size is said to be, never zero.
 """
 
@@ -43,6 +44,10 @@ class ModelSize:
     """Keys and values of all layers, for one token."""
     map_widths: Mapping[str, int] = field(default_factory=dict)
     """Linear map of a layer, by its Hugging Face name -> its inputs and outputs, added up over all layers."""
+    layers: int = 0
+    """0: the folder does not say."""
+    key_value_heads: int = 0
+    """Of a layer; 0: the folder does not say."""
 
     def adapter_parameters(self, lora: Lora) -> int | None:
         """Return the parameters of the adapters of this model; None where its maps are not known."""
@@ -63,6 +68,11 @@ class Estimate:
     def total(self) -> int:
         """Bytes of all known parts."""
         return sum(self.parts.values())
+
+    @property
+    def words(self) -> str:
+        """The parts: `weights 1 GiB, gradients 2 GiB`."""
+        return ", ".join(f"{name} {gib(count)}" for name, count in self.parts.items())
 
 
 @dataclass(frozen=True)
@@ -91,9 +101,9 @@ class Budget:
         peak = self.peak
         if peak.onloaded.total <= device_bytes:
             return ""
-        parts = ", ".join(f"{name} {_gib(count)}" for name, count in peak.onloaded.parts.items())
+        needed = peak.onloaded
         return (
-            f"phase {peak.name} needs {_gib(peak.onloaded.total)} a device ({parts}), which has {_gib(device_bytes)}: "
+            f"phase {peak.name} needs {gib(needed.total)} a device ({needed.words}), which has {gib(device_bytes)}: "
             f"{REMEDIES[peak.name]}, or use spec.placement: Dedicated"
         )
 
@@ -194,8 +204,9 @@ def training(spec: RLHFJobSpec, sizes: Sizes) -> Estimate:
             continue
         item = {"weights": FLOAT32_BYTES, "gradients": FLOAT32_BYTES, "optimizer": OPTIMIZER_BYTES}
         item |= {"half-precision weights": HALF_BYTES} if half else {}
-        if settings.parallelism.shard > 1:  # layers are cast one at a time; what is published is kept whole, shared out
+        if settings.parallelism.shard > 1:  # layers are cast one at a time
             item = {name: count for name, count in item.items() if name != "half-precision weights"}
+        if settings.parallelism.shard * settings.parallelism.tensor > 1:  # kept whole, shared out
             item["published weights"] = FLOAT32_BYTES
         for name, count in item.items():
             parts[name] = parts.get(name, 0) + -(-trained // settings.parallelism.keepers) * count
@@ -248,5 +259,6 @@ def _sum(*found: Estimate) -> Estimate:
     return Estimate(parts, tuple(dict.fromkeys(role for one in found for role in one.unknown)))
 
 
-def _gib(count: int) -> str:
+def gib(count: int) -> str:
+    """Return a number of bytes in words."""
     return f"{count / GIBIBYTE:.3g} GiB"

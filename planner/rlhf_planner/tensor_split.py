@@ -1,4 +1,4 @@
-"""Whether a model can be split over the devices of one worker, from its config.json alone.
+"""Whether a model can be split over the devices of one worker, or training ranks, from its config.json alone.
 
 Rule: pure, and no more than what tensor parallelism needs of every architecture: each device holds whole heads of
 attention and whole columns of the feed-forward layers. What the configuration does not say is not judged.
@@ -8,10 +8,11 @@ from collections.abc import Mapping
 from typing import Any
 
 
-def split_problem(config: Mapping[str, Any], degree: int) -> str:
+def split_problem(config: Mapping[str, Any], degree: int, *, several: bool = True) -> str:
     """Return why a model cannot be split over `degree` devices, with what would be right; empty when nothing says so.
 
-    Key-value heads fewer than devices are held several times, which needs a degree that is a multiple of them.
+    Key-value heads fewer than devices are held several times, which needs a degree that is a multiple of them; not
+    where `several` is false, as in training.
     """
     text = config.get("text_config")
     said: Mapping[str, Any] = text if isinstance(text, Mapping) else config
@@ -20,13 +21,14 @@ def split_problem(config: Mapping[str, Any], degree: int) -> str:
     wrong = []
     if heads and heads % degree:
         wrong.append(f"{heads} attention heads")
-    if groups and max(groups, degree) % min(groups, degree):
+    if groups and (max(groups, degree) % min(groups, degree) if several else groups % degree):
         wrong.append(f"{groups} key-value heads")
     if (columns := _count(said, "intermediate_size")) and columns % degree:
         wrong.append(f"{columns} columns of its feed-forward layers")
     if not wrong:
         return ""
-    choices = [other for other in (1, 2, 4, 8, 16, 32, 64) if other < degree and not split_problem(config, other)]
+    degrees = (other for other in (1, 2, 4, 8, 16, 32, 64) if other < degree)
+    choices = [other for other in degrees if not split_problem(config, other, several=several)]
     return f"the model's {' and '.join(wrong)} cannot be split over {degree} devices: use {choices[-1]}"
 
 

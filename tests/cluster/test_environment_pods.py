@@ -1,4 +1,5 @@
-"""A job of several turns in pods of a real node: its environment is a ConfigMap, and it learns what it learns here.
+"""A job of several turns in pods of a real node: its environment is a ConfigMap, with a key of a Secret, and it learns
+what it learns here.
 
 The rule: the manifest is the calculator's of the examples, deterministic and with fewer iterations.
 """
@@ -29,6 +30,13 @@ ROOT = Path(__file__).parents[2]
 EXAMPLE = ROOT / "examples" / "calculator"
 NAME = "calculator"
 ITERATIONS = 6
+LICENSE = "sk-granted"
+LICENSED = f"""
+import os
+
+if os.environ.get("LICENSE") != {LICENSE!r}:
+    raise RuntimeError("no license")
+"""
 
 
 @pytest.fixture
@@ -54,11 +62,14 @@ def calculator(folder: Path) -> dict[str, Any]:
 
 
 def test_an_environment_in_a_config_map_trains_in_pods_as_from_a_file_on_one_machine(
-    node_cluster: Cluster, operator: OperatorProcess, tmp_path: Path
+    node_cluster: Cluster, operator: OperatorProcess, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     job = calculator(tmp_path)
-    manifest = tmp_path / "job.yaml"
-    job["spec"]["rollout"]["environment"]["file"] = str(EXAMPLE / "environment.py")
+    manifest, code = tmp_path / "job.yaml", tmp_path / "licensed.py"
+    code.write_text((EXAMPLE / "environment.py").read_text() + LICENSED)
+    key = {"name": "license", "key": "key"}
+    job["spec"]["rollout"]["environment"] |= {"file": str(code), "env": [{"name": "LICENSE", "secretKeyRef": key}]}
+    monkeypatch.setenv("RLHF_SECRET_LICENSE_KEY", LICENSE)
     manifest.write_text(yaml.safe_dump({**job, "metadata": {"name": NAME}}))
     run = run_job(manifest, tmp_path / "here")
     assert run.code == 0, run.output[-3000:]
@@ -67,12 +78,15 @@ def test_an_environment_in_a_config_map_trains_in_pods_as_from_a_file_on_one_mac
     given |= {"configMap": "my-calculator"}
     del given["file"]
     in_pods(node_cluster, job, tmp_path)
-    node_cluster.apply([job])
+    secret = {"name": "license", "namespace": NAMESPACE}
+    node_cluster.apply(
+        [job, {"apiVersion": "v1", "kind": "Secret", "metadata": secret, "stringData": {"key": LICENSE}}]
+    )
     command = f"kubectl create configmap my-calculator {PLACE} --from-file=environment.py=<your file>"
     wait_for(node_cluster, "Running", "False", command, name=NAME)
-    code = {"environment.py": (EXAMPLE / "environment.py").read_text()}
+    data = {"environment.py": code.read_text()}
     named = {"name": "my-calculator", "namespace": NAMESPACE}
-    node_cluster.apply([{"apiVersion": "v1", "kind": "ConfigMap", "metadata": named, "data": code}])
+    node_cluster.apply([{"apiVersion": "v1", "kind": "ConfigMap", "metadata": named, "data": data}])
     wait_for(node_cluster, "Complete", name=NAME)
     written = tmp_path / "checkpoints" / "run" / "metrics.jsonl"
     assert rewards(written) == rewards(tmp_path / "here" / "metrics.jsonl")

@@ -43,6 +43,7 @@ PROCESSES = 9
 """The operator, the coordinators of both jobs, and two workers each of generation, inference and training."""
 TAUGHT = "ranks that teach a draft model; tests/integration/test_trained_drafter.py reads what they measure"
 VLLM = "workers whose engine is vLLM; tests/integration/test_vllm_roles.py asks the endpoint of one"
+CARRIED = "jobs with rollout.maxStaleness; tests/integration/test_carried_job.py reads what they measure"
 RARE = {
     ("engine", "Fullest devices and caches", "A"): "workers that compute on GPUs, whose memory the driver tells",
     ("engine", "Fullest devices and caches", "B"): VLLM,
@@ -51,6 +52,7 @@ RARE = {
     ("engine", "Samples taken back, and failed", "D"): VLLM,
     ("training", "Draft model against the policy", "A"): TAUGHT,
     ("training", "Draft model against the policy", "B"): TAUGHT,
+    ("learning", "What is not trained on", "D"): CARRIED,
     ("engine", "Held for scoring, given back by sleep", "A"): "scoring early, which Auto chooses by a measured gain",
 }
 """(dashboard, panel, query) -> what has data of it, which a job on this machine need not be."""

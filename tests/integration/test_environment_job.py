@@ -57,9 +57,14 @@ def test_whoever_is_killed_it_ends_in_the_same_weights(manifest: Path, straight:
     assert run.weights == straight.weights != "", run.output[-3000:]
 
 
-def test_more_conversations_than_the_batch_are_begun_and_cut_off_between_turns(manifest: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("staleness", [0, 2])
+def test_more_conversations_than_the_batch_are_begun_and_cut_off_between_turns(
+    manifest: Path, tmp_path: Path, staleness: int
+) -> None:
+    """With a staleness they are gone on with in the next iteration, wherever they stand."""
     more = 2
-    fields = ("deterministic=false", f"rollout.oversample={more}", "checkpoints={path: kept, every: 1}")
+    sizes = (f"rollout.oversample={more}", f"rollout.maxStaleness={staleness}")
+    fields = ("deterministic=false", *sizes, f"checkpoints={{path: kept-{staleness}, every: 1}}")
     options = [part for field in fields for part in ("--set", f"spec.{field}")]
     kills = Kills(5, 2, ["generation-1", "coordinator"], longest_calm_seconds=0.5, iterations_between=1)
     run = run_job(manifest, tmp_path / "run", options=options, kills=kills)
@@ -69,6 +74,7 @@ def test_more_conversations_than_the_batch_are_begun_and_cut_off_between_turns(m
     group_size = yaml.safe_load(manifest.read_text())["spec"]["algorithm"]["grpo"]["groupSize"]
     for line in lines:
         assert line["samples/cut"] == more * group_size
+        assert ("samples/carried" in line) == (staleness > 0)
         assert line["samples/failed"] == line["samples/abstained"] == 0
         assert line["training/actor/mismatch_max"] < 1e-3, "no late answer came into another sample"
 

@@ -12,12 +12,14 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from safetensors.torch import load_file
 from tests.support import models
 from tests.support.fused_ranks import moments_of
 from tests.support.gradient_comparison import assert_same_gradients
 from tests.support.sharded_ranks import Order, ShardedRanks, launched, parallel, united, whole
 from tests.support.training_ranks import finish_folder, gradients_of, make_batch, make_job, run, serial, weights_of
+from torch._C._distributed_c10d import HashStore
 
 from rlhf_api.job import RLHFJob
 from rlhf_api.names import ExitCode
@@ -43,12 +45,15 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 
 @pytest.fixture(scope="module")
-def saved(folders: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A checkpoint of one rank that holds everything, after an iteration."""
+def saved(folders: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A checkpoint of two pipeline stages by tensor groups of two ranks, of Megatron's layers, after an iteration."""
+    # Megatron takes every group for one of one rank before torch.distributed has begun; its ranks here are threads.
+    dist.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
     folder = tmp_path_factory.mktemp("whole") / "checkpoint"
-    run(job_of(folders), range(1), pipeline=1, save=folder)
+    run(in_tensor_groups(folders), range(1), pipeline=2, save=folder)
     finish_folder(folder, folders["llama"])
-    return folder
+    yield folder
+    dist.destroy_process_group()
 
 
 @pytest.fixture(scope="module", params=SHARDS)
@@ -66,13 +71,14 @@ def ranks(
 
     trained = job_of(folders)
     recomputed = job_of(folders, training={"activationCheckpointing": True})
-    half = job_of(folders, training={"precision": "BFloat16"})
+    half = halved(folders["llama"])
     orders = [
         *(order(f"gradients-{family}", make_job(path, path), gradients=True) for family, path in folders.items()),
+        *(order(f"packed-{family}", packed(path), gradients=True) for family, path in folders.items()),
         order("abstained", trained, gradients=True, abstained=ABSTAINED),
         order("recomputed", recomputed, gradients=True),
         order("half", half, gradients=True),
-        order("initial", half),
+        *(order(f"initial-{family}", halved(path)) for family, path in folders.items()),
         order("trained", trained, after=2),
         order("again", job_of(folders, algorithm=AGAIN), after=2),
         order("first", trained, after=1, save=str(root / "checkpoint")),
@@ -87,6 +93,18 @@ def ranks(
 
 def job_of(folders: dict[str, Path], **spec: Any) -> RLHFJob:
     return make_job(folders["llama"], folders["llama"], **spec)
+
+
+def in_tensor_groups(folders: dict[str, Path]) -> RLHFJob:
+    return job_of(folders, training={"backend": "megatron", "parallelism": {"pipeline": 2, "tensor": 2}})
+
+
+def halved(folder: Path) -> RLHFJob:
+    return make_job(folder, folder, training={"precision": "BFloat16"})
+
+
+def packed(folder: Path) -> RLHFJob:
+    return make_job(folder, folder, training={"packing": True})
 
 
 def assert_same_bits(ours: Mapping[str, torch.Tensor], theirs: Mapping[str, torch.Tensor]) -> None:
@@ -104,6 +122,13 @@ def test_gradients_are_those_of_a_rank_that_holds_everything(ranks: ShardedRanks
     assert_same_gradients(whole(ranks.reports("recomputed"), "gradients"), expected, TOLERANCE)
     expected = gradients_of(job, serial(job, 1, 1), 1, make_batch(abstained=ABSTAINED))
     assert_same_gradients(whole(ranks.reports("abstained"), "gradients"), expected, TOLERANCE)
+
+
+def test_packed_rows_have_the_gradients_of_padded_ones(ranks: ShardedRanks, folders: dict[str, Path]) -> None:
+    for family, path in folders.items():
+        job = make_job(path, path)
+        expected = gradients_of(job, serial(job, 1, 1), 1, make_batch())
+        assert_same_gradients(whole(ranks.reports(f"packed-{family}"), "gradients"), expected, TOLERANCE)
 
 
 def test_half_precision_rounds_no_more_than_a_rank_that_holds_everything(
@@ -128,8 +153,10 @@ def test_losses_norms_and_weights_are_those_of_a_rank_that_holds_everything(
     assert all(report["metrics"] == ours[0]["metrics"] for report in ours), "ranks report different metrics"
     for got, expected in zip(ours[0]["metrics"], metrics, strict=True):
         assert got == pytest.approx(expected, rel=1e-4, abs=1e-5)
-    for got in (name for name in metrics[0] if name.startswith(("gradient_norm", "loss"))):
-        assert ours[0]["metrics"][0][got] == pytest.approx(metrics[0][got], rel=TOLERANCE), got
+    sizes = [name for name in metrics[0] if name.startswith("gradient_norm/") or name.endswith("/loss")]
+    assert len(sizes) == 4, "of actor and critic"
+    for got in sizes:
+        assert ours[0]["metrics"][0][got] == pytest.approx(metrics[0][got], rel=TOLERANCE, abs=1e-6), got
     weights = weights_of(trainers)
     published = united(ours, "published")
     assert published.keys() == weights.keys()
@@ -151,20 +178,23 @@ def test_passes_of_forwards_alone_and_a_held_actor_train_what_a_rank_that_holds_
 def test_initial_weights_are_published_bit_by_bit_and_by_one_rank_each(
     ranks: ShardedRanks, folders: dict[str, Path]
 ) -> None:
-    source = load_file(folders["llama"] / "model.safetensors")
-    found = ranks.reports("initial")
+    for family, path in folders.items():
+        source = load_file(path / "model.safetensors")
+        published = united(ranks.reports(f"initial-{family}"), "published")
+        assert {name.removeprefix("actor:") for name in published if name.startswith("actor:")} == source.keys()
+        for name, value in source.items():
+            assert torch.equal(published[f"actor:{name}"].view(torch.int16), value.bfloat16().view(torch.int16)), name
+    found = ranks.reports("initial-llama")
     published = united(found, "published")
-    assert {name.removeprefix("actor:") for name in published if name.startswith("actor:")} == source.keys()
-    for name, value in source.items():
-        assert torch.equal(published[f"actor:{name}"].view(torch.int16), value.bfloat16().view(torch.int16)), name
     sizes = [sum(value.numel() for value in report["published"].values()) for report in found]
     largest = max(value.numel() for value in published.values())
     assert max(sizes) - min(sizes) <= 2 * largest, "one rank keeps more than its share"
 
 
-def test_a_checkpoint_goes_from_whole_to_parts_and_back_bit_by_bit(
-    ranks: ShardedRanks, folders: dict[str, Path], saved: Path
+def test_a_checkpoint_goes_from_tensor_groups_to_parts_and_back_bit_by_bit(
+    ranks: ShardedRanks, folders: dict[str, Path], saved: Path, tmp_path: Path
 ) -> None:
+    """From Megatron's layers, tensor 2 x pipeline 2, to models in parts of the backend torch; then whole, and back."""
     root = ranks.folder
     expected, _, _ = run(job_of(folders), range(1, 1), pipeline=1, restore=str(saved))
     assert_same_bits(united(ranks.reports("restored"), "published"), weights_of(expected))
@@ -173,6 +203,11 @@ def test_a_checkpoint_goes_from_whole_to_parts_and_back_bit_by_bit(
     assert_same_bits(weights_of(again), weights_of(expected))
     assert_same_bits(moments_of(again), moments_of(expected))
     assert again[0].progress == expected[0].progress
+    back, _, _ = run(in_tensor_groups(folders), range(1, 1), restore=str(root / "again"), save=tmp_path)
+    assert_same_bits(weights_of(back), weights_of(expected))
+    finish_folder(tmp_path, folders["llama"])
+    whole_again, _, _ = run(job_of(folders), range(1, 1), pipeline=1, restore=str(tmp_path))
+    assert_same_bits(moments_of(whole_again), moments_of(expected))
 
 
 def test_a_group_that_comes_back_trains_the_bits_of_one_that_was_not_lost(ranks: ShardedRanks) -> None:

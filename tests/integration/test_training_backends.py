@@ -12,7 +12,10 @@ SMALL = {
     "hidden": 32, "critic-hidden": 32, "layers": 2, "critic-layers": 2, "prompt": 4, "response": 8,
     "search-seconds": 0.2,
 }  # fmt: skip
-LAYOUTS = {"torch", "torch data 2", "torch pipeline 2", "torch shard 2", "megatron data 2", "megatron pipeline 2"}
+LAYOUTS = {
+    "torch", "torch data 2", "torch pipeline 2", "torch shard 2", "megatron data 2", "megatron pipeline 2",
+    "megatron tensor 2",
+}  # fmt: skip
 
 
 @pytest.mark.slow

@@ -66,7 +66,7 @@ class Ended:
 
 
 def processes(runner: int) -> dict[str, int]:
-    """Name -> pid of the processes of a job whose `rlhf run` has pid `runner`."""
+    """Name -> pid of the processes of a job whose `rlhf run` has pid `runner`, ranks of a launcher included."""
     result: dict[str, int] = {}
     for child in _children(runner):
         try:
@@ -80,6 +80,9 @@ def processes(runner: int) -> dict[str, int]:
             continue
         if Env.GROUP in environment:
             group, index = environment[Env.GROUP], environment.get(Env.INDEX, "0")
+            if Env.RANKS in environment:
+                result |= {f"{group}-pod-{index}": child} | processes(child)
+                continue
             result["coordinator" if group == "coordinator" else f"{group}-{index}"] = child
     return result
 

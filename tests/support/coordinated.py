@@ -15,7 +15,14 @@ from tests.support.loopback import free_address
 from tokenizers import Tokenizer, models, pre_tokenizers
 
 from rlhf_api import control_pb2 as pb
-from rlhf_api.algorithms import graph_of, has_greedy_baseline, samples_begun, samples_of_batch, samples_per_prompt
+from rlhf_api.algorithms import (
+    graph_of,
+    has_greedy_baseline,
+    prompts_apart,
+    prompts_begun,
+    samples_of_batch,
+    samples_per_prompt,
+)
 from rlhf_api.job import RLHFJob
 from rlhf_api.names import Group
 from rlhf_api.samples import VersionSpan
@@ -73,7 +80,8 @@ def make_prompts(job: RLHFJob, count: int = PROMPTS) -> PromptSet:
         lines,
         seed=job.spec.seed,
         shuffle=True,
-        per_iteration=samples_begun(job.spec) // item,
+        per_iteration=prompts_begun(job.spec),
+        apart=prompts_apart(job.spec),
         samples_per_prompt=item,
     )
 

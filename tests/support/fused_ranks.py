@@ -64,7 +64,7 @@ Trained = tuple[Trainer, list[dict[str, float]]]
 def train(
     job: RLHFJob, table: ScheduleTable, data: int, iterations: range, restore: str = "", save: Path | None = None
 ) -> list[Trained]:
-    world = data * len(table.rows)
+    world = data * len(table.rows) * job.spec.training.parallelism.tensor
 
     def work(rank: int, peers: ThreadCommunicator) -> Trained:
         trainer = trainer_of(job, table, rank, world, peers, restore, iterations.start)

@@ -1,6 +1,12 @@
-"""Gradients by name that are to be the same but for rounding."""
+"""Gradients by name that are to be the same but for rounding, and those of the whole model without our code."""
 
 import torch
+import transformers
+from tests.support.training_ranks import CPU, prepared
+
+from rlhf_api.job import RLHFJob
+from rlhf_workers.models import load_backbone_with_value_head
+from rlhf_workers.training.training_batch import TrainingBatch
 
 
 def assert_same_gradients(ours: dict[str, torch.Tensor], theirs: dict[str, torch.Tensor], tolerance: float) -> None:
@@ -9,3 +15,37 @@ def assert_same_gradients(ours: dict[str, torch.Tensor], theirs: dict[str, torch
     for name, expected in theirs.items():
         scale = float(expected.abs().max()) or 1.0
         assert float((ours[name] - expected).abs().max()) <= tolerance * scale, name
+
+
+def plain_gradients(job: RLHFJob, batch: TrainingBatch) -> dict[str, torch.Tensor]:
+    """Gradients by transformers and written-out PPO, sample by sample."""
+    spec = job.spec
+    assert spec.models.critic is not None
+    batch = prepared(job, batch)
+    actor = transformers.AutoModelForCausalLM.from_pretrained(spec.models.actor.path, attn_implementation="eager")
+    critic = load_backbone_with_value_head(
+        spec.models.critic.path, field="", dtype=torch.float32, device=CPU, attention="eager"
+    )
+    actor.eval()
+    actor_loss, critic_loss = torch.zeros(()), torch.zeros(())
+    for row, prompt in enumerate(batch.prompts):
+        length = int(batch.response_lengths[row])
+        response = batch.responses[row, :length]
+        tokens = torch.cat([prompt, response])[None]
+        states = slice(len(prompt) - 1, len(prompt) + length - 1)
+        field = {name: values[row, :length] for name, values in batch.fields.items()}
+        logits = actor(tokens).logits[0, states] / spec.rollout.temperature
+        log_p = torch.log_softmax(logits, -1)[torch.arange(length), response]
+        ratio = torch.exp(log_p - field["log_probabilities"])
+        advantage = field["advantages"]
+        surrogate = torch.minimum(ratio * advantage, ratio.clamp(0.8, 1.2) * advantage)
+        value = critic.requires_grad_()(tokens)[0, states]
+        clipped = field["values"] + (value - field["values"]).clamp(-0.2, 0.2)
+        squared = torch.maximum((value - field["returns"]) ** 2, (clipped - field["returns"]) ** 2)
+        if batch.valid[row]:
+            actor_loss = actor_loss - surrogate.sum() / batch.tokens
+            critic_loss = critic_loss + 0.5 * squared.sum() / batch.tokens
+    (actor_loss + critic_loss).backward()
+    named = {f"actor:{name}": value.grad for name, value in actor.named_parameters()}
+    named |= {f"critic:{name}": value.grad for name, value in critic.named_parameters()}
+    return named

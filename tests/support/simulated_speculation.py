@@ -30,6 +30,10 @@ class World:
     """Share of the steps that take four times as long."""
     noise: float = 0.0
     """Of a step's seconds: standard deviation of their logarithm."""
+    choosing: float = 0.0
+    """Seconds of a step that asks drafters, beside theirs."""
+    cold: float = 0.0
+    """Seconds more of the first such step after a plain one."""
 
 
 @dataclass
@@ -72,6 +76,7 @@ def run(
     random = np.random.default_rng(seed)
     ran = Ran()
     plan: Plan | None = None
+    warm = False
     for index in range(steps):
         if fixed is not None:
             plan = Plan((0,) if fixed else (), rows, rows * fixed, "Faster", 0.0)
@@ -90,7 +95,7 @@ def run(
                 for drafter in plan.drafters
             )
             took = tuple(world.draft_seconds[drafter] * count for drafter in plan.drafters)
-            drafting = sum(took)
+            drafting = sum(took) + world.choosing + (0.0 if warm else world.cold)
             if fixed is not None:
                 lengths = np.minimum(offers[0].lengths, fixed)
                 drafters = np.zeros(count, np.int64)
@@ -100,6 +105,7 @@ def run(
                 lengths = choice.lengths
                 drafters = np.array(plan.drafters)[choice.drafters]
             matches = np.full(count, 3, np.int64)
+        warm = bool(plan.drafters)
         accepted = np.zeros(len(lengths), np.int64)
         for drafter in range(len(world.acceptance)):
             mine = drafters == drafter

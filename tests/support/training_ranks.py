@@ -19,7 +19,7 @@ from rlhf_api.algorithms import ALGORITHMS, SampleField, full_graph
 from rlhf_api.algorithms.graph import SAMPLED_FIELD
 from rlhf_api.arrays import pack
 from rlhf_api.job import RLHFJob
-from rlhf_api.schedule import Pipeline, ScheduleTable
+from rlhf_api.schedule import Action, Pipeline, ScheduleTable
 from rlhf_planner.schedule.serial import serial_table
 from rlhf_workers.algorithms.registry import build_algorithm
 from rlhf_workers.training import checkpoint
@@ -44,10 +44,15 @@ class ThreadHub:
     """What threads share: one queue an ordered pair of ranks, and meeting places for sums."""
 
     def __init__(self) -> None:
-        self.queues: dict[tuple[int, int], queue.Queue[torch.Tensor]] = defaultdict(queue.Queue)
+        self._queues: dict[tuple[int, int], queue.Queue[torch.Tensor]] = {}
         self.changed = threading.Condition()
         self.meetings: dict[Any, dict[int, torch.Tensor]] = defaultdict(dict)
         self.log: list[tuple[int, str]] = []
+
+    def queue(self, sender: int, receiver: int) -> "queue.Queue[torch.Tensor]":
+        """Return the one queue of a pair, whoever of the two asks first: of two made at once one would be lost."""
+        with self.changed:
+            return self._queues.setdefault((sender, receiver), queue.Queue())
 
 
 class ThreadCommunicator:
@@ -61,11 +66,11 @@ class ThreadCommunicator:
         self._posted: dict[int, deque[torch.Tensor]] = defaultdict(deque)
 
     def send(self, tensor: torch.Tensor, peer: int) -> "Done":
-        self.hub.queues[self.rank, peer].put(tensor.clone())
+        self.hub.queue(self.rank, peer).put(tensor.clone())
         return Done(lambda: None)
 
     def receive(self, tensor: torch.Tensor, peer: int) -> "Done":
-        source, posted = self.hub.queues[peer, self.rank], self._posted[peer]
+        source, posted = self.hub.queue(peer, self.rank), self._posted[peer]
         posted.append(tensor)
 
         def wait() -> None:  # the k-th send meets the k-th receive, in whatever order they are waited for
@@ -84,8 +89,8 @@ class ThreadCommunicator:
 
     def _meet(self, tensor: torch.Tensor, ranks: tuple[int, ...]) -> list[torch.Tensor]:
         self._met[ranks] += 1
-        meeting = self.hub.meetings[ranks, self._met[ranks]]
         with self.hub.changed:
+            meeting = self.hub.meetings[ranks, self._met[ranks]]
             meeting[self.rank] = tensor.clone()
             self.hub.changed.notify_all()
             assert self.hub.changed.wait_for(lambda: len(meeting) == len(ranks), WAIT), f"waited for {ranks}"
@@ -140,6 +145,30 @@ def split_backward(table: ScheduleTable) -> ScheduleTable:
         halves = [a.model_copy(update={"kind": "I"}) if a.kind == "B" else a for a in row]
         rows.append((*halves, *(a.model_copy(update={"kind": "W"}) for a in row if a.kind == "B")))
     return table.model_copy(update={"rows": tuple(rows), "method": "split"})
+
+
+def interleave(pipelines: tuple[Pipeline, ...]) -> ScheduleTable:
+    """All pipelines at once: micro-batch by micro-batch, one step of each pipeline in turn, transfers as they come."""
+    rows: list[list[Action]] = [[] for _ in range(1 + max(r for p in pipelines for r in p.stage_ranks))]
+
+    def act(kind: str, index: int, stage: int, microbatch: int, rank: int, peer: int | None = None) -> None:
+        rows[rank].append(Action(kind=kind, pipeline=index, stage=stage, microbatch=microbatch, peer=peer))
+
+    def steps(index: int, pipeline: Pipeline, m: int) -> list[tuple[str, int, int, int]]:
+        order = range(len(pipeline.stage_ranks))
+        return [("F", index, s, m) for s in order] + [("B", index, s, m) for s in reversed(order)]
+
+    for m in range(max(p.microbatches for p in pipelines)):
+        chains = [steps(i, p, m) for i, p in enumerate(pipelines) if m < p.microbatches]
+        for turn in range(max(map(len, chains))):
+            for kind, index, stage, microbatch in (chain[turn] for chain in chains if turn < len(chain)):
+                ranks = pipelines[index].stage_ranks
+                act(kind, index, stage, microbatch, ranks[stage])
+                target = stage + 1 if kind == "F" else stage - 1
+                if 0 <= target < len(ranks) and ranks[target] != ranks[stage]:
+                    act(f"SEND_{kind}", index, stage, microbatch, ranks[stage], ranks[target])
+                    act(f"RECV_{kind}", index, target, microbatch, ranks[target], ranks[stage])
+    return ScheduleTable(method="interleaved", pipelines=pipelines, rows=tuple(tuple(row) for row in rows))
 
 
 def make_samples(
@@ -236,44 +265,65 @@ def exhaust(steps: Generator[None, None, Result]) -> Result:
             return result
 
 
+Parts = dict[str, dict[int, tuple[int, torch.Tensor]]]
+"""Name -> first row or column -> (dimension that is split, value)."""
+
+
+def parts_of(trainer: Trainer, gradients: bool = False) -> Parts:
+    """`model:Hugging Face name` -> what a rank holds of it, of all parameters or their gradients."""
+    result: Parts = {}
+    for (model, stage), optimizer in trainer.optimizers.items():
+        for own, parameter in optimizer.parameters.items():
+            held = optimizer.gradient(own) if gradients else parameter.detach()
+            for name, value in trainer.stages[model, stage].in_folder(own, held):
+                part = trainer.stages[model, stage].part_of(name)
+                place = (0, value) if part is None else (part.dimension, value)
+                result.setdefault(f"{model}:{name}", {})[0 if part is None else part.first] = place
+    return result
+
+
+def united(ranks: Sequence[Parts]) -> dict[str, torch.Tensor]:
+    """The parts of all ranks put together; copies of a part must be equal bit by bit."""
+    merged: Parts = {}
+    for on_rank in ranks:
+        for name, parts in on_rank.items():
+            for first, (dimension, value) in parts.items():
+                known = merged.setdefault(name, {}).setdefault(first, (dimension, value))[1]
+                if len(known) != len(value):  # behind the last row there is a part of none
+                    merged[name][first] = (dimension, max(known, value, key=len))
+                    continue
+                assert torch.equal(known, value), f"copies of {name} differ"
+    return {
+        name: next(iter(parts.values()))[1]
+        if len(parts) == 1
+        else torch.cat([value for _, (_, value) in sorted(parts.items())], dim=next(iter(parts.values()))[0])
+        for name, parts in merged.items()
+    }
+
+
 def weights_of(trainers: Sequence[Trainer]) -> dict[str, torch.Tensor]:
     """`model:Hugging Face name` -> value over all ranks; copies of a parameter must be equal bit by bit."""
-    result: dict[str, torch.Tensor] = {}
-    for trainer in trainers:
-        for (model, stage), optimizer in trainer.optimizers.items():
-            for own, parameter in optimizer.parameters.items():
-                for name, value in trainer.stages[model, stage].in_folder(own, parameter.detach()):
-                    assert torch.equal(result.setdefault(f"{model}:{name}", value), value), f"copies of {name} differ"
-    return result
+    return united([parts_of(trainer) for trainer in trainers])
 
 
 def gradients_of(job: RLHFJob, table: ScheduleTable, world: int, batch: TrainingBatch) -> dict[str, torch.Tensor]:
     """`model:Hugging Face name` -> gradient of the first mini-batch, summed over everything, before clipping."""
 
-    def work(rank: int, peers: ThreadCommunicator) -> dict[str, torch.Tensor]:
+    def work(rank: int, peers: ThreadCommunicator) -> Parts:
         trainer = trainer_of(job, table, rank, world, peers)
         for optimizer in trainer.optimizers.values():
             optimizer.step = lambda *_: None  # type: ignore[method-assign]
         next(trainer.train(0, batch))
-        return {
-            f"{model}:{part}": value
-            for (model, stage), optimizer in trainer.optimizers.items()
-            for name in optimizer.parameters
-            for part, value in trainer.stages[model, stage].in_folder(name, optimizer.gradient(name))
-        }
+        return parts_of(trainer, gradients=True)
 
-    merged: dict[str, torch.Tensor] = {}
-    for on_rank in on_ranks(world, work):
-        for name, value in on_rank.items():
-            assert torch.equal(merged.setdefault(name, value), value), f"copies of {name} differ"
-    return merged
+    return united(on_ranks(world, work))
 
 
 def run(
     job: RLHFJob, iterations: range, pipeline: int = 2, data: int = 1, restore: str = "", save: Path | None = None
 ) -> tuple[list[Trainer], list[dict[str, float]], list[pb.CheckpointFile]]:
     """Trains `iterations`, each on its own batch; restores before and saves after when asked."""
-    table, world = serial(job, pipeline, data), pipeline * data
+    table, world = serial(job, pipeline, data), pipeline * data * job.spec.training.parallelism.tensor
 
     def work(rank: int, peers: ThreadCommunicator) -> tuple[Trainer, list[dict[str, float]], list[pb.CheckpointFile]]:
         trainer = trainer_of(job, table, rank, world, peers, restore, iterations.start)

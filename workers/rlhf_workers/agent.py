@@ -40,6 +40,7 @@ from rlhf_workers.settings import WorkerSettings, join_address, split_address
 from rlhf_workers.shared_memory.choice import lent_by
 from rlhf_workers.step_watch import LOOK_SECONDS, hung_step
 from rlhf_workers.training.finished_pieces import finished_pieces
+from rlhf_workers.training.peer_waits import present_wait
 from rlhf_workers.weight_copies import WeightCopies
 from rlhf_workers.weight_source import WeightSourceService
 
@@ -303,6 +304,7 @@ class Agent:
             learns_siblings=self._compute.snapshot.learns_siblings,
             engine=engine_in_words(settled(self._compute.roles)),
             training_pieces=finished_pieces() if Group.TRAINING in self._compute.snapshot.roles else 0,
+            waits_for=present_wait(),
         )
 
     # ------------------------------------------------------------ commands and ends

@@ -10,6 +10,7 @@ from typing import Any, Final
 
 from rich.text import Text
 
+from rlhf_api.rank_pods import gpus_a_pod
 from rlhf_cli.cluster.cluster_job import ClusterJob, age, first_line, moment, number, shortened
 from rlhf_cli.cluster.cluster_pod import ClusterPod, event_time, explanations, notable_events
 from rlhf_cli.cluster.cluster_session import ClusterSession
@@ -144,7 +145,7 @@ def _groups(job: ClusterJob, width: int | None) -> list[Text]:
         ready, desired = int(group.get("ready") or 0), int(group.get("desired") or 0)
         style = "green" if ready >= desired else "yellow"
         count = Text(f"{ready}/{desired}", style=style)
-        gpus = (job.spec.get(str(group.get("name"))) or {}).get("gpusPerReplica")
+        gpus = gpus_a_pod(job.spec, str(group.get("name")))
         counts = [_count_text(group.get(field)) for field in ("failed", "restarts", "epoch")]
         rows.append([str(group.get("name")), count, _count_text(gpus), *counts])
     return _table(["GROUP", "READY", "GPUS", "FAILED", "RESTARTS", "EPOCH"], rows, width)

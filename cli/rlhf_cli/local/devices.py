@@ -29,12 +29,14 @@ class LocalMachine:
 
 @dataclass(frozen=True)
 class DeviceDemand:
-    """Devices that one process needs."""
+    """Devices that one process needs, or the ranks of one pod."""
 
     name: str
     group: Group
     threads: int
     gpus: int
+    processes: int = 1
+    """Processes among which the devices are divided, one to each: the ranks of one pod."""
 
 
 @dataclass(frozen=True)
@@ -44,6 +46,7 @@ class DeviceShare:
     cores: frozenset[int] | None = None
     """Cores that it is pinned to; None for any."""
     gpus: tuple[str, ...] = ()
+    """One that several ranks of its pod share is there once for each."""
     sharers: int = 1
     """Processes on the busiest of its CUDA devices, itself included."""
 
@@ -89,11 +92,11 @@ def _allot_gpus(demands: Sequence[DeviceDemand], machine: LocalMachine, notes: l
         if shared and demand.group is not group:
             group, taken = demand.group, 0
             needed = sum(other.gpus for other in demands if other.group is group)
-            if demand.gpus <= present < needed:
+            if demand.gpus // demand.processes <= present < needed:
                 notes.append(f"{group}: processes that need {needed} CUDA devices share {present}")
-        if demand.gpus > present:
+        if (each := demand.gpus // demand.processes) > present:
             raise RunError(
-                f"spec.{demand.group}.gpusPerReplica: {demand.gpus}: this machine has {present} CUDA devices; "
+                f"spec.{demand.group}.gpusPerReplica: {each}: this machine has {present} CUDA devices; "
                 f"ask for fewer, or 0 to run on CPU"
             )
         # From the first device on again, where a group alone has more processes than there are devices.

@@ -83,7 +83,8 @@ def prepare_job(
 
 
 def check_unchanged(job_file: Path, job: RLHFJob) -> None:
-    """Raise ManifestError for fixed fields that differ from those of the job file, which may be of another version.
+    """Raise ManifestError for fields that differ from those of the job file, which may be of another version, and are
+    fixed from run to run. How training ranks share a step is not.
 
     Raises RunError for a file that is no job, as a disk that was full leaves it, or a version that cannot be read here.
     """
@@ -95,5 +96,5 @@ def check_unchanged(job_file: Path, job: RLHFJob) -> None:
         why = " ".join(str(error).split())
         remedy = "resume by the version of rlhf that wrote it, or begin a new run in another --run-dir"
         raise RunError(f"--resume: {job_file} is no job that can be read: {remedy} ({why})") from error
-    if problems := manifest.forbidden_changes(before, job):
+    if problems := manifest.forbidden_changes(before, job, ended=True):
         raise ManifestError(problems, f"cannot resume the run in {job_file.parent}")

@@ -20,6 +20,7 @@ from rlhf_cli.local.run_folder import RunPaths
 from rlhf_operator.manifests import RenderedObjects, engine_pods
 from rlhf_operator.manifests.mount_paths import JOB_KEY
 from rlhf_operator.manifests.pods import CONTAINER, GPU_RESOURCE
+from rlhf_operator.manifests.rank_ports import joined
 
 Json = dict[str, Any]
 
@@ -71,9 +72,9 @@ def device_demands(objects: RenderedObjects) -> list[DeviceDemand]:
         container = _container(pod)
         gpus = int(container["resources"].get("limits", {}).get(GPU_RESOURCE, 0))
         threads = int(_environment(container, {}).get(Env.THREADS, "1"))
-        if _group(pod) is Group.GENERATION:
-            threads *= split  # each process of a worker has its own
-        demands.append(DeviceDemand(_name(pod), _group(pod), threads, gpus))
+        ranks = _ranks(_environment(container, {}))
+        threads *= split if _group(pod) is Group.GENERATION else ranks  # each process has its own
+        demands.append(DeviceDemand(_name(pod), _group(pod), threads, gpus, ranks))
     return demands
 
 
@@ -112,9 +113,7 @@ def _local_process(
 ) -> LocalProcess:
     container, group, name = _container(pod), _group(pod), _name(pod)
     env = {key: value for key, value in _environment(container, caller).items() if key not in _LEFT_OUT}
-    is_rank = Env.RENDEZVOUS.value in env
-    own = ports.of_coordinator() if group is Group.COORDINATOR else ports.of_worker(is_rank=is_rank)
-    address = f"{LOOPBACK}:{own.listen}"
+    address, given = _addresses(env, group, share, ports)
     local = {
         Env.JOB_FILE: str(paths.job_file),
         Env.RUN_DIR: str(paths.run_dir),
@@ -126,11 +125,10 @@ def _local_process(
     }
     env.update({key.value: value for key, value in local.items() if key.value in env})
     env.update(_bytecode(caller))
-    env[Env.METRICS] = f"{LOOPBACK}:{own.metrics}"
-    if own.rendezvous is not None:
-        env[Env.RENDEZVOUS_PORT] = str(own.rendezvous)
-    if share.gpus or env.get(Env.DEVICE) == "cpu":
-        env["CUDA_VISIBLE_DEVICES"] = ",".join(share.gpus)
+    env |= given
+    visible = ",".join(dict.fromkeys(share.gpus))
+    if visible or "cuda" not in env.get(Env.DEVICE, "cuda"):
+        env["CUDA_VISIBLE_DEVICES"] = visible
     if share.gpus and "CUDA_VISIBLE_DEVICES" not in caller:
         env["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"  # that of nvidia-smi, which the numbers are from; CUDA's own may differ
     if share.cores is None and int(env.get(Env.THREADS, "1")) > 1 and "OMP_WAIT_POLICY" not in caller:
@@ -146,10 +144,36 @@ def _local_process(
         folder=paths.base,
         log=paths.log(name),
         cores=share.cores,
-        port=own.listen,
-        device=f"cuda:{','.join(share.gpus)}" if share.gpus else "cpu",
+        port=int(address.partition(",")[0].rpartition(":")[2]),
+        device=f"cuda:{visible}" if visible else "cpu",
         endpoint=env[Env.METRICS],
     )
+
+
+def _addresses(env: Mapping[str, str], group: Group, share: DeviceShare, ports: JobPorts) -> tuple[str, dict[str, str]]:
+    """Return where a process listens, and variables of its other ports; with an entry a rank in a pod of several, whose
+    devices are those of the pod, too.
+    """
+    if (count := _ranks(env)) == 1:
+        is_rank = Env.RENDEZVOUS.value in env
+        own = ports.of_coordinator() if group is Group.COORDINATOR else ports.of_worker(is_rank=is_rank)
+        given = {Env.METRICS.value: f"{LOOPBACK}:{own.metrics}"}
+        if own.rendezvous is not None:
+            given[Env.RENDEZVOUS_PORT.value] = str(own.rendezvous)
+        return f"{LOOPBACK}:{own.listen}", given
+    pod = ports.of_ranks(count)
+    visible = list(dict.fromkeys(share.gpus))
+    return joined([f"{LOOPBACK}:{rank.listen}" for rank in pod.ranks]), {
+        Env.METRICS.value: f"{LOOPBACK}:{pod.metrics}",
+        Env.RANK_METRICS.value: joined([f"{LOOPBACK}:{rank.metrics}" for rank in pod.ranks]),
+        Env.RENDEZVOUS_PORT.value: joined([str(rank.rendezvous) for rank in pod.ranks]),
+        Env.DEVICE.value: joined([f"cuda:{visible.index(gpu)}" for gpu in share.gpus] or ["cpu"] * count),
+    }
+
+
+def _ranks(env: Mapping[str, str]) -> int:
+    """Return the training ranks that a pod holds as processes of its own; 1 for a pod that is one process."""
+    return int(env.get(Env.RANKS, "1"))
 
 
 def _bytecode(caller: Mapping[str, str]) -> dict[str, str]:

@@ -34,6 +34,16 @@ class ProcessPorts:
     """Store at which the training ranks meet; None for a process that is no rank."""
 
 
+@dataclass(frozen=True)
+class PodPorts:
+    """The ports of a pod of several ranks, which is one process that starts them."""
+
+    metrics: int
+    """Metrics and liveness of all of them."""
+    ranks: tuple[ProcessPorts, ...]
+    """Of each."""
+
+
 class JobPorts:
     """Hands out the ports of one job's processes, each port once."""
 
@@ -52,6 +62,10 @@ class JobPorts:
     def of_worker(self, *, is_rank: bool) -> ProcessPorts:
         """Return the ports of a worker; a training rank also gets one for the rendezvous."""
         return ProcessPorts(self._take(), self._take(), self._take() if is_rank else None)
+
+    def of_ranks(self, count: int) -> PodPorts:
+        """Return the ports of so many ranks in one pod."""
+        return PodPorts(self._take(), tuple(self.of_worker(is_rank=True) for _ in range(count)))
 
     def _take(self) -> int:
         port = next(port for port in self._candidates if port not in self._taken)

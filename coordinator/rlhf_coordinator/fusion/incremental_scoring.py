@@ -33,7 +33,7 @@ def request_prefixes(run: JobRun, decision: ScorePrefix) -> None:
             decision.worker, incremental_dispatch.scorable_tokens(run.state, index)
         )
         key = SampleKey(ledger.iteration, index, sample.attempt)
-        prompt = run.prompts.of(ledger.iteration, index).tokens
+        prompt = run.prompts.of(*sample.origin).tokens
         samples.append(prefix_sample(key, tasks, prompt, sample.response.tokens))
     command = pb.Command(score_prefix=pb.ScorePrefix(samples=samples))
     detail = f"begin to score {len(samples)} unfinished samples"

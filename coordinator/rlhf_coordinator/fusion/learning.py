@@ -16,11 +16,13 @@ from typing import Any
 from rlhf_api import control_pb2 as pb
 from rlhf_api.names import Group
 from rlhf_coordinator.job.job_run import JobRun
+from rlhf_coordinator.state.carried_sample import origin_in
 from rlhf_coordinator.state.fusion_state import WorkInterval
 from rlhf_coordinator.state.job_state import JobContext
 from rlhf_coordinator.state.sample import ITEM_BYTES
 from rlhf_coordinator.state.worker import PendingCommand
 from rlhf_coordinator.storage.batch import finished_responses
+from rlhf_coordinator.storage.carried import samples_in
 from rlhf_planner.inter_stage.costs import JOB_KEY, StageCosts
 from rlhf_planner.inter_stage.forecast import IterationSetup
 from rlhf_planner.inter_stage.learned_costs import ObservedWork, refined
@@ -52,11 +54,12 @@ def restore_learned(run: JobRun, written: dict[str, Any]) -> None:
             log.warning("the costs of generation and inference are measured again: %s", error)
     before = [iteration for iteration in run.journal.iterations() if iteration < run.state.iteration]
     for iteration in before[-WINDOW:]:
+        records = run.journal.read(iteration)
         lengths = {
-            message.key.sample: len(message.tokens.data) // ITEM_BYTES
-            for message in finished_responses(run.journal.read(iteration))
+            message.key.sample: len(message.tokens.data) // ITEM_BYTES for message in finished_responses(records)
         }
-        prompts = [run.prompts.of(iteration, index) for index in lengths]
+        carried = samples_in(records)
+        prompts = [run.prompts.of(*origin_in(carried, iteration, index)) for index in lengths]
         fusion.lengths = fusion.lengths.with_batch(
             zip((len(prompt.tokens) // ITEM_BYTES for prompt in prompts), lengths.values(), strict=True),
             lines=[prompt.line for prompt in prompts],

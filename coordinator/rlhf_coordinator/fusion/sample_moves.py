@@ -102,7 +102,7 @@ def _migrated(run: JobRun, pending: PendingCommand, result: pb.MigrateResult) ->
                 log.info("sample %d stays on %s: %s", leaving.sample, leaving.source.worker, item.why)
             continue
         assert leaving.destination is not None
-        ledger.moved(leaving.sample, leaving.source, leaving.destination, _response(run, item.progress))
+        ledger.moved(leaving.sample, leaving.source, leaving.destination, _response(run, leaving.sample, item.progress))
         measurements.sample_moved(run, leaving.source.worker, item)
         counts.kv += 1
         counts.bytes += item.bytes
@@ -133,7 +133,7 @@ def _withdrawn(run: JobRun, pending: PendingCommand, result: pb.WithdrawResult) 
         item = answered.get((leaving.iteration, index, source.attempt))
         if item is None:
             ledger.unknown(index, source.attempt, source.worker)
-        elif ledger.withdrawn(index, source.attempt, source.worker, _response(run, item)):
+        elif ledger.withdrawn(index, source.attempt, source.worker, _response(run, index, item)):
             run.state.fusion.moved.tokens += 1
             run.totals.moved_tokens += 1
 
@@ -143,12 +143,12 @@ def _current(run: JobRun, pending: PendingCommand) -> list[LeavingSample]:
     return [item for item in pending.leaving if item.iteration == run.state.iteration]
 
 
-def _response(run: JobRun, progress: pb.SampleProgress) -> PackedResponse:
+def _response(run: JobRun, index: int, progress: pb.SampleProgress) -> PackedResponse:
     response = response_of(progress.tokens, progress.log_probabilities, progress.versions)
     spans = response.versions
     if progress.offset or sum(count for _, count in spans) != len(response):
         raise ValueError(f"sample {progress.key.sample} was given away without its whole response")
-    if any(version != run.state.iteration for version, _ in spans):
+    if not run.state.ledger.continued_by(index, response):
         raise ValueError(f"sample {progress.key.sample} has weight versions {spans}, wanted is {run.state.iteration}")
     return response
 

@@ -19,6 +19,7 @@ from rlhf_api.names import Group
 from rlhf_coordinator.job.iteration_stages import stage_seconds
 from rlhf_coordinator.job.job_run import JobRun
 from rlhf_coordinator.job.speculation_metrics import speculation_metrics
+from rlhf_coordinator.job.staleness_metrics import carried_tokens, staleness_metrics
 from rlhf_coordinator.scheduling import incremental_dispatch
 from rlhf_coordinator.state.ledger import Ledger
 from rlhf_coordinator.state.worker import Worker
@@ -44,6 +45,7 @@ def iteration_metrics(run: JobRun, now: float) -> dict[str, float]:
     metrics = {
         **batch_metrics(run.state.ledger, run.context.graph),
         **refill_metrics(run.state.ledger),
+        **staleness_metrics(run),
         **time_metrics(run, now),
         **{f"training/{name}": value for name, value in run.training_metrics.items()},
         **given_metrics(run),
@@ -63,7 +65,7 @@ def time_metrics(run: JobRun, now: float) -> dict[str, float]:
     seconds = max(1e-9, now - times.start)
     metrics = {
         "samples_per_second": len(ledger.trainable) / seconds,
-        "tokens_per_second": ledger.tokens / seconds,
+        "tokens_per_second": (ledger.tokens - carried_tokens(ledger)) / seconds,
         "seconds/iteration": seconds,
         "control_share": sum(times.control_seconds.values()) / seconds,
         "samples/returned": float(ledger.returned),

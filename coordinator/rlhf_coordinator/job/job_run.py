@@ -8,7 +8,7 @@ record.
 import asyncio
 import itertools
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from rlhf_api import control_pb2 as pb
@@ -21,7 +21,7 @@ from rlhf_coordinator.job.sessions import Sessions
 from rlhf_coordinator.reports.trackers.run_trackers import RunTrackers
 from rlhf_coordinator.scheduling.iteration import SchedulerOutput
 from rlhf_coordinator.state.job_state import JobContext, JobState
-from rlhf_coordinator.state.sample import ITEM_BYTES
+from rlhf_coordinator.state.sample import ITEM_BYTES, Origin
 from rlhf_coordinator.storage.journal import Journal
 from rlhf_coordinator.storage.journal_pb2 import Record
 from rlhf_coordinator.storage.prompts import Prompt, PromptSet
@@ -90,10 +90,12 @@ class JobRun:
 
 def load_iteration_prompts(state: JobState, prompts: PromptSet) -> None:
     """Let the state know the prompts of the ledger's iteration."""
-    state.prompt_tokens, state.prompt_lines = iteration_prompts(prompts, state.iteration, len(state.ledger.samples))
+    state.prompt_tokens, state.prompt_lines = iteration_prompts(
+        prompts, [sample.origin for sample in state.ledger.samples]
+    )
 
 
-def iteration_prompts(prompts: PromptSet, iteration: int, size: int) -> tuple[list[int], list[int]]:
-    """Return of the prompt of every sample of an iteration its number of tokens, and its line of the prompt file."""
-    batch = [prompts.of(iteration, index) for index in range(size)]
+def iteration_prompts(prompts: PromptSet, origins: Iterable[Origin]) -> tuple[list[int], list[int]]:
+    """Return of the prompt of every sample its number of tokens, and its line of the prompt file."""
+    batch = [prompts.of(*origin) for origin in origins]
     return [len(prompt.tokens) // ITEM_BYTES for prompt in batch], [prompt.line for prompt in batch]

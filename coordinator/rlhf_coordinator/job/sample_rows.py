@@ -29,7 +29,8 @@ def record_samples(run: JobRun) -> None:
 def sample_row(run: JobRun, index: int, place: int | None) -> SampleRow:
     """Return the row of one sample of the iteration in progress, which has this place in the batch, or none."""
     ledger, prompts, graph = run.state.ledger, run.prompts, run.context.graph
-    sample, prompt = ledger.samples[index], prompts.of(ledger.iteration, index)
+    sample = ledger.samples[index]
+    prompt = prompts.of(*sample.origin)
     shown = next(iter(graph.reward_fields), None)
     reward = None if shown is None else sample_number(sample, shown)
     advantage = run.advantages[place] if place is not None and place < len(run.advantages) else math.nan

@@ -7,7 +7,7 @@ scheduler alone.
 import logging
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -28,11 +28,14 @@ from rlhf_coordinator.job.summary import summary
 from rlhf_coordinator.job.timeline_spans import draw_last_phase
 from rlhf_coordinator.loop import sample_failures
 from rlhf_coordinator.scheduling import decisions as d
+from rlhf_coordinator.scheduling.carrying import taken_up
 from rlhf_coordinator.speculation import learned, sharing
+from rlhf_coordinator.state.carried_sample import CarriedSample
 from rlhf_coordinator.state.evaluation_state import latest_metrics
 from rlhf_coordinator.state.ledger import Ledger, siblings_apart
 from rlhf_coordinator.state.worker import CommandKind, PendingCommand
 from rlhf_coordinator.storage.batch import take_given
+from rlhf_coordinator.storage.carried import known, messages
 from rlhf_coordinator.storage.journal_pb2 import Begun, Closed, Cut, Evaluated, Record, Refill, Trained
 from rlhf_coordinator.storage.prompts import random_key
 from rlhf_coordinator.storage.sample_codec import generate_sample, key_message, score_sample
@@ -82,14 +85,16 @@ class Actions:
         """Carry out one decision. Raises JobError when the journal cannot be written."""
         self._methods[type(decision)](decision)
 
-    def begin_iteration(self, iteration: int) -> None:
-        """Begin an iteration of which the journal has no segment yet."""
+    def begin_iteration(self, iteration: int, handed_on: Sequence[CarriedSample]) -> None:
+        """Begin an iteration of which the journal has no segment yet. `handed_on`: by the iteration before."""
         run = self._run
         spec = run.context.spec
         rule = spec.algorithm.fields.refill
         begun = Begun(iteration=iteration, coordinator_epoch=run.coordinator_epoch, time_ns=time.time_ns())
         if rule.rounds:
             begun.refill.CopyFrom(Refill(rounds=rule.rounds, used_up=rule.used_up))
+        carried = taken_up(handed_on, iteration, spec.rollout)
+        begun.carried.extend(messages(carried))
         run.journal.begin(begun)
         ledger = Ledger(
             iteration,
@@ -103,6 +108,7 @@ class Actions:
             has_greedy_baseline(spec),
         )
         run.state.ledger = take_given(ledger, run.prompts)
+        run.state.ledger.take_up(carried)
         load_iteration_prompts(run.state, run.prompts)
         run.state.trained = run.state.refill_told = False
         run.state.groups_dropped = 0
@@ -127,12 +133,12 @@ class Actions:
         sample = ledger.samples[index]
         attempt = ledger.assign(index, worker)
         incremental_scoring.decoding_started(run, index)
-        prompt = run.prompts.of(ledger.iteration, index)
+        prompt = run.prompts.of(*sample.origin)
         return generate_sample(
             SampleKey(ledger.iteration, index, attempt),
             prompt.tokens,
             sample.response,
-            random_key(run.context.spec.seed, ledger.iteration, index),
+            random_key(run.context.spec.seed, *sample.origin),
             run.context.spec.rollout.max_response_tokens,
             Drawing.GREEDY if sample.greedy else Drawing.ROLLOUT,
             prompt.record if run.context.spec.rollout.environment else "",
@@ -141,7 +147,13 @@ class Actions:
     def _cut_groups(self, decision: d.CutGroups) -> None:
         """Written down before anything follows from it, so that a replay leaves out the same prompts."""
         run, ledger = self._run, self._run.state.ledger
-        run.journal.append(Record(cut=Cut(groups=decision.groups)))
+        cut = Cut(groups=decision.groups)
+        if run.context.spec.rollout.max_staleness:
+            members = (sample for group in decision.groups for sample in ledger.members_of(group))
+            cut.known.extend(
+                known(ledger.iteration, sample) for sample in members if sample.unfinished and len(sample.response)
+            )
+        run.journal.append(Record(cut=cut))
         for index, lease in ledger.cut(decision.groups):
             key = key_message(SampleKey(ledger.iteration, index, lease.attempt))
             sample_moves.reclaim_fenced(run, lease.worker, key)
@@ -162,7 +174,7 @@ class Actions:
 
     def _score_sample(self, index: int, attempt: int, tasks: tuple[str, ...]) -> pb.ScoreSample:
         run, iteration = self._run, self._run.state.iteration
-        prompt = run.prompts.of(iteration, index)
+        prompt = run.prompts.of(*run.state.ledger.samples[index].origin)
         needs = {field for task in run.context.tasks if task.name in tasks for field in task.needs}
         key, sample = SampleKey(iteration, index, attempt), run.state.ledger.samples[index]
         return score_sample(key, tasks, prompt.tokens, prompt.text, prompt.record, sample, needs)
@@ -309,7 +321,7 @@ class Actions:
         )
         if not decision.last:
             run.times.begin_iteration(time.monotonic())
-            self.begin_iteration(iteration + 1)
+            self.begin_iteration(iteration + 1, run.state.ledger.hand_on())
 
     def _finish(self, decision: d.Finish) -> None:
         run = self._run

@@ -67,6 +67,8 @@ class CommandResults:
             fusion_planning.take_measured_costs(self._run, worker.name, pending.role, message.measure)
         elif kind == "train":
             worker.trained_version, worker.last_train = message.train.version, message.train
+            if pending.kind is CommandKind.TRAIN:
+                self._run.state.fleet.pace.trained(pending.sent, worker.last_progress)
         elif pending.kind is CommandKind.CHECKPOINT:
             self._checkpoints.written(worker.name, message.checkpoint)
         elif pending.kind is CommandKind.BECOME:

@@ -54,7 +54,7 @@ class EventHandlers:
             for item in message.held
             if item.key.iteration == run.state.iteration
         }
-        held = {index: item for index, item in held.items() if self._current(item[1])}
+        held = {index: item for index, item in held.items() if run.state.ledger.continued_by(index, item[1])}
         before = run.state.fleet.workers.get(message.worker)
         blameless = before is not None and before.blameless
         result = run.state.fleet.register(message, session, time.monotonic())
@@ -161,7 +161,7 @@ class EventHandlers:
         ledger, limit = run.state.ledger, run.context.spec.rollout.max_response_tokens
         if not 0 <= message.offset <= limit - len(more):
             raise ValueError(f"sample {key.sample} has {len(more)} tokens at {message.offset}, allowed are {limit}")
-        current = key.iteration == run.state.iteration and self._current(more)
+        current = key.iteration == run.state.iteration and self._is_new(more)
         if current:
             migrated = ledger.migrated
             new = ledger.progress(key.sample, key.attempt, worker, message.offset, more)
@@ -185,7 +185,7 @@ class EventHandlers:
             raise ValueError(f"sample {key.sample} finished with {len(response)} tokens, allowed are 1 to {limit}")
         if message.finish_reason not in FINISH_REASONS[1:]:
             raise ValueError(f"sample {key.sample} finished by {message.finish_reason[:20]!r}, not by stop or length")
-        if not self._current(response):
+        if not run.state.ledger.continued_by(key.sample, response):
             wanted = run.state.iteration
             raise ValueError(f"sample {key.sample} has weight versions {response.versions}, wanted is {wanted}")
         episode = episode_of(message, wanted=run.context.spec.rollout.environment is not None)
@@ -212,10 +212,10 @@ class EventHandlers:
             state, index, known - new
         )
 
-    def _current(self, response: PackedResponse) -> bool:
-        """Return whether a response was sampled by the iteration's weights alone."""
-        tokens = sum(count for _, count in response.versions)
-        return tokens == len(response) and all(v == self._run.state.iteration for v, _ in response.versions)
+    def _is_new(self, more: PackedResponse) -> bool:
+        """Return whether tokens were sampled by the iteration's weights alone."""
+        tokens = sum(count for _, count in more.versions)
+        return tokens == len(more) and all(v == self._run.state.iteration for v, _ in more.versions)
 
     def _moved(self, worker: str) -> None:
         self._run.state.fleet.workers[worker].last_progress = time.monotonic()

@@ -22,7 +22,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
-from rlhf_api.algorithms import samples_begun, samples_per_prompt
+from rlhf_api.algorithms import prompts_apart, prompts_begun, samples_per_prompt
 from rlhf_coordinator.evaluation import rounds
 from rlhf_coordinator.fusion import fusion_planning, learning
 from rlhf_coordinator.job.histograms import JobHistograms
@@ -111,7 +111,7 @@ def resume_iteration(run: JobRun, restored: Restored, actions: Actions) -> None:
     learned.restore_learned_drafts(run)
     sharing.restore_earlier(run)
     if restored.begun_ns is None:
-        actions.begin_iteration(restored.ledger.iteration)
+        actions.begin_iteration(restored.ledger.iteration, restored.handed_on)
     else:
         run.journal.resume(restored.ledger.iteration)
         run.state.groups_dropped = len(restored.ledger.refill.dropped)
@@ -150,9 +150,10 @@ def read_prompt_set(context: JobContext, journal: Journal, digest: str) -> Promp
         prompts,
         seed=spec.seed,
         shuffle=spec.prompts.shuffle,
-        per_iteration=samples_begun(spec) // per_prompt,
+        per_iteration=prompts_begun(spec),
         samples_per_prompt=per_prompt,
         weights=[file.weight for file in spec.prompts.files],
+        apart=prompts_apart(spec),
     )
 
 

@@ -55,7 +55,7 @@ def sample_failed(run: JobRun, worker: Worker, message: pb.FailedSample) -> None
     if key.iteration != run.state.iteration:
         run.totals.stale += 1
         return
-    response = _response(run, message.progress)
+    response = _response(run, key.sample, message.progress)
     why = message.failure.message or message.failure.reason or "no reason given"
     retries = run.context.spec.rollout.sample_retries
     if not ledger.failed_on(key.sample, key.attempt, worker.name, response, why, retries):
@@ -98,12 +98,12 @@ def _say(run: JobRun, sample: Sample) -> None:
     run.event("sample-failed", text, worker=sample.faults.worker)
 
 
-def _response(run: JobRun, progress: pb.SampleProgress) -> PackedResponse:
+def _response(run: JobRun, index: int, progress: pb.SampleProgress) -> PackedResponse:
     response = response_of(progress.tokens, progress.log_probabilities, progress.versions)
-    limit, wanted = run.context.spec.rollout.max_response_tokens, run.state.iteration
+    limit = run.context.spec.rollout.max_response_tokens
     counted = sum(span.tokens for span in response.versions)
     if progress.offset or counted != len(response) or len(response) > limit:
         raise ValueError(f"sample {progress.key.sample} failed with {len(response)} tokens at {progress.offset}")
-    if any(span.version != wanted for span in response.versions):
+    if not run.state.ledger.continued_by(index, response):
         raise ValueError(f"sample {progress.key.sample} failed with weight versions {response.versions}")
     return response

@@ -19,7 +19,8 @@ from rlhf_planner.schedule.serial import serial_table
 def candidates(spec: RLHFJobSpec) -> tuple[str, ...]:
     """Return the methods whose tables may be chosen instead of the serial one; none when there is nothing to fuse."""
     several = spec.training.parallelism.pipeline > 1 and len(graph_of(spec).trained) > 1
-    if not several or spec.training.schedule.mode == "OneFOneB":
+    unlike = spec.training.micro_batch_tokens is not None  # a fused table is searched for one number of micro-batches
+    if not several or unlike or spec.training.schedule.mode == "OneFOneB":
         return ()
     return CANDIDATES.get(spec.fusion.intra_stage.mode, ())
 

@@ -34,6 +34,10 @@ class Wait:
     """Whether nobody can stand in for an absent worker, and nobody else sees to it that it comes."""
     allowance: float = 0.0
     """Seconds that it may take beyond spec.runPolicy.startTimeoutSeconds: slow rewards have a time-out of their own."""
+    limit: float = math.inf
+    """Seconds after which it is stuck, where that is known to be less than spec.runPolicy.startTimeoutSeconds."""
+    cause: str = ""
+    """What is behind it, where a worker waits for others of its kind; empty: not known."""
 
 
 def waits(context: JobContext, state: JobState, before: float = math.inf) -> list[Wait]:
@@ -60,14 +64,20 @@ def descriptions(context: JobContext, state: JobState, now: float) -> list[str]:
 def overdue(context: JobContext, state: JobState, now: float) -> list[Decision]:
     """Return what follows from waits that took too long: a stuck worker restarts, an absent one that is needed fails a
     job whose workers nobody else brings back."""
-    limit = context.spec.run_policy.start_timeout_seconds
+    most = context.spec.run_policy.start_timeout_seconds
     decisions: list[Decision] = []
-    for wait in waits(context, state, now - limit):
+    for wait in waits(context, state, now - _of_training(context, state)):
+        limit = min(most, wait.limit)
         if now - wait.since <= limit + wait.allowance:
             continue
         message = f"waited {now - wait.since:.0f} s for {wait.description}"
         if wait.stuck:
-            decisions.append(ExitWorker(wait.worker, ExitCode.RESTART, message, stuck=True))
+            more = f", and the longest reward {wait.allowance:.0f} s" if wait.allowance else ""
+            bound = f"spec.runPolicy.startTimeoutSeconds allows {most} s without progress{more}"
+            if limit < most:
+                bound = f"spec.runPolicy.hangTimeoutSeconds allows {limit:.0f} s, as ranks always got on much sooner"
+            because = f"; {wait.cause}" if wait.cause else ""
+            decisions.append(ExitWorker(wait.worker, ExitCode.RESTART, f"{message}: {bound}{because}", stuck=True))
         elif wait.fatal:
             failure = pb.Failure(
                 reason="TimedOut",
@@ -128,14 +138,45 @@ def _last_sign(state: JobState, worker: Worker, kind: CommandKind) -> float:
     return max(worker.last_progress, worker.last_computing)
 
 
+def _of_training(context: JobContext, state: JobState) -> float:
+    """Seconds for which ranks in training may all stand still. What is learned of it holds for ranks that trained
+    before: the first time, libraries and kernels are loaded and built.
+    """
+    policy = context.spec.run_policy
+    if any(rank.last_train is None for rank in state.fleet.ranks()):
+        return policy.start_timeout_seconds
+    return state.fleet.pace.limit(policy.hang_timeout_seconds, policy.start_timeout_seconds)
+
+
+def _doing(worker: Worker) -> str:
+    """What a worker says that it does in a command that takes long."""
+    if worker.heartbeat.waits_for:
+        return f", which waits for {worker.heartbeat.waits_for}"
+    return f", now {worker.heartbeat.stage}" if worker.heartbeat.stage else ""
+
+
+def _standing_still(state: JobState, kind: CommandKind) -> str:
+    """Which ranks hang, when all of them stand still in training: those that wait for none of the others."""
+    if kind is not CommandKind.TRAIN:
+        return ""
+    training = [rank for rank in state.fleet.ranks() if rank.slow_command is not None]
+    hanging = [rank.name for rank in training if not rank.heartbeat.waits_for]
+    if not hanging or len(hanging) == len(training):
+        return ""  # one alone, all of an older version, or none that says so
+    return f"of its ranks {', '.join(hanging)} {'wait' if len(hanging) > 1 else 'waits'} for none of the others"
+
+
 def _working(context: JobContext, state: JobState, worker: Worker, before: float) -> list[Wait]:
     slow = worker.slow_command
     if slow is not None:
         since = max(slow.sent, _last_sign(state, worker, slow.kind))
-        doing = f", now {worker.heartbeat.stage}" if worker.heartbeat.stage else ""
-        return (
-            [Wait(worker.name, f"{worker.name} to {slow.detail}{doing}", since, True, False)] if since < before else []
-        )
+        if since >= before:
+            return []
+        description = f"{worker.name} to {slow.detail}{_doing(worker)}"
+        counted = slow.kind is CommandKind.TRAIN and worker.heartbeat.training_pieces
+        limit = _of_training(context, state) if counted else math.inf
+        cause = _standing_still(state, slow.kind)
+        return [Wait(worker.name, description, since, True, False, limit=limit, cause=cause)]
     moves = [item for item in worker.pending.values() if item.kind in (CommandKind.MIGRATE, CommandKind.WITHDRAW)]
     late = [Wait(worker.name, f"{worker.name} to {item.detail}", item.sent, True, False) for item in moves]
     if worker.last_progress >= before or late:

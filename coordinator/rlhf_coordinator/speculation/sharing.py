@@ -15,10 +15,12 @@ from rlhf_api.algorithms import samples_per_prompt
 from rlhf_coordinator.job.job_run import JobRun
 from rlhf_coordinator.scheduling import sibling_sharing
 from rlhf_coordinator.scheduling.decisions import SharedPart, ShareSiblings
+from rlhf_coordinator.state.carried_sample import origin_in
 from rlhf_coordinator.state.earlier_responses import EarlierResponse
-from rlhf_coordinator.state.sample import ITEM_BYTES
+from rlhf_coordinator.state.sample import ITEM_BYTES, Origin
 from rlhf_coordinator.state.sibling_state import TokenSource, weights
 from rlhf_coordinator.storage.batch import finished_responses
+from rlhf_coordinator.storage.carried import samples_in
 from rlhf_coordinator.storage.sample_codec import packed
 
 log = logging.getLogger(__name__)
@@ -65,7 +67,8 @@ def iteration_ended(run: JobRun) -> None:
             _drop(run, group, worker)
     samples = run.state.ledger.samples
     if sibling_sharing.is_enabled(run.context) and _prompts_come_again(run):
-        _keep(run, run.state.iteration, {sample.index: sample.response.tokens for sample in samples})
+        own = {sample.index: sample.origin for sample in samples}
+        _keep(run, run.state.iteration, {sample.index: sample.response.tokens for sample in samples}, own)
 
 
 def restore_earlier(run: JobRun) -> None:
@@ -74,8 +77,10 @@ def restore_earlier(run: JobRun) -> None:
         return
     before = [iteration for iteration in run.journal.iterations() if iteration < run.state.iteration]
     for iteration in before[-MAX_SEGMENTS:]:
-        finished = finished_responses(run.journal.read(iteration))
-        _keep(run, iteration, {message.key.sample: message.tokens.data for message in finished})
+        records = run.journal.read(iteration)
+        responses = {message.key.sample: message.tokens.data for message in finished_responses(records)}
+        carried = samples_in(records)
+        _keep(run, iteration, responses, {index: origin_in(carried, iteration, index) for index in responses})
     if held := run.state.siblings.earlier.tokens:
         log.info("%d tokens of earlier responses are remembered, to draft by", held)
 
@@ -85,11 +90,11 @@ def _prompts_come_again(run: JobRun) -> bool:
     return run.prompts.epoch(run.context.spec.iterations - 1) > 0
 
 
-def _keep(run: JobRun, iteration: int, responses: Mapping[int, bytes]) -> None:
+def _keep(run: JobRun, iteration: int, responses: Mapping[int, bytes], origins: Mapping[int, Origin]) -> None:
     by_line: defaultdict[int, list[EarlierResponse]] = defaultdict(list)
     for index, tokens in responses.items():
         if tokens:
-            by_line[run.prompts.of(iteration, index).line].append(EarlierResponse(iteration, index, tokens))
+            by_line[run.prompts.of(*origins[index]).line].append(EarlierResponse(iteration, index, tokens))
     for line, kept in by_line.items():
         run.state.siblings.earlier.add(line, kept)
 

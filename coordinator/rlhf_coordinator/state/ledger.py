@@ -5,7 +5,8 @@
     |         `---'  worker lost: back to queued with the tokens it reported
     `-> failed: no worker could decode it (`decode_faults`), and the iteration goes on without it
   scored -> dropped: all responses to its prompt are worth the same (`batch_refill`); the ledger grows by others
-  any but trained -> cut: enough other prompts were finished first (`spec.rollout.oversample`)
+  any but trained -> cut: enough other prompts were finished first (`spec.rollout.oversample`); where samples are
+    carried (`spec.rollout.maxStaleness`) the next iteration begins with what is known of them
 
 Fencing: every lease of a sample (to decode it, or to score some of its tasks) has a higher attempt than the one before.
 What a worker says of a sample under another attempt than that of its lease is ignored. Attempts of a coordinator start
@@ -30,6 +31,7 @@ from rlhf_api.algorithms.refill import RefillRule
 from rlhf_api.job import RLHFJobSpec
 from rlhf_api.samples import Lease
 from rlhf_coordinator.state.batch_refill import NO_REFILL
+from rlhf_coordinator.state.carried_sample import CarriedSample
 from rlhf_coordinator.state.sample import PackedResponse, Sample, SampleState
 from rlhf_coordinator.state.scoring_ledger import ScoringLedger
 
@@ -85,6 +87,8 @@ class Ledger(ScoringLedger):
         """Samples that decoding failed on, by when it first did."""
         self.migrated = 0
         """Samples moved from a live worker to another, or to the queue for another."""
+        self.carried: tuple[CarriedSample, ...] = ()
+        """What its first samples were taken up as, in their order."""
 
     # ---------------------------------------------------------------- reading
 
@@ -199,6 +203,7 @@ class Ledger(ScoringLedger):
         self._decoding.dequeue(sample)
         self.tokens -= len(sample.response)
         sample.response, sample.finish_reason, sample.text = PackedResponse(), "", ""
+        sample.given_up = True
         self.faulted[index] = None
         self._move(sample, SampleState.FAILED)
         self._groups.refresh(index, self.samples)
@@ -221,6 +226,10 @@ class Ledger(ScoringLedger):
                 self._scoring.drop(sample)
                 self._move(sample, SampleState.CUT)
         return decoded
+
+    def hand_on(self) -> tuple[CarriedSample, ...]:
+        """Return what is known of the samples that were cut off, in their order; final once the batch is complete."""
+        return tuple(CarriedSample.of(sample) for sample in self.samples if sample.state is SampleState.CUT)
 
     # ---------------------------------------------------------------- migration
 
@@ -290,6 +299,29 @@ class Ledger(ScoringLedger):
         self._require(sample, SampleState.QUEUED)
         self._decoding.dequeue(sample)
         self._generated(sample, response, reason, text)
+
+    def restore_tokens(self, index: int, response: PackedResponse) -> None:
+        """Take in what is known of an unfinished response."""
+        sample = self.samples[index]
+        self._require(sample, SampleState.QUEUED)
+        self._decoding.dequeue(sample)
+        self._lengthen(sample, response)
+        self._decoding.enqueue(sample)
+
+    def take_up(self, carried: Sequence[CarriedSample]) -> None:
+        """Let the first samples, none of which anything is known of yet, be those that an earlier iteration carried."""
+        self.carried = tuple(carried)
+        for index, one in enumerate(self.carried):
+            sample = self.samples[index]
+            sample.origin, sample.carried, sample.decoded_by = one.origin, one.response, list(one.decoded_by)
+            sample.drafted_tokens, sample.accepted_tokens = one.drafted_tokens, one.accepted_tokens
+            sample.episode = one.episode
+            if one.failed:
+                self.give_up(index)
+            elif one.finish_reason:
+                self.restore_response(index, one.response, one.finish_reason, one.text)
+            else:
+                self.restore_tokens(index, one.response)
 
     # ---------------------------------------------------------------- inside
 

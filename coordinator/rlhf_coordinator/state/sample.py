@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Final
+from typing import Final, NamedTuple
 
 from rlhf_api.samples import Episode, Lease, VersionSpan
 from rlhf_coordinator.state.decode_faults import NO_FAULTS, DecodeFaults
@@ -33,6 +33,14 @@ class SampleState(StrEnum):
     """Its prompt is beyond those of the batch, and others were finished first; the iteration goes on without it."""
 
 
+class Origin(NamedTuple):
+    """Where a sample was begun: its prompt and its random key follow from that, wherever it is gone on with."""
+
+    iteration: int
+    sample: int
+    """Its number in that iteration."""
+
+
 @dataclass(frozen=True, slots=True)
 class PackedResponse:
     """A response, or the part of one that exists: parallel packed arrays and the weight versions that sampled them."""
@@ -56,12 +64,22 @@ class PackedResponse:
             join_spans(first_tokens(self.versions, offset), more.versions),
         )
 
+    def continues(self, carried: "PackedResponse", version: int) -> bool:
+        """Return whether it is what was carried, or the beginning of that, and then tokens of one version alone."""
+        known = min(len(carried), len(self))
+        more = len(self) - known
+        wanted = join_spans(first_tokens(carried.versions, known), (VersionSpan(version, more),) if more else ())
+        same = self.tokens[: known * ITEM_BYTES] == carried.tokens[: known * ITEM_BYTES]
+        return same and joined(self.versions) == wanted
+
 
 @dataclass(slots=True)
 class Sample:
     """One sample and all that is known of it."""
 
     index: int
+    origin: Origin
+    """Of this iteration, unless it was carried into it."""
     greedy: bool = False
     """It is decoded greedily: what others are held against, and not trained on."""
     state: SampleState = SampleState.QUEUED
@@ -75,6 +93,8 @@ class Sample:
     response: PackedResponse = field(default_factory=PackedResponse)
     finish_reason: str = ""
     text: str = ""
+    carried: PackedResponse = field(default_factory=PackedResponse)
+    """What an earlier iteration drew of its response."""
     fields: dict[str, bytes] = field(default_factory=dict)
     """Field name of the graph -> float32 values."""
     reward_metrics: dict[str, dict[str, float]] = field(default_factory=dict)
@@ -94,6 +114,8 @@ class Sample:
     """Its failed tasks are not tried again before this time."""
     faults: DecodeFaults = NO_FAULTS
     """What failed while it was decoded."""
+    given_up: bool = False
+    """It failed, whatever became of it after that."""
     isolated: bool = False
     """It is decoded alone, after the others."""
     decoded_by: list[str] = field(default_factory=list)
@@ -115,6 +137,11 @@ class Sample:
         """Whether nothing of it is trained on: it failed, or was cut off."""
         return self.state in (SampleState.FAILED, SampleState.CUT)
 
+    @property
+    def unfinished(self) -> bool:
+        """Whether it has no complete response, and may still get one."""
+        return self.state in (SampleState.QUEUED, SampleState.DECODING, SampleState.MIGRATING)
+
 
 def first_tokens(versions: Sequence[VersionSpan], tokens: int) -> tuple[VersionSpan, ...]:
     """Return the spans of the first so many tokens."""
@@ -133,3 +160,14 @@ def join_spans(left: tuple[VersionSpan, ...], right: tuple[VersionSpan, ...]) ->
         merged = VersionSpan(left[-1].version, left[-1].tokens + right[0].tokens)
         return (*left[:-1], merged, *right[1:])
     return left + right
+
+
+def joined(versions: Sequence[VersionSpan]) -> tuple[VersionSpan, ...]:
+    """Return the same spans, of which neighbours have different versions."""
+    result: list[VersionSpan] = []
+    for span in versions:
+        if result and result[-1].version == span.version:
+            result[-1] = VersionSpan(span.version, result[-1].tokens + span.tokens)
+        else:
+            result.append(span)
+    return tuple(result)

@@ -8,7 +8,7 @@ from collections import Counter
 from typing import Final
 
 from rlhf_coordinator.state.decoding_table import DecodingTable
-from rlhf_coordinator.state.sample import Sample, SampleState
+from rlhf_coordinator.state.sample import Origin, PackedResponse, Sample, SampleState
 
 ATTEMPTS_PER_COORDINATOR: Final = 1 << 16
 """Leases of one sample by one coordinator process: far more than the few that a sample has at most."""
@@ -74,6 +74,11 @@ class SampleStates:
         """Return all samples of a prompt."""
         return self.samples[group * self.group_size : (group + 1) * self.group_size]
 
+    def continued_by(self, index: int, response: PackedResponse) -> bool:
+        """Return whether a response was drawn by the iteration's weights, but for what its sample was carried with."""
+        carried = self.samples[index].carried if 0 <= index < len(self.samples) else PackedResponse()
+        return response.continues(carried, self.iteration)
+
     @property
     def kept(self) -> list[Sample]:
         """The samples that were not cut off, by index: those of the batch, once it is complete."""
@@ -86,7 +91,7 @@ class SampleStates:
 
     def _new(self, index: int) -> Sample:
         greedy = self._greedy_baseline and index % self.group_size == self.group_size - 1
-        return Sample(index, greedy, attempt=self._first_attempt)
+        return Sample(index, Origin(self.iteration, index), greedy, attempt=self._first_attempt)
 
     def _require(self, sample: Sample, state: SampleState) -> None:
         if sample.state is not state:

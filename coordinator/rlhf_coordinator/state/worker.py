@@ -175,6 +175,12 @@ class Worker:
         return None
 
     @property
+    def training_since(self) -> float:
+        """When the Train that it is busy with was sent; 0: it is busy with none."""
+        slow = self.slow_command
+        return slow.sent if slow is not None and slow.kind is CommandKind.TRAIN else 0.0
+
+    @property
     def trains(self) -> bool:
         """Whether it has joined a training group."""
         return Group.TRAINING in self.roles

@@ -17,6 +17,7 @@ from rlhf_coordinator.state.batch_refill import NO_REFILL
 from rlhf_coordinator.state.evaluation_state import FIRST_SAMPLE
 from rlhf_coordinator.state.ledger import Ledger
 from rlhf_coordinator.state.sample import PackedResponse
+from rlhf_coordinator.storage.carried import samples_in
 from rlhf_coordinator.storage.journal_pb2 import Record
 from rlhf_coordinator.storage.prompts import PromptSet
 from rlhf_coordinator.storage.sample_codec import episode_of, response_of, train_sample, unpacked
@@ -73,7 +74,14 @@ def restore_record(ledger: Ledger, record: Record, first: int = 0) -> None:
             _restore_metrics(ledger, one)
     elif kind == "failed":
         ledger.give_up(record.failed.key.sample - first)
+    elif kind == "begun":
+        ledger.take_up(samples_in([record]))
     elif kind == "cut":
+        for known in record.cut.known:
+            message = known.response
+            response = response_of(message.tokens, message.log_probabilities, message.versions)
+            ledger.restore_tokens(message.key.sample, response)
+            ledger.samples[message.key.sample].decoded_by = list(known.decoded_by)
         ledger.cut(record.cut.groups)
 
 
@@ -133,7 +141,7 @@ def batch_parts(ledger: Ledger, prompts: PromptSet) -> Iterator[pb.BatchPart]:
     total = len(batch)
     part, size = pb.BatchPart(total=total), 0
     for place, (sample, masked) in enumerate(batch):
-        prompt = prompts.of(ledger.iteration, sample.index).tokens
+        prompt = prompts.of(*sample.origin).tokens
         message = train_sample(sample, place, prompts.group(place), prompt, masked=masked)
         if size and size + message.ByteSize() > CHUNK_BYTES:
             yield part

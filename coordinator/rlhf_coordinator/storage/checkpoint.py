@@ -58,6 +58,12 @@ class Checkpoint:
     folder: Path
 
     @property
+    def facts(self) -> dict[str, Any]:
+        """What is written down of it. Raises OSError and ValueError."""
+        content: dict[str, Any] = json.loads((self.folder / _FACTS).read_bytes())
+        return content
+
+    @property
     def made_ns(self) -> int:
         """When it was complete, in nanoseconds since the Unix epoch; 0 where the file system does not say."""
         try:

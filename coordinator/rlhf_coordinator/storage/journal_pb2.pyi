@@ -120,18 +120,24 @@ class Cut(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     GROUPS_FIELD_NUMBER: _builtins.int
+    KNOWN_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def groups(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """numbers of prompts in the iteration"""
+
+    @_builtins.property
+    def known(self) -> _containers.RepeatedCompositeFieldContainer[Global___Carried]:
+        """What was known of their unfinished responses, whose keys are those of the iteration; where samples are carried."""
 
     def __init__(
         self,
         *,
         groups: _abc.Iterable[_builtins.int] | None = ...,
+        known: _abc.Iterable[Global___Carried] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["groups", b"groups"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["groups", b"groups", "known", b"known"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -145,6 +151,7 @@ class Begun(_message.Message):
     COORDINATOR_EPOCH_FIELD_NUMBER: _builtins.int
     TIME_NS_FIELD_NUMBER: _builtins.int
     REFILL_FIELD_NUMBER: _builtins.int
+    CARRIED_FIELD_NUMBER: _builtins.int
     iteration: _builtins.int
     coordinator_epoch: _builtins.int
     """counts the processes of the job's coordinator: which of them began it"""
@@ -153,6 +160,10 @@ class Begun(_message.Message):
     def refill(self) -> Global___Refill:
         """by which the iteration grows: a function of this and of its scores"""
 
+    @_builtins.property
+    def carried(self) -> _containers.RepeatedCompositeFieldContainer[Global___Carried]:
+        """its first samples, in order, which an earlier iteration began"""
+
     def __init__(
         self,
         *,
@@ -160,14 +171,53 @@ class Begun(_message.Message):
         coordinator_epoch: _builtins.int = ...,
         time_ns: _builtins.int = ...,
         refill: Global___Refill | None = ...,
+        carried: _abc.Iterable[Global___Carried] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["refill", b"refill"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["coordinator_epoch", b"coordinator_epoch", "iteration", b"iteration", "refill", b"refill", "time_ns", b"time_ns"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["carried", b"carried", "coordinator_epoch", b"coordinator_epoch", "iteration", b"iteration", "refill", b"refill", "time_ns", b"time_ns"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Begun: _TypeAlias = Begun  # noqa: Y015
+
+@_typing.final
+class Carried(_message.Message):
+    """A sample that was cut off, and is gone on with in this iteration."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    RESPONSE_FIELD_NUMBER: _builtins.int
+    DECODED_BY_FIELD_NUMBER: _builtins.int
+    RESTARTED_FIELD_NUMBER: _builtins.int
+    FAILED_FIELD_NUMBER: _builtins.int
+    restarted: _builtins.bool
+    """its tokens were too old: it has none"""
+    failed: _builtins.bool
+    """no worker could decode it: it is not tried again"""
+    @_builtins.property
+    def response(self) -> _control_pb2.FinishedSample:
+        """key: where it was begun; without a finish reason it is not finished"""
+
+    @_builtins.property
+    def decoded_by(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """workers that decoded it, in order"""
+
+    def __init__(
+        self,
+        *,
+        response: _control_pb2.FinishedSample | None = ...,
+        decoded_by: _abc.Iterable[_builtins.str] | None = ...,
+        restarted: _builtins.bool = ...,
+        failed: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["response", b"response"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["decoded_by", b"decoded_by", "failed", b"failed", "response", b"response", "restarted", b"restarted"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Carried: _TypeAlias = Carried  # noqa: Y015
 
 @_typing.final
 class Refill(_message.Message):

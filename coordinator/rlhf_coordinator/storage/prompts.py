@@ -6,8 +6,10 @@ the turns of a source visit its entries so. With shuffle the order of an epoch i
 entry), and of a source after the first its number, so it depends on nothing else. That hash, and the `random_key` of a
 sample: the first 8 bytes (little endian) of BLAKE2b over unsigned 64-bit little-endian integers, of the key (seed,
 iteration, sample).
-A group beyond those of the batch takes the place of a dropped one. It is the turn of a source, too, and its prompt is
-drawn by the same hash from those that the iteration does not have, in an order of the iteration's own: no other
+Where prompts that were cut off are carried, an iteration begins `apart` groups after the one before: its first groups
+are the last ones of that, and carried ones stand in their places, each with the prompt that it was begun with.
+A group beyond those of an iteration takes the place of a dropped one. It is the turn of a source, too, and its prompt
+is drawn by the same hash from those that the iteration does not have, in an order of the iteration's own: no other
 iteration gets other prompts by it.
 Rule: a function of prompts and seed; it reads nothing but what a journal's identity is made from.
 """
@@ -72,8 +74,10 @@ class PromptSet:
         per_iteration: int,
         samples_per_prompt: int,
         weights: Sequence[int] = (1,),
+        apart: int | None = None,
     ) -> None:
-        """`per_iteration`: prompts of one iteration; `weights`: of the sources, whose prompts are in their order."""
+        """`per_iteration`: prompts of one iteration; `weights`: of the sources, whose prompts are in their order.
+        `apart`: prompts from the first of an iteration to the first of the next; None: all of it."""
         self._prompts = prompts
         self._mixture = Mixture(weights)
         sizes = Counter(prompt.source for prompt in prompts)
@@ -82,6 +86,7 @@ class PromptSet:
         self._seed = seed
         self._shuffle = shuffle
         self._per_iteration = per_iteration
+        self._apart = per_iteration if apart is None else apart
         self._samples_per_prompt = samples_per_prompt
         # The epochs that one iteration goes through, and those of the one before, which may be replayed.
         epochs = sum(4 + 2 * per_iteration // size for size in self._sizes)
@@ -103,7 +108,7 @@ class PromptSet:
 
     def passes(self, iteration: int) -> list[float]:
         """Return how often the prompts of each source were taken on average, up to the end of an iteration."""
-        counts = self._mixture.counts((iteration + 1) * self._per_iteration)
+        counts = self._mixture.counts(self._taken(iteration))
         return [count / size for count, size in zip(counts, self._sizes, strict=True)]
 
     def group(self, sample: int) -> int:
@@ -112,18 +117,21 @@ class PromptSet:
 
     def epoch(self, iteration: int) -> int:
         """Return the epoch, from 0, that the last prompt of an iteration belongs to; of several sources the highest."""
-        counts = self._mixture.counts((iteration + 1) * self._per_iteration)
+        counts = self._mixture.counts(self._taken(iteration))
         return max((count - 1) // size for count, size in zip(counts, self._sizes, strict=True))
 
+    def _taken(self, iteration: int) -> int:
+        return iteration * self._apart + self._per_iteration
+
     def of(self, iteration: int, sample: int) -> Prompt:
-        """Return the prompt of a sample."""
+        """Return the prompt of a sample, by the iteration that began it and its number there."""
         return self._prompts[self._entry(iteration, self.group(sample))]
 
     def _entry(self, iteration: int, group: int) -> int:
         if group >= self._per_iteration:
             source, nth = self._mixture.place(group - self._per_iteration)
             return self._starts[source] + self._drawn_of(iteration, source)[nth]
-        source, nth = self._mixture.place(iteration * self._per_iteration + group)
+        source, nth = self._mixture.place(iteration * self._apart + group)
         epoch, place = divmod(nth, self._sizes[source])
         return self._starts[source] + int(self._order_of(source, epoch)[place])
 

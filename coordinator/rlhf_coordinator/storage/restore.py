@@ -15,11 +15,12 @@ from rlhf_api import control_pb2 as pb
 from rlhf_api.algorithms import has_greedy_baseline, samples_begun, samples_of_batch, samples_per_prompt
 from rlhf_api.names import ExitCode
 from rlhf_coordinator.failures import JobError
+from rlhf_coordinator.state.carried_sample import CarriedSample
 from rlhf_coordinator.state.evaluation_state import EvaluationResult
 from rlhf_coordinator.state.iteration_totals import IterationTotals, read_iteration_totals
 from rlhf_coordinator.state.job_state import CheckpointState, JobContext
 from rlhf_coordinator.state.ledger import Ledger, siblings_apart
-from rlhf_coordinator.storage import checkpoint
+from rlhf_coordinator.storage import carried, checkpoint
 from rlhf_coordinator.storage.batch import apply_record, of_evaluation, refill_rule, take_given
 from rlhf_coordinator.storage.journal import Journal
 from rlhf_coordinator.storage.journal_pb2 import Record
@@ -30,6 +31,8 @@ log = logging.getLogger(__name__)
 
 LENGTHS_KEY: Final = "iterations"
 """Of the facts about the job: its number of iterations, and since which one."""
+UNSTORED: Final[dict[str, Any]] = {"spec.rollout.maxStaleness": 0}
+"""What versions did that did not store these names."""
 
 
 @dataclass
@@ -60,6 +63,8 @@ class Restored:
     """Of all closed iterations of the run."""
     evaluation_records: list[Record] = field(default_factory=list)
     """What the journal has of the evaluation in progress."""
+    handed_on: tuple[CarriedSample, ...] = ()
+    """What the iteration before handed on to one that has not begun."""
     advantages: pb.Array | None = None
     """Of each sample, as the training that `trained` stands for computed them."""
 
@@ -78,6 +83,7 @@ def restore(
         restored = _position(context, journal, prompts, facts)
         version = restored.ledger.iteration + restored.trained
         newest, restored.warnings = checkpoint.discover(path, version) if path else (None, [])
+        _take_carried(restored, newest, journal, identity)
     else:
         _may_begin(path, resume)
         newest, warnings = checkpoint.discover(path) if path else (None, [])
@@ -85,6 +91,7 @@ def restore(
         facts = {"coordinator_epoch": 1, "started_ns": now_ns, "identity": identity, "base": version}
         restored = _position(context, journal, prompts, facts)
         restored.warnings = warnings
+        _take_carried(restored, newest, journal, identity)
     restored.checkpoint = _base(version, newest, journal, int(facts["base"]))
     restored.schedule = facts.get("schedule", {})
     restored.inter_stage = facts.get(JOB_KEY, {})
@@ -104,6 +111,7 @@ def _identity(context: JobContext, prompts_sha256: str) -> dict[str, Any]:
         "spec.seed": spec.seed,
         "spec.rollout.batchSize": spec.rollout.batch_size,
         "spec.rollout.oversample": spec.rollout.oversample,
+        "spec.rollout.maxStaleness": spec.rollout.max_staleness,
         "samples per prompt": samples_per_prompt(spec),
         "spec.prompts (settings and contents)": prompts_sha256,
         "spec.prompts.shuffle": spec.prompts.shuffle,
@@ -111,7 +119,9 @@ def _identity(context: JobContext, prompts_sha256: str) -> dict[str, Any]:
 
 
 def _same_job(old: dict[str, Any], new: dict[str, Any], folder: Path) -> None:
-    """Raise JobError unless the job is the one of the journal; a name that an older version did not store is none."""
+    """Raise JobError unless the job is the one of the journal; a name that an older version did not store is none,
+    unless that version did what a value of it says."""
+    old = UNSTORED | old
     for name, value in new.items():
         if name in old and old[name] != value:
             message = f"{folder} was begun with {name} = {old[name]!r}, now it is {value!r}; use a new run folder"
@@ -135,14 +145,26 @@ def _position(context: JobContext, journal: Journal, prompts: PromptSet, facts: 
     iteration = segments[-1] if segments else int(facts["base"])
     restored = _read(context, journal, prompts, facts, iteration)
     if restored.last_closed is not None:
+        handed_on = restored.ledger.hand_on()
         after = _read(context, journal, prompts, facts, iteration + 1)
         after.rewards, after.last_closed = restored.rewards, restored.last_closed
-        after.evaluations = restored.evaluations
+        after.evaluations, after.handed_on = restored.evaluations, handed_on
         return after
     if iteration - 1 in segments:
         before = _read(context, journal, prompts, facts, iteration - 1)
         restored.rewards, restored.evaluations = before.rewards, before.evaluations
+        restored.handed_on = before.ledger.hand_on()
     return restored
+
+
+def _take_carried(
+    restored: Restored, newest: checkpoint.Checkpoint | None, journal: Journal, identity: dict[str, Any]
+) -> None:
+    """Take in what the checkpoint carries that a job resumes from, before there is a segment of this run folder."""
+    if newest is None or journal.iterations() or newest.version != restored.ledger.iteration:
+        return
+    restored.handed_on, left_out = carried.read(newest, identity)
+    restored.warnings += left_out
 
 
 def _read(context: JobContext, journal: Journal, prompts: PromptSet, facts: dict[str, Any], iteration: int) -> Restored:
@@ -159,6 +181,7 @@ def _read(context: JobContext, journal: Journal, prompts: PromptSet, facts: dict
         kind = record.WhichOneof("record")
         if kind == "begun":
             state.begun_ns = record.begun.time_ns
+            apply_record(ledger, record)
         elif kind == "trained":
             ledger.train()
             state.trained, state.training_metrics = True, dict(record.trained.result.metrics)

@@ -109,7 +109,7 @@ def score_sample(
         record=record,
         finish_reason=sample.finish_reason,
         fields={name: packed("float32", sample.fields[name]) for name in needs if name in sample.fields},
-        episode=None if sample.episode is None else _episode_message(sample.episode),
+        episode=None if sample.episode is None else episode_message(sample.episode),
     )
 
 
@@ -129,7 +129,8 @@ def episode_of(message: pb.FinishedSample, *, wanted: bool = False) -> Episode |
     return Episode(episode.turns, None if episode.abstained else episode.reward, dict(episode.metrics))
 
 
-def _episode_message(episode: Episode) -> pb.Episode:
+def episode_message(episode: Episode) -> pb.Episode:
+    """Return the wire form of what an environment said of a response."""
     reward, abstained = episode.reward or 0.0, episode.reward is None
     return pb.Episode(turns=episode.turns, reward=reward, abstained=abstained, metrics=episode.metrics)
 

@@ -13,15 +13,17 @@ from pathlib import Path
 from typing import Final
 
 from rlhf_api import control_pb2 as pb
-from rlhf_api.algorithms import samples_begun
+from rlhf_api.algorithms import prompts_apart, prompts_begun, samples_per_prompt
+from rlhf_api.job import RLHFJobSpec
 from rlhf_api.metrics import storage
 from rlhf_api.names import DRAFT_MODEL, ExitCode
 from rlhf_coordinator.failures import JobError, storage_error
 from rlhf_coordinator.job.commands import send
 from rlhf_coordinator.job.job_run import JobRun
+from rlhf_coordinator.state.carried_sample import CarriedSample
 from rlhf_coordinator.state.evaluation_state import EvaluationState, best
 from rlhf_coordinator.state.worker import CommandKind, PendingCommand
-from rlhf_coordinator.storage import checkpoint
+from rlhf_coordinator.storage import carried, checkpoint
 
 log = logging.getLogger(__name__)
 
@@ -38,6 +40,7 @@ class CheckpointSaver:
         self._run = run
         self._folder: Path | None = None
         self._version = 0
+        self._carried: tuple[CarriedSample, ...] = ()
         self._waiting: set[str] = set()
         self._results: list[pb.CheckpointResult] = []
         self._start_ns = 0
@@ -53,6 +56,9 @@ class CheckpointSaver:
             return
         writers = run.state.fleet.ranks()[: run.context.spec.training.parallelism.keepers]
         self._version, self._results, self._start_ns = version, [], time.time_ns()
+        # A version that is made late is what the iteration in progress began with.
+        ledger = run.state.ledger
+        self._carried = ledger.hand_on() if version > ledger.iteration else ledger.carried
         self._waiting = {rank.name for rank in writers}
         run.state.checkpoint.stage = "saving"
         for name in sorted(self._waiting):
@@ -126,8 +132,11 @@ class CheckpointSaver:
             "job": run.context.job.name,
             "algorithm": spec.algorithm.name,
             "seed": spec.seed,
-            "promptCursor": self._version * samples_begun(spec),
+            "promptCursor": _prompts_begun(spec, self._version) * samples_per_prompt(spec),
         }
+        if spec.rollout.max_staleness:
+            carried.write(self._folder, self._version, self._carried)
+            facts[carried.FACT] = run.journal.job()["identity"]
         sources: dict[str, str] = {model: run.context.folder(model) for model in run.context.graph.trained}
         if run.context.draft_model:
             sources[DRAFT_MODEL] = run.context.draft_model
@@ -151,6 +160,11 @@ class CheckpointSaver:
         run.record_span("checkpoint", self._start_ns, end_ns, made.version - 1)
         log.info("checkpoint %s", made.folder)
         run.wake()
+
+
+def _prompts_begun(spec: RLHFJobSpec, version: int) -> int:
+    """Return how many prompts were begun when a version was made."""
+    return version and prompts_begun(spec) + (version - 1) * prompts_apart(spec)
 
 
 def keep_best(run: JobRun) -> None:

@@ -75,6 +75,11 @@ class AlgorithmFields(ApiModel):
         """Whether the training ranks compute the log-probabilities of the sampled tokens before they train on them."""
         return False
 
+    @property
+    def corrects_mismatch(self) -> bool:
+        """Whether losses are weighed by how much likelier a token is by these than it was to who drew it."""
+        return False
+
     def trains_policy(self, iteration: int) -> bool:
         """Whether an iteration (from 0) trains the policy, and not its critics alone."""
         return True
@@ -129,6 +134,10 @@ class PolicyGradientFields(AlgorithmFields):
     @property
     def scores_again(self) -> bool:
         return self.old_log_probabilities == "Trainer"
+
+    @property
+    def corrects_mismatch(self) -> bool:
+        return self.mismatch_correction.mode != "Disabled"
 
     @classmethod
     def shared_rules(cls, path: str) -> Iterator[Rule]:

@@ -115,6 +115,9 @@ class Sizes(Protocol):
     @property
     def oversample(self) -> int: ...
 
+    @property
+    def max_staleness(self) -> int: ...
+
 
 def samples_of_batch(spec: HasRollout) -> int:
     """Return how many samples a batch has: those that are trained on, and the greedy ones that they are held
@@ -125,6 +128,17 @@ def samples_of_batch(spec: HasRollout) -> int:
 def samples_begun(spec: HasRollout) -> int:
     """Return how many samples an iteration begins: those of the batch, and those beyond it."""
     return samples_of_batch(spec) + spec.rollout.oversample * samples_per_prompt(spec)
+
+
+def prompts_begun(spec: HasRollout) -> int:
+    """Return how many prompts an iteration has, those beyond its batch included."""
+    return samples_begun(spec) // samples_per_prompt(spec)
+
+
+def prompts_apart(spec: HasRollout) -> int:
+    """Return how many new prompts each iteration after the first begins: all of its prompts, or, where those that were
+    cut off are carried into the next one, as many as its batch has."""
+    return prompts_begun(spec) - (spec.rollout.oversample if spec.rollout.max_staleness else 0)
 
 
 def samples_per_prompt(spec: HasAlgorithm) -> int:

@@ -123,7 +123,7 @@ class Inference(GroupFields):
 
 
 class TrainingParallelism(ApiModel):
-    """How a model is split over the training ranks. The number of ranks is pipeline x data."""
+    """How a model is split over the training ranks. The number of ranks is pipeline x data x tensor."""
 
     pipeline: Annotated[int, Field(ge=1, le=256)] = 1
     """Number of pipeline stages."""
@@ -132,11 +132,19 @@ class TrainingParallelism(ApiModel):
     shard: Annotated[int, Field(ge=1, le=4096)] = 1
     """Ranks over which one copy's weights, gradients and optimizer are split (FSDP2). 1: every copy is whole. Else it
     is data, with pipeline 1 and backend torch."""
+    tensor: Annotated[int, Field(ge=1, le=64)] = 1
+    """Ranks over which every layer of a stage is split (tensor parallel): a power of two that divides the models'
+    heads, with backend megatron."""
+
+    @property
+    def ranks(self) -> int:
+        """Number of training ranks."""
+        return self.pipeline * self.data * self.tensor
 
     @property
     def keepers(self) -> int:
         """Number of first ranks that hold every parameter among them, and so publish and save it."""
-        return self.pipeline * self.shard
+        return self.pipeline * self.shard * self.tensor
 
 
 class Schedule(ApiModel):
@@ -187,12 +195,19 @@ class Training(GroupFields):
     """Whose layers are trained: torch those of transformers, megatron those of Megatron-core, which has Llama, Mistral,
     Qwen2 and Qwen3 models, without adapters. Schedules, optimizer and checkpoints are the same."""
     parallelism: TrainingParallelism = Field(default_factory=TrainingParallelism)
-    """How models are split over the ranks. The number of ranks is pipeline x data."""
+    """How models are split over the ranks. The number of ranks is pipeline x data x tensor."""
+    ranks_per_pod: Annotated[int, Field(ge=1, le=64)] = 1
+    """Training ranks in one pod, each a process with gpusPerReplica GPUs; divides the number of ranks."""
     schedule: Schedule = Field(default_factory=Schedule)
     """Pipeline schedule of one model."""
     micro_batch_size: Annotated[int, Field(ge=1, le=65536)] = 8
     """Samples per micro-batch. The algorithm's miniBatchSize must be a multiple of microBatchSize x
     parallelism.data."""
+    micro_batch_tokens: Annotated[int, Field(ge=1, le=1 << 30)] | None = None
+    """Most tokens of a micro-batch, padding included: where lengths ask for it a mini-batch has more micro-batches, of
+    fewer samples. A longer sample raises the bound to itself. Unset: microBatchSize alone bounds."""
+    packing: bool = False
+    """Lay samples of a micro-batch end to end, not padded."""
     optimizer: Optimizer = Field(default_factory=Optimizer)
     """Optimizer and learning rates."""
     lora: Lora | None = None
@@ -211,7 +226,7 @@ class Training(GroupFields):
     @property
     def ranks(self) -> int:
         """Number of training ranks."""
-        return self.parallelism.pipeline * self.parallelism.data
+        return self.parallelism.ranks
 
     def adapters(self, role: ModelRole) -> Lora | None:
         """Return the adapters by which a role is trained; None where all its weights are."""

@@ -50,8 +50,9 @@ class Judge(ApiModel):
     """Direct: each response is rated, and the reward is the expected rating, scaled to -1..1. Pairwise: every two
     responses to a prompt are compared in both orders, and the reward is the mean probability, 0..1, to be better."""
     template: Annotated[str, Field(min_length=1, max_length=65536)] | None = None
-    """What is asked. {prompt} stands for the prompt; Direct: {response}, {minimum}, {maximum}; Pairwise: {first},
-    {second}, of which the answer is 1 or 2. Unset: a plain question."""
+    """What is asked. {prompt} stands for the prompt, {record.answer} for the value of its key answer; Direct:
+    {response}, {minimum}, {maximum}; Pairwise: {first}, {second}, of which the answer is 1 or 2. Unset: a plain
+    question."""
     minimum: Annotated[int, Field(ge=0, le=9)] = 1
     """Worst rating, one digit: tokenizers split longer numbers."""
     maximum: Annotated[int, Field(ge=0, le=9)] = 9

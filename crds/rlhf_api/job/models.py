@@ -9,7 +9,7 @@ from rlhf_api.algorithms.roles import ModelKind, ModelRole
 from rlhf_api.api_model import ApiModel
 from rlhf_api.job.model_source import ModelSource
 from rlhf_api.job.reward_headers import SecretKey
-from rlhf_api.job.rewards import MAX_REWARDS, GivenReward, NamedReward, Reward, secret_variables
+from rlhf_api.job.rewards import MAX_REWARDS, GivenReward, NamedReward, Reward
 
 
 class Models(ApiModel):
@@ -65,9 +65,9 @@ class Models(ApiModel):
         """The rewards of every role that judges responses."""
         return tuple(given for role in ModelRole if role.kind is ModelKind.REWARD for given in self.rewards_of(role))
 
-    def secret_variables(self) -> dict[SecretKey, str]:
-        """Return key of a Secret -> environment variable of the processes that run rewards."""
-        return secret_variables(given.reward for given in self.all_rewards)
+    def secret_keys(self) -> tuple[SecretKey, ...]:
+        """Return the keys of Secrets that rewards are given."""
+        return tuple(key for given in self.all_rewards for key in given.reward.secret_keys())
 
     def source(self, role: ModelRole) -> ModelSource | None:
         """Return the model that a role starts from: the actor's where none is given. None: user code is called."""

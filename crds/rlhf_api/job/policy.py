@@ -86,6 +86,7 @@ class RunPolicy(ApiModel):
     Then it is deleted by force and created on another node, but only where other nodes see the lock of its journal.
     Unset: never."""
     hang_timeout_seconds: Annotated[int, Field(ge=0, le=86400)] = 300
-    """Seconds that a process may leave liveness probes unanswered, or a generation worker one decode step unfinished;
+    """Seconds that a process may leave liveness probes unanswered, or a generation worker one decode step unfinished,
+    or training ranks stand still that trained before (60 at most, or 10 times what they ever took);
     then it is ended and restarted, which counts as a failure. A process answers also during long computations and
     loads. 0: no limit. A change applies to new pods only."""

@@ -4,8 +4,6 @@ A source is a Python function, a model, an endpoint, a judge, or the environment
 brought together by `spec.rewardShaping`.
 """
 
-import re
-from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Annotated, ClassVar, Final, Literal
 
@@ -16,10 +14,8 @@ from rlhf_api.api_model import LARGEST, MODULE_PATTERN, NAME_PATTERN, ApiModel, 
 from rlhf_api.job.environment import ConfigMapName, EnvironmentReward
 from rlhf_api.job.judge import Judge
 from rlhf_api.job.model_source import ModelSource
-from rlhf_api.job.reward_headers import RewardHeader, RewardVariable, SecretKey
+from rlhf_api.job.reward_headers import CodeVariable, RewardHeader, SecretKey
 
-SECRET_PREFIX: Final = "RLHF_SECRET_"  # noqa: S105 a name, not a secret
-"""Beginning of the environment variables that carry Secrets of a reward."""
 MAX_REWARDS: Final = 8
 """Named rewards of a job: more models than fit beside a policy, and few enough to look at one by one."""
 
@@ -49,7 +45,7 @@ class RewardFunction(ApiModel):
     """Name of a ConfigMap whose key reward.py holds the function, in place of file. In a cluster only."""
     name: Annotated[str, Field(pattern=NAME_PATTERN, max_length=253, examples=["score"])] = "score"
     """Name of the function."""
-    env: Annotated[list[RewardVariable], Field(max_length=64)] = Field(default_factory=list)
+    env: Annotated[list[CodeVariable], Field(max_length=64)] = Field(default_factory=list)
     """Environment variables of the function's process. It gets no other variables but those that Python needs."""
 
 
@@ -150,20 +146,3 @@ class GivenReward:
     name: str = ""
     """Empty for the only reward of its role."""
     weight: float = 1.0
-
-
-def secret_variables(rewards: Iterable[Reward]) -> dict[SecretKey, str]:
-    """Return key of a Secret -> environment variable by which its value reaches the processes that run rewards.
-
-    Key `token` of Secret `judge` has RLHF_SECRET_JUDGE_TOKEN; where two keys would have the same variable, the later
-    ones are numbered. Pods get the variables from Secrets, `rlhf run` from the environment in which it is started, so
-    a value is in no ConfigMap, no file of ours and no message.
-    """
-    variables: dict[SecretKey, str] = {}
-    for key in dict.fromkeys(key for reward in rewards for key in reward.secret_keys()):
-        plain = SECRET_PREFIX + re.sub(r"[^A-Z0-9]", "_", f"{key.name}_{key.key}".upper())
-        taken, name, number = set(variables.values()), plain, 2
-        while name in taken:
-            name, number = f"{plain}_{number}", number + 1
-        variables[key] = name
-    return variables

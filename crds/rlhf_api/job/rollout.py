@@ -83,6 +83,10 @@ class Rollout(ApiModel):
     """Prompts of an iteration beyond those of its batch. As soon as the responses to as many prompts as the batch has
     are finished, the others are cut off: nothing waits for the longest responses, and what is cut off is not trained
     on. Which prompts these are depends on how fast workers are. 0 in a deterministic job."""
+    max_staleness: Annotated[int, Field(ge=0, le=64)] = 0
+    """Iterations over which a sample that is cut off is carried with its tokens: the next iteration begins with its
+    prompt and goes on where it stands. One with a token of weights more than so many versions before those of the
+    iteration is begun anew. 0 carries nothing; needs oversample."""
     max_prompt_tokens: Annotated[int, Field(ge=1, le=1048576)] = 256
     """Largest number of tokens of a prompt; spec.prompts.overlong says what becomes of a longer one."""
     max_response_tokens: Annotated[int, Field(ge=1, le=1048576)] = 1024

@@ -13,6 +13,7 @@ from rlhf_api.job.evaluation import Evaluation
 from rlhf_api.job.groups import ComputeType, CoordinatorFields, Generation, Inference, Training
 from rlhf_api.job.models import Models
 from rlhf_api.job.policy import Checkpoints, Fusion, RunPolicy
+from rlhf_api.job.reward_headers import SecretKey, secret_variables
 from rlhf_api.job.reward_shaping import RewardShaping
 from rlhf_api.job.rollout import Prompts, Rollout
 from rlhf_api.job.samples import SampleSelection
@@ -92,6 +93,14 @@ class RLHFJobSpec(ApiModel):
         """Return what a call of a role's reward is given: one response, or all responses to a prompt."""
         of_groups = (each.name for each in self.models.rewards_of(role) if each.reward.of_group)
         return Scope.GROUP if reward in of_groups else Scope.SAMPLE
+
+    def secret_variables(self, group: Group) -> dict[SecretKey, str]:
+        """Return key of a Secret -> environment variable of a group's workers, of all that users' code in them is
+        given. Groups that run more code have more of them, of the same names."""
+        environment = self.rollout.environment
+        turns = environment.secret_keys() if environment and group is Group.GENERATION else ()
+        # Workers of both groups score; those of generation take turns, too.
+        return {} if group is Group.TRAINING else secret_variables((*self.models.secret_keys(), *turns))
 
     @property
     def compute_type(self) -> ComputeType:

@@ -139,6 +139,48 @@ RESPONSE_MAX: Final = _gauge(
     run_metric="response_tokens_max",
 )
 
+_carried = partial(_gauge, absent="rollout.maxStaleness is 0, or no iteration is finished")
+CARRIED: Final = _carried(
+    "rlhf_carried_samples",
+    unit=Unit.SAMPLES,
+    meaning="Samples that the iteration took up from the one before, which had cut them off, and did not begin anew.",
+    source="its first samples",
+    normal="rollout.oversample x samples of a prompt; 0 in the first iteration",
+    run_metric="samples/carried",
+)
+CARRIED_TOKENS: Final = _carried(
+    "rlhf_carried_tokens",
+    unit=Unit.TOKENS,
+    meaning="Tokens of them that earlier iterations drew.",
+    source="its first samples",
+    normal="what would be decoded in vain with rollout.maxStaleness 0",
+    run_metric="tokens_carried",
+)
+RESTARTED: Final = _carried(
+    "rlhf_restarted_samples",
+    unit=Unit.SAMPLES,
+    meaning="Samples that were begun anew, as they had a token older than rollout.maxStaleness allows.",
+    source="its first samples",
+    normal="few; many decode in vain: raise rollout.maxStaleness, or lower rollout.oversample",
+    run_metric="samples/restarted",
+)
+STALENESS_MEAN: Final = _carried(
+    "rlhf_staleness_mean",
+    unit=Unit.NUMBER,
+    meaning="Versions by which the weights that drew a trained token are older than those that are trained, mean.",
+    source="weight versions of the responses",
+    normal="well below 1; as it rises, so does clipping",
+    run_metric="staleness/mean",
+)
+STALENESS_MAX: Final = _carried(
+    "rlhf_staleness_max",
+    unit=Unit.NUMBER,
+    meaning="The same of the oldest trained token.",
+    source="weight versions of the responses",
+    normal="at most rollout.maxStaleness",
+    run_metric="staleness/max",
+)
+
 # ---------------------------------------------------------------- what training measured
 
 LOSS: Final = _of_model(

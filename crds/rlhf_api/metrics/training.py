@@ -58,6 +58,33 @@ SKIPPED_STEPS: Final = _gauge(
     absent="no iteration is finished",
     run_metric="training/train/skipped_steps",
 )
+PADDING: Final = _gauge(
+    "rlhf_training_padding_ratio",
+    unit=Unit.RATIO,
+    meaning="Share of the tokens that the ranks computed in the last finished iteration which was padding.",
+    source="the training ranks: 1 - tokens of samples / tokens of micro-batches, each as wide as its longest sample",
+    normal="0 with spec.training.packing; else under 0.3: above, set that, or lower microBatchTokens or microBatchSize",
+    absent="no iteration is finished, or it took no step",
+    run_metric="training/train/padding",
+)
+MICRO_BATCHES: Final = _gauge(
+    "rlhf_training_micro_batches",
+    unit=Unit.NUMBER,
+    meaning="Micro-batches of a mini-batch, all data parallel copies together; mean of the last finished iteration.",
+    source="the training ranks",
+    normal="miniBatchSize / microBatchSize; more where spec.training.microBatchTokens asks for it",
+    absent="no iteration is finished, or it took no step",
+    run_metric="training/train/micro_batches",
+)
+LARGEST_MICRO_BATCH: Final = _gauge(
+    "rlhf_training_largest_micro_batch_tokens",
+    unit=Unit.NUMBER,
+    meaning="Tokens of the largest micro-batch of the last finished iteration, padding included.",
+    source="the training ranks",
+    normal="at most spec.training.microBatchTokens, unless one sample is longer",
+    absent="no iteration is finished, or it took no step",
+    run_metric="training/train/largest_micro_batch_tokens",
+)
 NONFINITE_STEPS: Final = _counter(
     "rlhf_nonfinite_steps_total",
     unit=Unit.NUMBER,

@@ -17,6 +17,7 @@ _UNUSED: Final[dict[Group, tuple[tuple[str, tuple[Any, ...]], ...]]] = {
     Group.GENERATION: (
         ("spec.placement", ("Dedicated",)),
         ("spec.rollout.temperature", (1.0,)),
+        ("spec.rollout.maxStaleness", (0,)),
         ("spec.generation.replicas", (0, 1)),
         ("spec.generation.gpusPerReplica", (0,)),
         ("spec.generation.engine", ("Auto",)),

@@ -22,20 +22,16 @@ def multiple(field: str, *factors: str, of: str | None = None) -> Rule:
 
     def says(values: Values) -> str:
         value, unit = values[field], product(values)
-        below = value // unit * unit
-        choice = f"{below} or {below + unit}" if below else f"{unit}"
-        return f"must be a multiple of {names} ({unit}): use {choice}"
+        return f"must be a multiple of {names} ({unit}): use {value // unit * unit + unit}"
 
-    unit = f"({product_cel})" if len(factors) > 1 else product_cel
     # Of one value and unit each expression is written once, in a list of one pair, as the definition has to be small;
     # calls of format, as the API server cannot bound the cost of strings that are added up.
-    smaller = "n[0] < n[1] ? '' : '%d or '.format([n[0] - n[0] % n[1]])"
-    words = f"'must be a multiple of {names} (%d): use %s%d'.format([n[1], {smaller}, n[0] - n[0] % n[1] + n[1]])"
+    words = f"'must be a multiple of {names} (%d): use %d'.format([n[1], n[0] - n[0] % n[1] + n[1]])"
     return Rule(
         field=field,
         node="spec",
         # A factor below 1 is refused by its own field; here it would only add a division by zero to the answer.
-        cel=f"{guard}{unit} < 1 || {value_cel} % {unit} == 0",
+        cel=f"{guard}[{product_cel}].all(n, n < 1 || {value_cel} % n == 0)",
         holds=lambda values: (of is not None and not values.has(of)) or values[field] % product(values) == 0,
         message=f"must be a multiple of {names}",
         message_cel=f"[[{value_cel}, {product_cel}]].map(n, {words})[0]",

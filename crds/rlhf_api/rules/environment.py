@@ -1,11 +1,13 @@
 """Rules of `spec.rollout.environment`: somebody generates, by an engine that goes on after what others wrote, and turns
-end by tokens. What it gives as a reward is read only where there is one."""
+end by tokens. What it gives as a reward is read only where there is one. Each variable of its processes has one value.
+"""
 
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 from rlhf_api.algorithms import ALGORITHMS, full_graph
 from rlhf_api.names import Group
+from rlhf_api.rules.reward import of_settings
 from rlhf_api.rules.rule import Rule, Values
 
 FIELD: Final = "spec.rollout.environment"
@@ -28,6 +30,7 @@ def of_environment() -> Iterator[Rule]:
     yield _STOP
     yield _REWARD_OF
     yield _COST_OF
+    yield from of_settings(FIELD, "env")
 
 
 def _served(values: Values) -> bool:

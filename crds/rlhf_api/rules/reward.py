@@ -7,8 +7,10 @@ from rlhf_api.algorithms.roles import ModelKind, ModelRole
 from rlhf_api.rules.rule import Rule, Values
 
 CALLS: Final = "must be Sample with a model or a judge, which are given what they need anyway"
+BY_NAME: Final = "each.name"
+"""CEL of what tells variables apart."""
 _LISTS: Final = (
-    ("function", "env", "each.name", lambda name: name),
+    ("function", "env", BY_NAME, str),
     ("endpoint", "headers", "each.name.lowerAscii()", lambda name: name.lower()),
     ("judge.endpoint", "headers", "each.name.lowerAscii()", lambda name: name.lower()),
 )
@@ -24,8 +26,7 @@ def of_reward() -> Iterator[Rule]:
 
 def _of_source(path: str) -> Iterator[Rule]:
     for member, name, key, known_by in _LISTS:
-        yield _one_value(f"{path}.{member}", name)
-        yield _different(f"{path}.{member}", name, key, known_by)
+        yield from of_settings(f"{path}.{member}", name, key, known_by)
     field, called = f"{path}.calls", (f"{path}.function", f"{path}.endpoint")
     yield Rule(
         field=field,
@@ -35,6 +36,12 @@ def _of_source(path: str) -> Iterator[Rule]:
         message=CALLS,
     )
     yield from _of_judge(f"{path}.judge")
+
+
+def of_settings(node: str, name: str, key: str = BY_NAME, known_by: Callable[[str], str] = str) -> Iterator[Rule]:
+    """Yield the rules of a list of variables or headers of `node`; `key` and `known_by` as in _LISTS."""
+    yield _one_value(node, name)
+    yield _different(node, name, key, known_by)
 
 
 def _of_judge(path: str) -> Iterator[Rule]:

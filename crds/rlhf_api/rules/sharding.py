@@ -1,4 +1,6 @@
-"""Rules of `spec.training.parallelism.shard`: one copy over all ranks, and what ranks that hold parts cannot do yet."""
+"""Rules of `spec.training.parallelism.shard`: one copy over all ranks, and what ranks that hold
+parts, by it or by `tensor`, cannot do yet.
+"""
 
 from collections.abc import Iterator
 from typing import Final
@@ -34,21 +36,27 @@ def of_sharding() -> Iterator[Rule]:
         holds=lambda values: _whole(values) or (values["spec.training.backend"] == "torch" and not values.has(_LORA)),
         message=f"must be 1 with spec.training.backend megatron, and with {_LORA}: only whole torch models have parts",
     )
+    yield from of_parts("shard")
+
+
+def of_parts(name: str) -> Iterator[Rule]:
+    """Yield the rules of a field of the parallelism that has ranks hold parts of a model: what parts cannot do yet."""
+    field, is_one = f"{_PARALLELISM}.{name}", f"self.training.parallelism.{name} == 1"
     yield Rule(
-        field=_FIELD,
+        field=field,
         node="spec",
-        cel="self.training.parallelism.shard == 1 || self.placement == 'Dedicated'",
-        holds=lambda values: _whole(values) or values["spec.placement"] == "Dedicated",
+        cel=f"{is_one} || self.placement == 'Dedicated'",
+        holds=lambda values: values[field] == 1 or values["spec.placement"] == "Dedicated",
         message="must be 1 with spec.placement Colocated, as parts do not move to the host: use Dedicated, or 1",
     )
     yield Rule(
-        field=_FIELD,
+        field=field,
         node="spec",
         cel=(
-            "self.training.parallelism.shard == 1 || !has(self.generation.speculation.draftModel)"
+            f"{is_one} || !has(self.generation.speculation.draftModel)"
             " || self.generation.speculation.draftModel.train == 'Disabled'"
         ),
-        holds=lambda values: _whole(values) or not values.has(_DRAFT) or values[f"{_DRAFT}.train"] == "Disabled",
+        holds=lambda values: values[field] == 1 or not values.has(_DRAFT) or values[f"{_DRAFT}.train"] == "Disabled",
         message=f"must be 1 with {_DRAFT}.train Enabled, as it is trained by a whole head: use Disabled, or 1",
     )
 

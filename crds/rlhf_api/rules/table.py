@@ -1,6 +1,7 @@
 """The table: every rule that crosses fields, and what may change in a live job."""
 
 from collections.abc import Iterator
+from math import prod
 from typing import Final
 
 from rlhf_api.algorithms import ALGORITHMS, full_graph
@@ -16,11 +17,13 @@ from rlhf_api.rules.parallelism import of_parallelism
 from rlhf_api.rules.paths import of_paths
 from rlhf_api.rules.placement import of_placement
 from rlhf_api.rules.prompts import of_prompts
+from rlhf_api.rules.rank_pods import of_rank_pods
 from rlhf_api.rules.reward import of_reward
 from rlhf_api.rules.rewards import of_rewards
 from rlhf_api.rules.rule import Rule, Values
 from rlhf_api.rules.sharding import of_sharding
 from rlhf_api.rules.speculation import of_speculation
+from rlhf_api.rules.tensor import of_tensor
 from rlhf_api.rules.unions import unions
 
 MAX_WORKERS: Final = 4096
@@ -105,6 +108,13 @@ _STATEMENTS: Final = (
         message="must be 0 in a deterministic job, as what is trained on depends on who was faster: use 0",
     ),
     Rule(
+        field="spec.rollout.maxStaleness",
+        node="spec",
+        cel="self.rollout.maxStaleness == 0 || self.rollout.oversample > 0",
+        holds=lambda values: values["spec.rollout.maxStaleness"] == 0 or values["spec.rollout.oversample"] > 0,
+        message="needs spec.rollout.oversample, without which nothing is cut off that could be carried: set both, or 0",
+    ),
+    Rule(
         field="metadata.name",
         node="",
         cel=f"size(self.metadata.name) <= {MAX_NAME}",
@@ -184,11 +194,14 @@ _STATEMENTS: Final = (
     Rule(
         field="spec.training.parallelism",
         node="spec",
-        cel=f"self.training.parallelism.pipeline * self.training.parallelism.data <= {MAX_WORKERS}",
-        holds=lambda values: (
-            values["spec.training.parallelism.pipeline"] * values["spec.training.parallelism.data"] <= MAX_WORKERS
+        cel=(
+            "self.training.parallelism.pipeline * self.training.parallelism.data * self.training.parallelism.tensor"
+            f" <= {MAX_WORKERS}"
         ),
-        message=f"pipeline x data, the number of ranks, must be at most {MAX_WORKERS}: use fewer of either",
+        holds=lambda values: (
+            prod(values[f"spec.training.parallelism.{of}"] for of in ("pipeline", "data", "tensor")) <= MAX_WORKERS
+        ),
+        message=f"pipeline x data x tensor, the number of ranks, must be at most {MAX_WORKERS}: use fewer of any",
     ),
     Rule(
         field="spec.training.schedule.mode",
@@ -199,6 +212,24 @@ _STATEMENTS: Final = (
             or values["spec.fusion.intraStage.mode"] in ("Disabled", "Auto")
         ),
         message="must be Auto when spec.fusion.intraStage.mode asks for a fused schedule, as OneFOneB is serial",
+    ),
+    Rule(
+        field="spec.training.microBatchTokens",
+        node="spec",
+        cel="!has(self.training.microBatchTokens) || self.fusion.intraStage.mode in ['Disabled', 'Auto']",
+        holds=lambda values: (
+            not values.has("spec.training.microBatchTokens")
+            or values["spec.fusion.intraStage.mode"] in ("Disabled", "Auto")
+        ),
+        message="is for serial schedules, as a fused one has a fixed number of micro-batches: remove it, or set "
+        "spec.fusion.intraStage.mode to Disabled",
+    ),
+    Rule(
+        field="spec.training.packing",
+        node="spec",
+        cel="!self.training.packing || self.training.backend == 'torch'",
+        holds=lambda values: not values["spec.training.packing"] or values["spec.training.backend"] == "torch",
+        message="needs backend torch",
     ),
 )
 
@@ -228,6 +259,8 @@ RULES: Final[tuple[Rule, ...]] = (
     *of_speculation(),
     *of_lora(),
     *of_sharding(),
+    *of_tensor(),
+    *of_rank_pods(),
     *of_evaluation(),
     *of_environment(),
     *of_prompts(),
@@ -255,7 +288,10 @@ IMMUTABLE: Final[tuple[str, ...]] = (
     "spec.training.gpusPerReplica",
     "spec.training.cpuThreads",
     "spec.training.parallelism",
+    "spec.training.ranksPerPod",
     "spec.training.microBatchSize",
+    "spec.training.microBatchTokens",
+    "spec.training.packing",
     "spec.training.optimizer",
     "spec.training.lora",
     "spec.training.precision",
@@ -268,5 +304,16 @@ IMMUTABLE: Final[tuple[str, ...]] = (
 """Fields that decide what the weights become, where state lies, or who places and reconciles what already runs.
 Replica counts, iterations, suspend, fusion, templates, checkpoint frequency and the run policy may change in a live
 job."""
+
+LAYOUT: Final[tuple[str, ...]] = (
+    "spec.training.backend",
+    "spec.training.parallelism",
+    "spec.training.ranksPerPod",
+    "spec.training.microBatchSize",
+    "spec.training.microBatchTokens",
+    "spec.training.packing",
+)
+"""Of them, how ranks share a step: the same sums in another order. Checkpoints are the same under all of them, so a run
+whose processes have all ended may go on by others."""
 
 IMMUTABLE_MESSAGE: Final = "cannot be changed in an existing job: set it back, or create a new job"

@@ -129,14 +129,15 @@ FAR: Final = Row(
             width=QUARTER,
             low=0,
             shows="Samples without a reward; those that were dropped, as all responses to their prompt have equal "
-            "rewards, and those that took their place.",
-            normal="without a reward: 0, unless it abstains by design. Dropped: as many as refilled.",
+            "rewards, and those that took their place; those that were begun anew, as they were carried for too long.",
+            normal="without a reward: 0, unless it abstains by design. Dropped: as many as refilled. Begun anew: few.",
             cure="Without a reward: read its log. Ever more dropped: prompts are too easy or too hard by now. More "
-            "dropped than refilled: the rounds of refill are used up.",
+            "dropped than refilled: the rounds of refill are used up. Many begun anew: raise rollout.maxStaleness.",
             queries=(
                 Query(JOBS.increases(samples.ABSTAINED), f"without a reward {BY_JOB}"),
                 Query(JOBS.increases(samples.DROPPED), f"dropped {BY_JOB}"),
                 Query(JOBS.increases(samples.REFILLED), f"refilled {BY_JOB}"),
+                Query(JOBS.latest(run.RESTARTED), f"begun anew {BY_JOB}"),
             ),
         ),
     ),

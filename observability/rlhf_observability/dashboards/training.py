@@ -91,15 +91,19 @@ SCHEDULE: Final = Row(
             ),
         ),
         lines(
-            title="Bubbles, against their prediction",
+            title="Bubbles against their prediction, and padding",
             unit=PanelUnit.SHARE,
             width=THIRD,
             low=0,
             high=1,
-            shows=training.BUBBLE.meaning,
-            normal=training.BUBBLE.normal,
-            cure="Measured far above predicted: one rank is slow; look for its GPU on the dashboard of workers.",
-            queries=(Query(JOBS.latest(training.BUBBLE, "source"), f"{{{{source}}}} {BY_JOB}"),),
+            shows=f"{training.BUBBLE.meaning} {training.PADDING.meaning}",
+            normal=f"{training.BUBBLE.normal}; padding under 0.3.",
+            cure="Measured far above predicted: one rank is slow; look for its GPU on the dashboard of workers. "
+            "Padding: set spec.training.packing.",
+            queries=(
+                Query(JOBS.latest(training.BUBBLE, "source"), f"{{{{source}}}} {BY_JOB}"),
+                per_job(training.PADDING, "padding"),
+            ),
         ),
         stacked(
             title="Jobs by schedule",

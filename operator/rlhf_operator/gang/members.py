@@ -13,6 +13,7 @@ from typing import Any, Final
 
 from rlhf_api.job import RLHFJob
 from rlhf_api.names import LABEL_GROUP, Group
+from rlhf_api.rank_pods import rank_pods
 from rlhf_operator.manifests.quantity import amount, written
 from rlhf_operator.manifests.rendering import Images, pod, workers
 
@@ -29,7 +30,7 @@ def counts(job: RLHFJob) -> dict[Group, int]:
 
 def minimum(job: RLHFJob) -> dict[Group, int]:
     """Return the pods of each group without which the job cannot begin."""
-    ranks = {job.spec.rank_group: job.spec.training.ranks}
+    ranks = {job.spec.rank_group: rank_pods(job.spec)}
     return {group: min(count, ranks.get(group, 1)) for group, count in counts(job).items()}
 
 

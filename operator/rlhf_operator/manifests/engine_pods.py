@@ -1,8 +1,9 @@
-"""What a generation worker's pod has for vLLM beyond every other pod: image, shared memory, caches, and silence.
+"""What a generation worker's pod has for vLLM beyond every other pod: image, caches, and silence; and the shared memory
+of a pod in which several processes compute.
 
-Rule: pure, from the manifest alone. A pod has it where vLLM may decode; for torch and for engines of one's own nothing
-changes. Processes of one worker speak to each other inside their pod only, through /dev/shm and its loopback (the
-worker sees to that), so nothing here opens a port; vLLM's own server and its routes for developers never run.
+Rule: pure, from the manifest alone. A pod has the latter where vLLM may decode; for torch and for engines of one's own
+nothing changes. Processes of one worker speak to each other inside their pod only, through /dev/shm and its loopback
+(the worker sees to that), so nothing here opens a port; vLLM's own server and its routes for developers never run.
 """
 
 from typing import Any, Final
@@ -10,6 +11,7 @@ from typing import Any, Final
 from rlhf_api.algorithms import ModelRole
 from rlhf_api.job import RLHFJob
 from rlhf_api.names import Group
+from rlhf_api.rank_pods import workers_a_pod
 from rlhf_operator.manifests.quantity import amount
 
 _GIBIBYTE: Final = 1024
@@ -53,8 +55,10 @@ def environment(job: RLHFJob, group: Group) -> dict[str, str]:
 
 
 def processes(job: RLHFJob, group: Group) -> int:
-    """Return the processes that compute in a worker of a group: one a GPU that its layers are split over."""
-    return job.spec.generation.parallelism.tensor if group is Group.GENERATION else 1
+    """Return the processes that compute in a pod of a group: one a GPU that its worker's layers are split over, one a
+    training rank.
+    """
+    return job.spec.generation.parallelism.tensor if group is Group.GENERATION else workers_a_pod(job.spec, group)
 
 
 def shared_memory(job: RLHFJob, group: Group) -> int:

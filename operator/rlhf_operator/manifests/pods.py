@@ -13,7 +13,8 @@ from rlhf_api.endpoint import LIVENESS_PATH
 from rlhf_api.job import RLHFJob
 from rlhf_api.job.groups import GroupFields
 from rlhf_api.names import Env, Group
-from rlhf_operator.manifests import engine_pods, identity, user_code_mounts
+from rlhf_api.rank_pods import workers_a_pod
+from rlhf_operator.manifests import engine_pods, identity, rank_ports, user_code_mounts
 from rlhf_operator.manifests.identity import SPARE, Number
 from rlhf_operator.manifests.mount_paths import CERTIFICATES_PATH, JOB_KEY, JOB_PATH, RUN_PATH
 
@@ -102,7 +103,7 @@ def coordinator_pod(job: RLHFJob, image: str, user: int | None = USER_ID) -> dic
 def worker_pod(
     job: RLHFJob, group: Group, index: Number, fields: GroupFields, image: str, user: int | None = USER_ID
 ) -> dict[str, Any]:
-    """Return the pod of one worker of a group; a training rank is a worker."""
+    """Return one pod of a group of workers; a training rank is a worker, and its pod may hold several."""
     env: dict[str, str] = {
         Env.COORDINATOR: f"{identity.pod_host(job, Group.COORDINATOR)}:{names.COORDINATOR_PORT}",
         Env.LISTEN: f"[::]:{names.WORKER_PORT}",
@@ -117,22 +118,24 @@ def worker_pod(
     }
     if group is job.spec.rank_group:
         env[Env.RENDEZVOUS] = identity.pod_host(job, group, index)
+    held = workers_a_pod(job.spec, group)
+    env |= rank_ports.entries(held, identity.pod_host(job, group, index), gpus=fields.gpus_per_replica > 0)
     shared = engine_pods.shared_memory(job, group)
     container = _container(
         image,
-        "rlhf_workers",
+        rank_ports.LAUNCHER if held > 1 else "rlhf_workers",
         env | engine_pods.environment(job, group),
         names.WORKER_PORT,
         threads=fields.cpu_threads,
         processes=engine_pods.processes(job, group),
-        gpus=fields.gpus_per_replica,
+        gpus=fields.gpus_per_replica * held,
         # What lies in /dev/shm counts as memory of the container.
-        memory=f"{1024 + shared}Mi" if shared else "1Gi",
+        memory=f"{1024 * held + shared}Mi" if shared else "1Gi",
     )
     volumes: list[dict[str, Any]] = []
     # Generation workers become inference workers when the long tail migrates, without a restart.
     if group is not Group.TRAINING:
-        container["env"] += user_code_mounts.secret_environment(job.spec.models)
+        container["env"] += user_code_mounts.secret_environment(job.spec, group)
         for volume, path, config_map in user_code_mounts.mounts_of(job.spec, group):
             container["volumeMounts"].append({"name": volume, "mountPath": path, "readOnly": True})
             volumes.append({"name": volume, "configMap": {"name": config_map}})

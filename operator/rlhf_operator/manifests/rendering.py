@@ -15,6 +15,7 @@ from rlhf_api.job import RLHFJob
 from rlhf_api.job.groups import GroupFields
 from rlhf_api.names import ANNOTATION_TEMPLATE, Group
 from rlhf_api.problems import Problem
+from rlhf_api.rank_pods import rank_pods
 from rlhf_operator.manifests import engine_pods, identity
 from rlhf_operator.manifests.configuration import configuration, secret
 from rlhf_operator.manifests.identity import Number
@@ -74,8 +75,8 @@ class RenderedObjects:
 
 
 def workers(job: RLHFJob) -> list[tuple[Group, int, GroupFields]]:
-    """Return (group, number of workers, fields) of the groups that the algorithm's graph needs. Training has none of
-    its own where its ranks are held by another group's workers.
+    """Return (group, number of pods, fields) of the groups that the algorithm's graph needs: one a worker, and one for
+    `ranksPerPod` training ranks. Training has none of its own where its ranks are held by another group's workers.
     """
     spec = job.spec
     counts: list[tuple[Group, int, GroupFields]] = [
@@ -83,7 +84,7 @@ def workers(job: RLHFJob) -> list[tuple[Group, int, GroupFields]]:
         (Group.INFERENCE, spec.inference.replicas, spec.inference),
     ]
     if spec.rank_group is Group.TRAINING:
-        counts.append((Group.TRAINING, spec.training.ranks, spec.training))
+        counts.append((Group.TRAINING, rank_pods(spec), spec.training))
     graph = graph_of(spec)
     return [entry for entry in counts if graph.tasks_of(entry[0])]
 

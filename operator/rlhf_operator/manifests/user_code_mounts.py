@@ -69,11 +69,11 @@ def is_volume(name: object) -> bool:
     return isinstance(name, str) and (name == VOLUME or name.startswith(f"{VOLUME}-"))
 
 
-def secret_environment(models: Models) -> list[Json]:
-    """Return the variables of our container that hold what rewards are given from Secrets."""
+def secret_environment(spec: RLHFJobSpec, group: Group) -> list[Json]:
+    """Return the variables of our container that hold what users' code in a group's workers is given from Secrets."""
     return [
         {"name": variable, "valueFrom": {"secretKeyRef": {"name": reference.name, "key": reference.key}}}
-        for reference, variable in models.secret_variables().items()
+        for reference, variable in spec.secret_variables(group).items()
     ]
 
 

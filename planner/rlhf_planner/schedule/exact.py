@@ -33,7 +33,7 @@ from rlhf_planner.schedule.simulate import (
     simulate,
 )
 
-GRACE = 1.0  # seconds past the budget, so that in tiny budgets effort ends the solver and not the clock
+GRACE = 3.0  # seconds past the budget, so that in tiny budgets effort ends the solver, also on a busy machine
 EXACT_STEPS = 6000 if cp_model else 0  # above this, building the model alone takes seconds
 
 

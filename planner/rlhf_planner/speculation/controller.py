@@ -35,6 +35,8 @@ PROBE_SHARE: Final = 0.005
 """Share of the time that may be lost by measuring what is not chosen."""
 PROBE_GAP: Final = 16
 """Steps between probes at least: what is learned by one is used before the next."""
+PROBE_STEPS: Final = 2
+"""Steps in a row of a probe of drafts: the first finds drafters and choosing cold, and takes longer for them."""
 DOUBT: Final = 0.25
 """Part of an expected loss that a probe must be able to pay."""
 PLAIN_GAP: Final = 128
@@ -135,6 +137,8 @@ class DraftController:
     since_probe: int = 0
     since_plain: int = 0
     """Steps since the last probe, and since the last plain step."""
+    probing: int = 0
+    """Most drafted tokens of the probe that is to follow the last step, which began one; 0: none is."""
 
     @classmethod
     def new(cls, drafters: int, matches: int, longest: int, widths: Ints) -> "DraftController":
@@ -240,7 +244,8 @@ class DraftController:
             predicted=0.0 if plan.probes or costs.widest > self.pass_costs.widest else plan.rate,
         )
         overhead = self.overhead
-        if plan.drafters:
+        # The first step after a plain one is no example of steps in which drafters are always asked.
+        if plan.drafters and (self.since_plain or not overhead):
             beside = max(0.0, step.draft_seconds - self._drafters_seconds(plan.drafters, plan.requests))
             overhead = _overhead(overhead, beside, step.pass_seconds)
         credit = self.credit + PROBE_SHARE * seconds
@@ -255,6 +260,7 @@ class DraftController:
             credit=credit,
             since_probe=0 if plan.probes else self.since_probe + 1,
             since_plain=self.since_plain + 1 if plan.drafters else 0,
+            probing=plan.slots if plan.probes and self.since_plain + 1 < PROBE_STEPS else 0,
         )
 
     def unlearned(self, steps: int, seconds: float, *, asked: bool) -> "DraftController":
@@ -287,19 +293,19 @@ class DraftController:
 
     def _probe(self, rows: int, seconds: Floats, drafts: bool, rate: float) -> Plan | None:
         """Return a probe of what is not chosen, where one is due and can be paid for; `rate` is that of the choice."""
-        if self.since_probe < PROBE_GAP or self.credit <= 0:
+        if not self.probing and (self.since_probe < PROBE_GAP or self.credit <= 0):
             return None
         everybody = tuple(range(self.drafters))
         loss = float(seconds[0]) - rows / rate
         if drafts and loss <= self.credit / (2 if self.since_plain < PLAIN_GAP else 1):
             return Plan((), 0, 0, "Probe", rate)
         requests = rows if drafts else min(rows, PROBE_REQUESTS)
-        slots = min(requests * self.longest, len(seconds) - 1)
+        slots = min(self.probing or requests * self.longest, len(seconds) - 1)
         took = self._drafting(everybody, requests) + seconds
         counts, gained = supply_curve(self.acceptance.survival, self.supply[-1] * requests)
         tokens = rows + np.interp(np.arange(len(seconds)), counts, gained)
         # What a probe is expected to lose is in doubt, or it would not be made; what it lost is taken from the credit.
-        while slots and DOUBT * float(took[slots] - tokens[slots] / rate) > self.credit:
+        while slots and not self.probing and DOUBT * float(took[slots] - tokens[slots] / rate) > self.credit:
             slots //= 2
         return Plan(everybody, requests, slots, "Probe", rate) if slots else None
 

@@ -19,6 +19,7 @@ from rlhf_planner.training_memory import StageTraining, shape_of, training_memor
 from rlhf_workers.device import open_device
 from rlhf_workers.precision import compute_dtype
 from rlhf_workers.training.step_timing import made_up_batch
+from rlhf_workers.training.token_bounds import deal
 from rlhf_workers.training.trainer import Trainer
 from rlhf_workers.training.training_batch import TrainingBatch
 
@@ -118,7 +119,8 @@ def first_gradients(
 ) -> torch.Tensor:
     """Return the gradients of a mini-batch, on the host; on a GPU by kernels that give the same bits in every run."""
     rows = list(range(sizes.batch.samples * sizes.batch.microbatches))
-    (work,) = trainer.mini_batch(batch, rows, trainer.objectives()).values()
+    dealt = deal(trainer.layout, rows, batch.lengths, together=1, most_tokens=None)
+    (work,) = trainer.mini_batch(batch, dealt, trainer.objectives()).values()
     torch.use_deterministic_algorithms(cuda, warn_only=True)
     for microbatch in range(sizes.batch.microbatches):
         work.forward(0, microbatch, work.embed(microbatch)).backward()

@@ -77,7 +77,7 @@ def test_message_reads_as_one_line_a_problem() -> None:
     error = refused(CASES_BY_NAME["mini-batches that do not fill the batch"].text)
     _, line = str(error).splitlines()
     assert line.startswith(
-        "- spec.rollout.batchSize = 100: must be a multiple of spec.algorithm.ppo.miniBatchSize (64): use 64 or 128"
+        "- spec.rollout.batchSize = 100: must be a multiple of spec.algorithm.ppo.miniBatchSize (64): use 128"
     )
 
 

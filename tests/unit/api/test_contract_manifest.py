@@ -11,6 +11,7 @@ from rlhf_api.algorithms.fields import PolicyGradientFields
 from rlhf_api.algorithms.ppo import PPO
 from rlhf_api.job import RLHFJob
 from rlhf_api.manifest import ManifestError, broken_rules, dump, forbidden_changes, parse, parse_stored, resolve
+from rlhf_api.rules.table import IMMUTABLE, LAYOUT
 from rlhf_api.structural_schema import job_schema, with_defaults
 from rlhf_api.yaml_document import read_document
 
@@ -201,6 +202,15 @@ def test_changes_names_what_may_not_change() -> None:
         "spec.training.optimizer",
         "spec.checkpoints.path",
     ]
+
+
+def test_a_run_that_ended_may_go_on_by_another_layout_of_ranks_and_nothing_else() -> None:
+    assert set(LAYOUT) < set(IMMUTABLE)
+    old = parse(changed("ppo", {}, []))
+    layout = {"spec.training.microBatchSize": 2, "spec.training.packing": True}
+    new = parse(changed("ppo", {**layout, "spec.seed": 8}, []))
+    assert [problem.field for problem in forbidden_changes(old, new)] == ["spec.seed", *layout]
+    assert [problem.field for problem in forbidden_changes(old, new, ended=True)] == ["spec.seed"]
 
 
 def test_job_built_in_python_is_checked_by_the_same_rules() -> None:

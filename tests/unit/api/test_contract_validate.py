@@ -35,7 +35,7 @@ def test_invalid_manifest_reads_as_paragraphs(tmp_path: Path) -> None:
     assert "[red]x" in name  # the value is shown as it is, never read as markup
     assert batch.splitlines()[0].startswith("spec.rollout.batchSize  line ")
     assert "given  100" in batch
-    assert "use 64 or 128" in batch
+    assert "use 128" in batch
 
 
 def test_json_is_one_line_for_programs(tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """`rlhf plan`: what fusion would bring, from assumptions or from what the last run measured."""
 
 import json
+import struct
 from pathlib import Path
 
 import pytest
@@ -131,3 +132,37 @@ def test_a_fixed_plan_is_forecast_as_it_is_set(
     assert plan(monkeypatch, *changes, "--json") == 0
     fusion = json.loads(capsys.readouterr().out)["fusion"]
     assert (fusion["threshold"], fusion["pool"]) == (4, 2)
+
+
+def test_training_layouts_stand_beside_each_other_and_one_that_does_not_fit_is_told(
+    job: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ranks = ("--set", "spec.training.parallelism.data=2")
+    assert plan(monkeypatch, *ranks, "--device-memory", "80") == 0
+    said = capsys.readouterr().out
+    assert "Training layouts of 2 ranks" in said
+    assert "data 2, shard 2" in said
+    assert "this job" in said
+    assert "does not fit" not in said
+
+    assert plan(monkeypatch, *ranks, "--json", "--device-memory", "0.001") == 0
+    training = json.loads(capsys.readouterr().out)["training"]
+    assert (training["layout"]["data"], training["layout"]["fits"], training["problem"]) == (2, True, "")
+    assert {(one["pipeline"], one["data"], one["shard"]) for one in training["layouts"]} == {
+        (1, 2, 1),
+        (1, 2, 2),
+        (2, 1, 1),
+    }
+    assert plan(monkeypatch) == 0
+    assert "Training layouts" not in capsys.readouterr().out, "one rank, and no device was named"
+
+
+def test_a_layout_that_does_not_fit_ends_the_plan_with_what_would(
+    job: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    header = json.dumps({"w": {"dtype": "F32", "shape": [1000, 1000], "data_offsets": [0, 4000000]}}).encode()
+    (job.parent / "policy" / "model.safetensors").write_bytes(struct.pack("<Q", len(header)) + header)
+    assert plan(monkeypatch, "--device-memory", "0.012") == 2
+    said = " ".join(capsys.readouterr().out.split())
+    assert "does not fit: a training rank needs 0.0149 GiB" in said
+    assert "and a device has 0.012 GiB: use spec.training.parallelism: data 2, shard 2 (2 ranks that need" in said

@@ -32,6 +32,24 @@ def test_heads_that_do_not_divide_are_told_with_the_field_and_what_would_be_righ
     assert failure.message == "4: the model's 6 attention heads cannot be split over 4 devices: use 2"
 
 
+def test_models_that_ranks_train_in_parts_have_heads_for_each_of_them(tmp_path: Path) -> None:
+    body = spec(tmp_path, 1).model_dump(by_alias=True, exclude_unset=True)
+    critic = tmp_path / "critic"
+    critic.mkdir()
+    for folder, heads in ((tmp_path, 8), (critic, 2)):
+        config = {"num_attention_heads": 8, "num_key_value_heads": heads}
+        (folder / "config.json").write_text(json.dumps(config))
+    body |= {"algorithm": {"ppo": {}}, "training": {"backend": "megatron", "parallelism": {"tensor": 4}}}
+    body["models"]["critic"] = {"path": str(critic)}
+    with pytest.raises(JobError) as raised:
+        check_tensor_split(RLHFJobSpec.model_validate(body))
+    failure = raised.value.failure
+    assert failure.field == "spec.training.parallelism.tensor"
+    assert failure.message == (
+        "4: spec.models.critic.path: the model's 2 key-value heads cannot be split over 4 devices: use 2"
+    )
+
+
 @pytest.mark.parametrize("content", [None, "{", "[]"])
 def test_what_cannot_be_read_is_left_to_the_workers(tmp_path: Path, content: str | None) -> None:
     if content is not None:

@@ -60,6 +60,16 @@ def test_ranks_that_hold_parts_have_a_share_of_everything() -> None:
     }  # fmt: skip
 
 
+def test_ranks_of_a_tensor_group_have_a_share_of_a_stage() -> None:
+    training = {"gpusPerReplica": 1, "backend": "megatron", "parallelism": {"pipeline": 2, "tensor": 4}}
+    of_rank = estimates(spec(placement="Dedicated", training=training), SIZES)
+    share = 2 * 7 * BILLION // 8
+    assert of_rank[Group.TRAINING].parts == {
+        "weights": 4 * share, "gradients": 4 * share, "optimizer": 8 * share, "half-precision weights": 2 * share,
+        "published weights": 4 * share,
+    }  # fmt: skip
+
+
 def test_what_cannot_fit_names_the_phase_and_the_numbers() -> None:
     result = budget(spec(), SIZES)
     assert result.problem(80 * GIBIBYTE) == ""

@@ -33,6 +33,12 @@ def test_what_cannot_be_split_is_said_with_what_can(config: dict[str, Any], degr
     assert split_problem(config, chosen) == ""
 
 
+def test_training_holds_no_key_value_head_twice() -> None:
+    assert split_problem(EIGHT_BILLION, 8, several=False) == ""
+    problem = split_problem(EIGHT_BILLION, 16, several=False)
+    assert problem == "the model's 8 key-value heads cannot be split over 16 devices: use 8"
+
+
 def test_what_a_configuration_does_not_say_is_not_judged() -> None:
     assert split_problem({}, 8) == ""
     assert split_problem({"num_attention_heads": "many"}, 8) == ""

@@ -83,6 +83,24 @@ def test_an_engine_argument_of_another_type_is_refused(folder: Path) -> None:
     generation.build(same, pb.Command(), CPU, None).close()
 
 
+def test_a_coarser_engine_needs_that_no_ratio_is_against_it(folder: Path) -> None:
+    """Tokens that are carried into a later iteration are held against it, unless a correction weighs them."""
+    settings: dict[str, Any] = {
+        "deterministic": False,
+        "generation": {"engineArgs": {"dtype": "bfloat16"}},
+        "training": {"precision": "Float32"},
+    }
+    own: dict[str, Any] = {"ppo": {"miniBatchSize": 8, "oldLogProbabilities": "Trainer"}}
+    corrected = {"ppo": own["ppo"] | {"mismatchCorrection": {"mode": "Truncate"}}}
+    carried = SHORT | {"oversample": 1, "maxStaleness": 1}
+    for algorithm, rollout in ((own, SHORT), (corrected, carried)):
+        generation.build(
+            make_job(folder, folder, algorithm=algorithm, rollout=rollout, **settings), pb.Command(), CPU, None
+        ).close()
+    with pytest.raises(WorkError, match=r"must be one of float32.*mismatchCorrection covers what maxStaleness keeps"):
+        generation.build(make_job(folder, folder, algorithm=own, rollout=carried, **settings), pb.Command(), CPU, None)
+
+
 def test_memory_is_estimated_in_the_type_that_is_used() -> None:
     sizes: dict[str, ModelSize | None] = {
         ModelRole.ACTOR: ModelSize(1000, 10),

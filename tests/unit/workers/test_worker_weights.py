@@ -119,6 +119,11 @@ async def test_stages_together_give_every_tensor_bit_by_bit() -> None:
         assert torch.equal(tensors[name], tensor), name
 
 
+async def test_a_rank_that_keeps_no_tensor_adds_none() -> None:
+    async with serving(source(stage_of(0)), source(HeldStage({}))) as sources:
+        assert (await fetched(sources)).keys() == dict(stage_of(0).tensors("actor", 3)).keys()
+
+
 @pytest.mark.parametrize("host", LOOPBACKS)
 async def test_weights_come_by_either_family_from_a_worker_that_listens_as_a_pod_does(host: str) -> None:
     stage = stage_of(0)

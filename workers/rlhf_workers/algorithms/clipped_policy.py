@@ -51,7 +51,8 @@ class ClippedPolicyGradient(Algorithm, Generic[Fields]):
         if OLD_FIELD in batch.fields:
             samples, _ = torch.nonzero(batch.mask, as_tuple=True)
             old, sampled = (values[batch.mask] for values in (batch.old, batch.fields[SAMPLED_FIELD]))
-            found = mismatch_metrics(old, sampled, samples, len(batch.mask), self.fields.mismatch_correction)
+            stale = None if batch.stale is None else batch.stale[batch.mask]
+            found = mismatch_metrics(old, sampled, samples, len(batch.mask), self.fields.mismatch_correction, stale)
             metrics |= {f"{self.context.graph.policy}/{name}": value for name, value in found.items()}
         return metrics
 

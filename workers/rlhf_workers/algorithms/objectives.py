@@ -127,22 +127,29 @@ class PolicyObjective:
         weights = microbatch.weights[self._role]
         loss = (weights * terms.loss).sum()
         sums = {"loss": loss.detach(), **_term_sums(terms, weights)}
-        self._observe(sums, log_p.detach(), microbatch.old, entropy.detach())
+        self._observe(sums, log_p.detach(), microbatch, entropy.detach())
         return loss
 
     def _observe(
-        self, sums: dict[str, torch.Tensor | float], log_p: torch.Tensor, old: torch.Tensor, entropy: torch.Tensor
+        self,
+        sums: dict[str, torch.Tensor | float],
+        log_p: torch.Tensor,
+        microbatch: MicroBatch,
+        entropy: torch.Tensor,
     ) -> None:
-        count, difference = log_p.numel(), log_p - old
+        count, old = log_p.numel(), microbatch.old
         sums["tokens"] = float(count)
         sums["approximate_kl"] = k3(old, log_p).double().sum()
         sums["entropy"] = entropy.double().sum()
-        if self.first_pass:
-            sums |= {"mismatch": difference.abs().double().sum(), "mismatch_kl": sums["approximate_kl"]}
-            sums["mismatch_tokens"] = float(count)
         largest = {} if not count else {"ratio": limited_log_ratio(log_p, old).max().exp()}
-        if count and self.first_pass:
-            largest["mismatch"] = difference.abs().max()
+        if self.first_pass:
+            if microbatch.stale is not None:  # other weights drew these, so they say nothing of engine and trainer
+                log_p, old = log_p[~microbatch.stale], old[~microbatch.stale]
+            difference = (log_p - old).abs()
+            sums |= {"mismatch": difference.double().sum(), "mismatch_kl": k3(old, log_p).double().sum()}
+            sums["mismatch_tokens"] = float(log_p.numel())
+            if log_p.numel():
+                largest["mismatch"] = difference.max()
         self.statistics.add(sums, largest)
 
     def metrics(self) -> dict[str, float]:

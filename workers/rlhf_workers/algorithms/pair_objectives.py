@@ -126,10 +126,8 @@ class ScoreObjective:
 
 
 def _last_tokens(microbatch: MicroBatch) -> torch.Tensor:
-    """Return the place in [b * L] of the last trained token of each sample, int64 [b]; the first token of one without.
+    """Return the place of the last trained token of each sample, int64 [b]; the first token of one without.
 
     `positions` are of the states before the tokens; the state *of* the last token is the next one.
     """
-    count, width = microbatch.tokens.shape
-    first = torch.arange(count, device=microbatch.tokens.device) * width
-    return first.scatter_reduce(0, microbatch.samples, microbatch.positions + 1, "amax")
+    return microbatch.first.scatter_reduce(0, microbatch.samples, microbatch.positions + 1, "amax")

@@ -65,16 +65,24 @@ def _of_responses(
 
 
 def mismatch_metrics(
-    old: torch.Tensor, sampled: torch.Tensor, samples: torch.Tensor, count: int, fields: MismatchCorrection
+    old: torch.Tensor,
+    sampled: torch.Tensor,
+    samples: torch.Tensor,
+    count: int,
+    fields: MismatchCorrection,
+    stale: torch.Tensor | None = None,
 ) -> Mapping[str, float]:
     """Return how far both are apart over the n tokens of a batch, arguments as for `correction`; nothing without a
-    token.
+    token. `stale` [n]: tokens that other weights drew, of which that says nothing.
 
     In nats a token: the mean and the maximum of |o - g|, and the divergence of the trainer's policy from the engine's.
     """
+    corrected = correction(old, sampled, samples, count, fields)
+    if stale is not None:
+        old, sampled = old[~stale], sampled[~stale]
     if not len(old):
         return {}
-    difference, corrected = (old - sampled).double().abs(), correction(old, sampled, samples, count, fields)
+    difference = (old - sampled).double().abs()
     return {
         "mismatch": float(difference.mean()),
         "mismatch_max": float(difference.max()),

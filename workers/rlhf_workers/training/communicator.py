@@ -19,6 +19,7 @@ import torch.distributed as dist
 
 from rlhf_api.names import ExitCode
 from rlhf_workers.failures import WorkError
+from rlhf_workers.training.peer_waits import told_to_wait_for
 from rlhf_workers.training.transport import GroupTransport
 
 
@@ -121,9 +122,11 @@ class _TorchHandle:
 
 @contextmanager
 def waiting_for(waited_for: str) -> Iterator[None]:
-    """Raise PeerLostError where a call of torch.distributed says in some RuntimeError that a peer is lost or silent."""
+    """Raise PeerLostError where a call of torch.distributed says in some RuntimeError that a peer is lost or silent.
+    Inside, heartbeats say what is waited for."""
     try:
-        yield
+        with told_to_wait_for(waited_for):
+            yield
     except RuntimeError as error:
         rank = dist.get_rank() if dist.is_initialized() else None
         raise PeerLostError(waited_for, error, rank=rank) from error

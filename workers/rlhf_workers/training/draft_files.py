@@ -22,7 +22,7 @@ from rlhf_workers.models import model_folder
 from rlhf_workers.precision import compute_dtype
 from rlhf_workers.training.communicator import Communicator
 from rlhf_workers.training.draft_training import DraftTraining
-from rlhf_workers.training.model_stages import ModelStage, build_stage, read_config
+from rlhf_workers.training.model_stages import ModelStage, attention_of, build_stage, read_config
 from rlhf_workers.training.rank_layout import RankLayout
 from rlhf_workers.training.tensor_file import CHECKPOINT_FIELD, TensorFolder, model_tensors, write_tensors
 
@@ -74,7 +74,7 @@ def load_draft_stage(job: RLHFJob, policy: Any, checkpoint: str, device: torch.d
         message = f"{DRAFT_MODEL_FIELD}: {draft.path}: {problem}"
         raise WorkError("ModelUnsupported", message, field=DRAFT_MODEL_FIELD, exit_code=ExitCode.BAD_MODEL)
     tensors = model_tensors(folder, DRAFT_MODEL_FIELD)
-    return build_stage(config, tensors, 1, 0, "lm", device, "eager" if job.spec.deterministic else "sdpa")
+    return build_stage(config, tensors, 1, 0, "lm", device, attention_of(job))
 
 
 def draft_problem(draft: Any, policy: Any) -> str:

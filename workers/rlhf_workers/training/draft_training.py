@@ -117,7 +117,8 @@ class DraftTraining:
                 taught = noted.stage.logits(noted.states)
             known = stage.config.vocab_size
             # A row of padding that a policy draws, and the draft model does not have, is read as its last one.
-            hidden = stage(stage.embed(noted.microbatch.tokens.clamp(max=known - 1))).flatten(0, 1)
+            embedded, packed = stage.embed(noted.microbatch.tokens.clamp(max=known - 1)), noted.microbatch.packed
+            hidden = (stage(embedded) if packed is None else stage(embedded, packed)).flatten(0, 1)
             logits = stage.logits(hidden.index_select(0, noted.microbatch.positions))
             shared = min(known, taught.shape[-1])
             outcome = distillation(logits[:, :shared], taught[:, :shared], self._temperature)

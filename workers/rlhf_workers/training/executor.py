@@ -78,15 +78,16 @@ def execute(
     first_rank: int,
     time_marks: TimeMarks | None = None,
     *,
+    apart: int = 1,
     forward_only: bool = False,
 ) -> list[TimedAction]:
     """Run `row` and return its actions with their times, when the device has done them all.
 
-    `work` is by pipeline index; `first_rank` is the global rank of the block's rank 0; without `time_marks` the device
-    must be a CPU. `forward_only`: no backward follows, so nothing is kept for one. Raises PeerLostError, and
-    ValueError for a row that misses an input.
+    `work` is by pipeline index; the peers of row n of the table are global rank `first_rank` + n * `apart`; without
+    `time_marks` the device must be a CPU. `forward_only`: no backward follows, so nothing is kept for one. Raises
+    PeerLostError, and ValueError for a row that misses an input.
     """
-    run = _Run(work, communicator, first_rank, time_marks or HostMarks(), keep=not forward_only)
+    run = _Run(work, communicator, (first_rank, apart), time_marks or HostMarks(), keep=not forward_only)
     with torch.no_grad() if forward_only else nullcontext():
         for number, action in enumerate(row):
             try:
@@ -108,7 +109,7 @@ class _Run:
         self,
         work: Mapping[int, PipelineWork],
         communicator: Communicator,
-        first_rank: int,
+        places: tuple[int, int],
         time_marks: TimeMarks,
         keep: bool,
     ) -> None:
@@ -116,7 +117,8 @@ class _Run:
         self._measured: list[tuple[Action, Any, Any]] = []
         self._begun: Any = None
         """When the computation of the present action began: after its input had come."""
-        self._work, self._communicator, self._first_rank = work, communicator, first_rank
+        self._work, self._communicator = work, communicator
+        self._first_rank, self._apart = places
         self._kept: dict[Key, _Kept] = {}
         self._forward: dict[Key, torch.Tensor] = {}  # made by the stage, wanted by the next one
         self._backward: dict[Key, torch.Tensor] = {}  # made by the stage, wanted by the previous one
@@ -160,17 +162,19 @@ class _Run:
 
     def _send(self, action: Action, key: Key) -> None:
         tensor = self._take(self._forward if action.kind == "SEND_F" else self._backward, key, action)
-        assert action.peer is not None
         tensor = tensor.contiguous()
         while self._leaving and (len(self._leaving) >= SENDS_UNDER_WAY or self._leaving[0][0].is_completed()):
             self._leaving.popleft()[0].wait()
-        self._leaving.append((self._communicator.send(tensor, self._first_rank + action.peer), tensor))
+        self._leaving.append((self._communicator.send(tensor, self._peer(action)), tensor))
 
     def _receive(self, action: Action, key: Key) -> None:
-        assert action.peer is not None
         buffer = self._work[action.pipeline].like_hidden(action.microbatch)
-        handle = self._communicator.receive(buffer, self._first_rank + action.peer)
+        handle = self._communicator.receive(buffer, self._peer(action))
         self._coming[action.kind, key] = action, handle, buffer
+
+    def _peer(self, action: Action) -> int:
+        assert action.peer is not None
+        return self._first_rank + action.peer * self._apart
 
     def _arrived(self, kind: str, key: Key) -> torch.Tensor | None:
         """Return the tensor of a posted receive, waited for; None when there is none."""

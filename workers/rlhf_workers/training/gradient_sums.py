@@ -1,7 +1,8 @@
 """The sums of a mini-batch's gradients over ranks, between its backward passes and its optimizer step.
 
-Rule: over data replicas first, then over the two copies of a tied embedding; every rank in the same order. Gradients of
-stages that ranks hold in parts are summed by the backward itself.
+Rule: over data replicas first, then over a tensor group where each rank has a part of a sum, then over the two copies
+of a tied embedding; every rank in the same order. Gradients of stages in parts over the data parallel ranks are summed
+by the backward itself.
 """
 
 from collections.abc import Collection, Mapping
@@ -22,8 +23,9 @@ def sum_gradients(
 ) -> None:
     """Add up the gradients of the trained models, in place."""
     for model, stage in layout.held:
-        if model in trained and not optimizers[model, stage].part:
+        if model in trained and not optimizers[model, stage].over_data:
             communicator.all_reduce_sum(optimizers[model, stage].gradients, layout.holders(model, stage))
+            optimizers[model, stage].sum_parts(communicator)
     for model in trained:
         last = layout.stages(model) - 1
         if last and any(held.sums_embedding for (name, _), held in stages.items() if name == model):

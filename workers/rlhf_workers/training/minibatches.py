@@ -43,6 +43,17 @@ def split(
     `lengths[sample]` counts prompt and response tokens. Longest micro-batches come first: they are dealt to the replica
     with the least padded tokens that still wants one.
     """
+    units = units_of(samples, replicas, microbatches, together)
+    size = len(samples) // (replicas * microbatches)
+    longest = {unit[0]: max(lengths[sample] for sample in unit) for unit in units}
+    by_length = sorted(units, key=lambda unit: (-longest[unit[0]], unit[0]))
+    ranked = [sample for unit in by_length for sample in unit]
+    dealt = [ranked[start : start + size] for start in range(0, len(ranked), size)]
+    return shared_out(dealt, [size * longest[chosen[0]] for chosen in dealt], replicas)
+
+
+def units_of(samples: Sequence[int], replicas: int, microbatches: int, together: int) -> list[list[int]]:
+    """Return runs of samples that stay together; ValueError where the micro-batches do not share them equally."""
     cells = replicas * microbatches
     if len(samples) % cells:
         raise ValueError(
@@ -52,16 +63,17 @@ def split(
     size = len(samples) // cells
     if size % together:
         raise ValueError(f"micro-batches of {size} samples do not hold whole groups of {together} that stay together")
-    units = [samples[start : start + together] for start in range(0, len(samples), together)]
-    longest = {unit[0]: max(lengths[sample] for sample in unit) for unit in units}
-    by_length = sorted(units, key=lambda unit: (-longest[unit[0]], unit[0]))
-    ranked = [sample for unit in by_length for sample in unit]
-    dealt: list[list[list[int]]] = [[] for _ in range(replicas)]
+    return [list(samples[start : start + together]) for start in range(0, len(samples), together)]
+
+
+def shared_out(given: Sequence[list[int]], tokens: Sequence[int], replicas: int) -> list[list[list[int]]]:
+    """Return what each replica gets of micro-batches that come largest first: equally many, each to the one with the
+    fewest tokens that still wants one."""
+    shares: list[list[list[int]]] = [[] for _ in range(replicas)]
     load = [0] * replicas
-    for start in range(0, len(ranked), size):
-        chosen = ranked[start : start + size]
-        open_replicas = [replica for replica in range(replicas) if len(dealt[replica]) < microbatches]
-        replica = min(open_replicas, key=lambda candidate: (load[candidate], candidate))
-        dealt[replica].append(chosen)
-        load[replica] += size * longest[chosen[0]]
-    return dealt
+    for one, count in zip(given, tokens, strict=True):
+        wanting = [replica for replica in range(replicas) if len(shares[replica]) < len(given) // replicas]
+        replica = min(wanting, key=lambda candidate: (load[candidate], candidate))
+        shares[replica].append(one)
+        load[replica] += count
+    return shares

@@ -4,9 +4,10 @@ A stage holds its own layers; the first also the embedding, the last the final n
 model's, or a value head for a critic. It is built without ever allocating the rest of the model, and reads its own
 tensors only.
 
-Rule: batches are padded on the right, so a causal mask alone keeps padding out of every real position. Modules stay
-in eval mode: dropout would make the trained policy another one than that which sampled. Only families whose whole
-forward is embedding, layers, norm and head are taken; others would train silently wrong.
+Rule: batches are padded on the right, so a causal mask alone keeps padding out of every real position; in a packed row
+each sample has positions of its own, and `packed_attention` keeps it apart from the others. Modules stay in eval mode:
+dropout would make the trained policy another one than that which sampled. Only families whose whole forward is
+embedding, layers, norm and head are taken; others would train silently wrong.
 """
 
 from collections.abc import Callable
@@ -18,8 +19,10 @@ import transformers
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
+from rlhf_api.job import RLHFJob
 from rlhf_api.names import ExitCode
 from rlhf_workers.failures import WorkError
+from rlhf_workers.training.packed_attention import PACKED, WRITTEN_OUT, repeated
 from rlhf_workers.training.pipeline_stage import Attention, Head, PipelineStage, stage_layers
 from rlhf_workers.training.tensor_file import TensorFolder
 
@@ -49,11 +52,15 @@ class ModelStage(PipelineStage):
         embedded: torch.Tensor = self.model.embed_tokens(tokens)
         return embedded.float()
 
-    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
+    def forward(self, hidden: torch.Tensor, packed: tuple[int, ...] | None = None) -> torch.Tensor:
         """See PipelineStage."""
-        rotation, masks = self._geometry(hidden)
+        rotation, masks = self._geometry(hidden, max(packed or (hidden.shape[1],)))
+        of_row: dict[str, Any] = {"position_embeddings": rotation}
+        if packed is not None:
+            of_row["position_embeddings"] = tuple(repeated(part, packed) for part in rotation)
+            of_row[PACKED] = packed
         for layer, sliding in zip(self.model.layers.values(), self._sliding(), strict=True):
-            arguments = {"attention_mask": masks[sliding], "position_embeddings": rotation}
+            arguments = {"attention_mask": masks[sliding], **of_row}
             if self.recompute:
                 hidden = checkpoint(layer, hidden, use_reentrant=False, **arguments)
             else:
@@ -67,8 +74,8 @@ class ModelStage(PipelineStage):
         cap = getattr(self.config, "final_logit_softcapping", None)
         return logits if cap is None else torch.tanh(logits / cap) * cap
 
-    def _rotation(self, hidden: torch.Tensor) -> Any:
-        return self.rotary(hidden, torch.arange(hidden.shape[1], device=hidden.device)[None, :])
+    def _rotation(self, hidden: torch.Tensor, length: int) -> Any:
+        return self.rotary(hidden, torch.arange(length, device=hidden.device)[None, :])
 
 
 def read_config(folder: Path, field: str, stages: int) -> Any:
@@ -98,6 +105,13 @@ def read_config(folder: Path, field: str, stages: int) -> Any:
     return config
 
 
+def attention_of(job: RLHFJob) -> Attention:
+    """Return how attention is computed: written out in a deterministic job, as its sums have one order."""
+    if job.spec.training.packing:
+        return "packed_eager" if job.spec.deterministic else "packed_sdpa"
+    return "eager" if job.spec.deterministic else "sdpa"
+
+
 def build_stage(
     config: Any,
     tensors: TensorFolder,
@@ -116,7 +130,7 @@ def build_stage(
     WorkError as `PipelineStage.fill`.
     """
     if getattr(config, "attn_logit_softcapping", None) is not None:
-        attention = "eager"  # the fused kernel has no soft cap
+        attention = WRITTEN_OUT[attention]  # the fused kernel has no soft cap
     with torch.device("meta"):
         skeleton = transformers.AutoModelForCausalLM.from_config(
             config, attn_implementation=attention, dtype=torch.float32

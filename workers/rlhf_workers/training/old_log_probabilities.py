@@ -2,8 +2,10 @@
 
 The policy goes once over the batch, by a table of forwards alone that the executor of training runs on the same ranks,
 one mini-batch at a time. Micro-batches are those of the first epoch: where nothing has been trained yet, training
-computes the same numbers again. Every token is computed by one rank alone, so the sum over ranks only adds zeros, and
-all ranks get the same bits. Nothing is kept for a backward, and no weight, gradient or statistic changes.
+computes the same numbers again. Every token is told by one rank alone, the first of its tensor group, so the sum over
+ranks only adds zeros, and all ranks get the same bits. Nothing is kept for a backward, and no weight, gradient or
+statistic changes. A token that was carried from an earlier iteration was drawn by weights that are gone. Its ratio is
+against what drew it, by the engine's number, unless a correction weighs it by the ratio of these weights to those.
 """
 
 import time
@@ -12,6 +14,7 @@ from typing import Final
 
 import torch
 
+from rlhf_api.algorithms.graph import SAMPLED_FIELD
 from rlhf_api.job import RLHFJobSpec
 from rlhf_planner.schedule.forward_only import forward_only
 from rlhf_workers.losses.log_probabilities import selected_log_probabilities
@@ -19,11 +22,12 @@ from rlhf_workers.precision import shared_casts
 from rlhf_workers.training.backends.registry import SpanSink
 from rlhf_workers.training.communicator import Communicator
 from rlhf_workers.training.executor import execute
-from rlhf_workers.training.minibatches import epoch_order, mini_batches, split
+from rlhf_workers.training.minibatches import epoch_order, mini_batches
 from rlhf_workers.training.pipeline_stage import PipelineStage
 from rlhf_workers.training.rank_layout import RankLayout
 from rlhf_workers.training.stage_work import StageWork
 from rlhf_workers.training.time_marks import TimeMarks
+from rlhf_workers.training.token_bounds import Dealt, deal
 from rlhf_workers.training.training_batch import OLD_FIELD, MicroBatch, TrainingBatch, micro_batch
 
 SPAN: Final = "train/old-log-probabilities"
@@ -54,19 +58,21 @@ class OldLogProbabilities:
         self, iteration: int, batch: TrainingBatch, layout: RankLayout
     ) -> Generator[None, None, TrainingBatch]:
         """Return the batch with OLD_FIELD, a mini-batch per step of the iterator. All ranks must call it together."""
-        table = forward_only(layout.table, self._policy)
+        training = self._spec.training
         result = torch.zeros(batch.mask.shape)
         order = epoch_order(self._spec.seed, iteration, 0, len(batch.prompts), self._together)
         for number, rows in enumerate(mini_batches(order, self._spec.algorithm.fields.mini_batch_size)):
             if not batch.mask[rows].any():  # every sample abstained, so none of them is trained on
                 continue
             start = time.time_ns()
-            work, found = self._mini_batch(batch, rows, layout)
+            dealt = deal(layout, rows, batch.lengths, self._together, training.micro_batch_tokens, training.packing)
+            table = forward_only(dealt.layout.table, self._policy)
+            work, found = self._mini_batch(batch, dealt)
             with shared_casts(self._device, self._compute):
-                first_rank = layout.block * layout.block_size
-                row = table.rows[layout.local]
-                execute(row, work, self._communicator, first_rank, self._time_marks, forward_only=True)
-            for chosen, log_p in found.items():
+                row, marks = table.rows[layout.local], self._time_marks
+                places = {"first_rank": layout.first_rank, "apart": layout.tensor}
+                execute(row, work, self._communicator, time_marks=marks, forward_only=True, **places)
+            for chosen, log_p in found.items() if not layout.tensor_rank else ():
                 part = torch.zeros(len(chosen), result.shape[1])
                 part[batch.mask[list(chosen)]] = log_p.cpu()
                 result[list(chosen)] = part
@@ -74,22 +80,28 @@ class OldLogProbabilities:
             yield
         whole = result.to(self._device)
         self._communicator.all_reduce_sum(whole, tuple(range(layout.world)))
-        return batch.with_fields(**{OLD_FIELD: whole.cpu()})
+        return batch.with_fields(**{OLD_FIELD: self._against_who_drew(batch, whole.cpu())})
+
+    def _against_who_drew(self, batch: TrainingBatch, old: torch.Tensor) -> torch.Tensor:
+        """Return them with the engine's own of tokens that earlier weights drew: a ratio to the present weights would
+        take those for what drew them. With a correction they stay, as it makes up for all of that difference."""
+        if batch.stale is None or self._spec.algorithm.fields.corrects_mismatch:
+            return old
+        return torch.where(batch.stale, batch.fields[SAMPLED_FIELD], old)
 
     def _mini_batch(
-        self, batch: TrainingBatch, rows: list[int], layout: RankLayout
+        self, batch: TrainingBatch, dealt: Dealt
     ) -> tuple[dict[int, StageWork], dict[tuple[int, ...], torch.Tensor]]:
         """Return this rank's work by pipeline index, and where the log-probabilities [n] of each micro-batch's samples
         will be."""
         work: dict[int, StageWork] = {}
         found: dict[tuple[int, ...], torch.Tensor] = {}
+        layout = dealt.layout
         for index in layout.pipelines(self._policy) if self._held else ():
-            model = self._policy
-            assigned = split(rows, batch.lengths, layout.replicas(model), layout.microbatches(model), self._together)
-            chosen = assigned[layout.replica(index)]
-            microbatches = [micro_batch(batch, samples, {}).to(self._device) for samples in chosen]
+            chosen = dealt.splits[self._policy][layout.replica(index)]
+            microbatches = [micro_batch(batch, samples, {}, dealt.packed).to(self._device) for samples in chosen]
             ending = _Ending(self._spec.rollout.temperature, [tuple(samples) for samples in chosen], found)
-            work[index] = StageWork(layout.stages(model), self._held, microbatches, ending, self._compute)
+            work[index] = StageWork(layout.stages(self._policy), self._held, microbatches, ending, self._compute)
         return work, found
 
 

@@ -2,7 +2,8 @@
 
 All gradients of a stage live in one flat float32 array that the parameters' `.grad` are views of: summing over
 replicas is one call, the norm one reduction, zeroing one fill. Parameters that another stage owns (a tied embedding's
-copy) come last, so the norm over the first `counted` elements counts every parameter of the model once.
+copy), or that another rank of a tensor group counts, come last, so the norm over the first `counted` elements counts
+every parameter of the model once.
 """
 
 import math
@@ -17,13 +18,12 @@ from rlhf_api.job.groups import Optimizer
 from rlhf_workers.training.communicator import Communicator
 from rlhf_workers.training.pipeline_stage import PipelineStage
 from rlhf_workers.training.tensor_file import TensorFolder
+from rlhf_workers.training.tensor_parts import read_parts
 
 NORM_CHUNK: Final = 16 * 1024 * 1024
 """Gradients whose norm is taken at a time on a GPU: PyTorch first copies them as float64, twice the gradients' memory
 if it were done at once. On a CPU one sum, in the order that jobs of before had."""
 MOMENTS = ("exp_avg", "exp_avg_sq")
-ROWS: Final = ".rows-"
-"""Between a tensor's name and `<first>-<after the last>`, of a part that one rank of a sharded stage wrote."""
 
 
 @dataclass(frozen=True)
@@ -82,15 +82,18 @@ class StageOptimizer:
 
     part = ""
     """Ends the names of this rank's files of a stage that several ranks hold parts of; empty: it holds all of it."""
+    over_data = False
+    """Whether each data parallel rank has a part of its own, whose gradients the backward has summed."""
 
     def __init__(self, stage: PipelineStage, fields: Optimizer, peak: float) -> None:
         named = self._trained(stage)
         owned = {name: value for name, value in named.items() if name not in stage.duplicates}
-        copies = {name: value for name, value in named.items() if name in stage.duplicates}
+        elsewhere = stage.duplicates | self._counted_elsewhere(stage)
+        counted = {name: value for name, value in named.items() if name not in elsewhere}
         self.fields, self.peak, self._stage = fields, peak, stage
         self.owned = tuple(owned)
-        self.parameters: dict[str, torch.Tensor] = {**owned, **copies}
-        self.counted = sum(parameter.numel() for parameter in owned.values())
+        self.parameters: dict[str, torch.Tensor] = {**counted, **owned, **named}
+        self.counted = sum(parameter.numel() for parameter in counted.values())
         values = list(self.parameters.values())
         self._device = values[0].device
         self.gradients = torch.empty(0)
@@ -108,8 +111,15 @@ class StageOptimizer:
         """Return what this rank trains of a stage: parameter name -> leaf of autograd."""
         return {name: value for name, value in stage.named_parameters() if value.requires_grad}
 
+    def _counted_elsewhere(self, stage: PipelineStage) -> frozenset[str]:
+        """Return what it owns, and another rank counts in the norm."""
+        return frozenset()
+
+    def sum_parts(self, communicator: Communicator) -> None:
+        """Add up the gradients of which every rank of a tensor group has a part; the group calls it together."""
+
     def gather(self, communicator: Communicator) -> None:
-        """Bring whole parameters up to date where ranks hold parts of them; all ranks call it together."""
+        """Bring whole parameters up to date where ranks hold parts of them; those ranks call it together."""
 
     def make_gradients(self) -> None:
         """Make the gradients, all zero, on the stage's device."""
@@ -183,24 +193,5 @@ class StageOptimizer:
 
 
 def moment_of(tensors: TensorFolder, moment: str, name: str, shape: torch.Size) -> torch.Tensor:
-    """Return a moment of a whole parameter, put together where ranks of a sharded stage wrote its rows."""
-    whole = f"{name}.{moment}"
-    parts = {} if whole in tensors else row_parts(tensors, whole)
-    if not parts:
-        return tensors.read(whole, shape)  # or says what is missing
-    value, filled = torch.empty(shape), 0
-    for rows, part in sorted(parts.items(), key=lambda item: item[0].start):
-        if rows.start != filled:
-            break
-        value[rows.start : rows.stop] = tensors.read(part, torch.Size((len(rows), *shape[1:])))
-        filled = rows.stop
-    return value if filled == shape[0] else tensors.read(f"{whole}{ROWS}{filled}-", shape)
-
-
-def row_parts(tensors: TensorFolder, name: str) -> dict[range, str]:
-    """Return the parts of a tensor that was written by rows: rows -> name."""
-    result = {}
-    for part in tensors.names(f"{name}{ROWS}"):
-        first, _, after = part.removeprefix(f"{name}{ROWS}").partition("-")
-        result[range(int(first), int(after))] = part
-    return result
+    """Return a moment of a whole parameter, put together where ranks wrote parts of it."""
+    return read_parts(tensors, f"{name}.{moment}", shape)

@@ -13,13 +13,16 @@ saves it.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final, Literal
 
 import torch
 from torch import nn
 
+from rlhf_workers.training.communicator import Communicator
 from rlhf_workers.training.tensor_file import TensorFolder
+from rlhf_workers.training.tensor_group import TensorGroup
+from rlhf_workers.training.tensor_parts import TensorPart
 
 EMBEDDING: Final = "model.embed_tokens.weight"
 VALUE_HEAD: Final = "value_head.weight"
@@ -29,7 +32,8 @@ GEOMETRIES_KEPT: Final = 4
 """Masks and rotations kept, one a sequence length; a mask at length 8192 is 256 MiB."""
 
 Head = Literal["lm", "value", "score"]
-Attention = Literal["eager", "sdpa"]
+Attention = Literal["eager", "sdpa", "packed_eager", "packed_sdpa"]
+"""How attention is computed; names that transformers knows, the packed ones by `packed_attention`."""
 Reader = Callable[[str, torch.Size], torch.Tensor]
 """(Hugging Face name, shape) -> the tensor."""
 
@@ -41,9 +45,21 @@ class PipelineStage(nn.Module, ABC):
     """Hugging Face's rotary embedding of the model."""
     embedding = EMBEDDING
     """Name of this stage's parameter that holds the embedding, where it has it."""
+    replicated: frozenset[str] = frozenset()
+    """Parameters that every rank of a tensor group holds alike."""
+    used_in_parts: frozenset[str] = frozenset()
+    """Those of them whose gradient on a rank is that of its own heads alone."""
+    keepers: Mapping[str, int]
+    """Of a stage in parts: name of a whole tensor -> number of the rank that keeps it for those who ask."""
+    kept: dict[str, torch.Tensor]
+    """Whole tensors that this rank keeps, float32, on the stage's device: as of the last gathering, or as loaded."""
 
-    def __init__(self, config: Any, layers: range, stages_after: int, head: Head) -> None:
+    def __init__(
+        self, config: Any, layers: range, stages_after: int, head: Head, tensor: TensorGroup | None = None
+    ) -> None:
         super().__init__()
+        self.tensor = tensor or TensorGroup()
+        """The ranks that hold this stage together."""
         self.config = config
         self.is_first, self.is_last = layers.start == 0, stages_after == 0
         self.layer_numbers = layers
@@ -64,8 +80,9 @@ class PipelineStage(nn.Module, ABC):
         """Return the input of the first layer [b, L, hidden] of token ids [b, L]."""
 
     @abstractmethod
-    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Return [b, L, hidden] of [b, L, hidden]; the last stage's result is normed."""
+    def forward(self, hidden: torch.Tensor, packed: tuple[int, ...] | None = None) -> torch.Tensor:
+        """Return [b, L, hidden] of [b, L, hidden]; the last stage's result is normed. `packed`: b is 1, and the row is
+        of samples with so many tokens, of which none sees another."""
 
     @abstractmethod
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
@@ -82,6 +99,15 @@ class PipelineStage(nn.Module, ABC):
         return scores
 
     # ------------------------------------------------------------ parameters
+
+    def join(self, communicator: Communicator) -> None:
+        """Take the way to the ranks that hold this stage together: once they have met, before anything is computed."""
+        self.tensor.communicator = communicator
+
+    def part_of(self, name: str, rank: int | None = None) -> TensorPart | None:
+        """Return which part of a folder's tensor `in_folder` gives on this rank of the tensor group, or on another;
+        None: all of it."""
+        return None
 
     @property
     def duplicates(self) -> frozenset[str]:
@@ -124,8 +150,8 @@ class PipelineStage(nn.Module, ABC):
         self._geometries.clear()
 
     @abstractmethod
-    def _rotation(self, hidden: torch.Tensor) -> Any:
-        """Return rotary embeddings of positions 0 to L-1 as the layers of `hidden` [b, L, hidden] take them."""
+    def _rotation(self, hidden: torch.Tensor, length: int) -> Any:
+        """Return rotary embeddings of so many positions as the layers of `hidden` [b, L, hidden] take them."""
 
     def _sliding(self) -> list[str]:
         """Return the kind of attention of every layer."""
@@ -135,14 +161,13 @@ class PipelineStage(nn.Module, ABC):
             return ["full_attention" if window is None else "sliding_attention"] * len(self.layer_numbers)
         return [kinds[number] for number in self.layer_numbers]
 
-    def _geometry(self, hidden: torch.Tensor) -> tuple[Any, dict[str, torch.Tensor | None]]:
+    def _geometry(self, hidden: torch.Tensor, length: int) -> tuple[Any, dict[str, torch.Tensor | None]]:
         """Return rotary embeddings and the mask of each attention kind for this length, on which alone they depend."""
-        length = hidden.shape[1]
         if length not in self._geometries:
             if len(self._geometries) >= GEOMETRIES_KEPT:
                 self._geometries.clear()
             with torch.no_grad():
-                rotation = self._rotation(hidden)
+                rotation = self._rotation(hidden, length)
                 masks = {kind: self._mask(kind, length, hidden) for kind in set(self._sliding())}
             self._geometries[length] = rotation, masks
         return self._geometries[length]
@@ -150,7 +175,7 @@ class PipelineStage(nn.Module, ABC):
     def _mask(self, kind: str, length: int, hidden: torch.Tensor) -> torch.Tensor | None:
         """Return the mask; None where the fused kernel's own causal mask is enough."""
         window = self.config.sliding_window if kind == "sliding_attention" else length
-        eager = self.config._attn_implementation == "eager"
+        eager = self.config._attn_implementation.endswith("eager")
         if not eager and window >= length and not self._needs_mask(hidden.device):
             return None
         position = torch.arange(length, device=hidden.device)

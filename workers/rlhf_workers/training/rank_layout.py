@@ -1,14 +1,19 @@
 """Who holds what: a schedule table and a rank number as stages, replicas and groups of ranks that sum gradients.
 
-Owns the arithmetic of ranks. A table describes one data-parallel block; block d holds global ranks d*R .. d*R+R-1 for a
-table of R rows. Several pipelines of one model in a block are further replicas of that model. Pure; no torch.
+Owns the arithmetic of ranks, and nobody else does any. A table of R rows describes one data-parallel block. Each row is
+run by a tensor group of T ranks, which hold the row's stages in parts; so rank (d*R + r)*T + t is tensor rank t of row
+r in block d, and neighbours, which are on one machine first, are of one tensor group. Ranks of one t alone send to one
+another along the pipeline and sum gradients over replicas. Several pipelines of one model in a block are further
+replicas of that model. Pure; no torch.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, lru_cache
 
-from rlhf_api.schedule import Action, ScheduleTable
+from rlhf_api.schedule import Action, Pipeline, ScheduleTable
+from rlhf_planner.schedule.serial import METHOD as SERIAL
+from rlhf_planner.schedule.serial import serial_table
 
 
 @dataclass(frozen=True)
@@ -18,12 +23,15 @@ class RankLayout:
     table: ScheduleTable
     rank: int
     world: int
+    tensor: int = 1
+    """Ranks of a tensor group."""
 
     def __post_init__(self) -> None:
-        rows = len(self.table.rows)
-        if self.world % rows or not 0 <= self.rank < self.world:
+        if self.world % self.block_size or not 0 <= self.rank < self.world:
+            by = f" by {self.tensor} tensor parallel ranks each" if self.tensor > 1 else ""
             raise ValueError(
-                f"rank {self.rank} of {self.world}: a table of {rows} rows needs a multiple of {rows} ranks"
+                f"rank {self.rank} of {self.world}: a table of {self.rows} rows{by} needs a multiple of "
+                f"{self.block_size} ranks"
             )
         for model in self.models:
             shapes = {(len(p.stage_ranks), p.microbatches) for p in self.table.pipelines if p.model == model}
@@ -31,20 +39,54 @@ class RankLayout:
                 raise ValueError(f"pipelines of model {model} differ in (stages, micro-batches): {sorted(shapes)}")
 
     @property
-    def block_size(self) -> int:
-        """Ranks of one data-parallel block."""
+    def rows(self) -> int:
+        """Rows of the table: tensor groups of one data-parallel block."""
         return len(self.table.rows)
 
     @property
+    def block_size(self) -> int:
+        """Ranks of one data-parallel block."""
+        return self.rows * self.tensor
+
+    @property
     def local(self) -> int:
-        """Number of this rank in its block."""
-        return self.rank % self.block_size
+        """Number of the row that this rank runs."""
+        return self.rank % self.block_size // self.tensor
+
+    @property
+    def tensor_rank(self) -> int:
+        """Number of this rank in its tensor group."""
+        return self.rank % self.tensor
+
+    @property
+    def tensor_group(self) -> tuple[int, ...]:
+        """Global ranks that run this rank's row together."""
+        first = self.rank - self.tensor_rank
+        return tuple(range(first, first + self.tensor))
+
+    @property
+    def first_rank(self) -> int:
+        """Global rank that runs row 0 of this rank's block, with this rank's number in its tensor group."""
+        return self.global_rank(self.block, 0, self.tensor_rank)
+
+    def global_rank(self, block: int, row: int, tensor_rank: int) -> int:
+        """Return the rank of a place."""
+        return (block * self.rows + row) * self.tensor + tensor_rank
 
     def with_table(self, table: ScheduleTable) -> "RankLayout":
         """Return the same place under another order of the same work; ValueError when stages are on other ranks."""
         if table.pipelines != self.table.pipelines:
             raise ValueError(f"table {table.method} places its stages otherwise than {self.table.method}")
         return replace(self, table=table)
+
+    def with_microbatches(self, counts: Mapping[str, int]) -> "RankLayout":
+        """Return the same place with so many micro-batches a replica of each model named; itself where the table has
+        as many. ValueError where it has not and is no serial one: a fused one is searched for its numbers."""
+        if all(self.microbatches(model) == count for model, count in counts.items()):
+            return self
+        if self.table.method != SERIAL:
+            raise ValueError(f"a table {self.table.method} is for the micro-batches that it has")
+        return replace(self, table=_serial(self.table.pipelines, tuple(sorted(counts.items()))))
 
     @property
     def block(self) -> int:
@@ -102,22 +144,51 @@ class RankLayout:
         return self.block * len(same) + same.index(pipeline)
 
     def holders(self, model: str, stage: int) -> tuple[int, ...]:
-        """Return the global ranks that hold a stage, replica by replica; they add up its gradients."""
-        local = [self.table.pipelines[index].stage_ranks[stage] for index in self.pipelines(model)]
-        return tuple(dict.fromkeys(block * self.block_size + rank for block in range(self.blocks) for rank in local))
+        """Return the global ranks that hold of a stage what this rank's number in a tensor group holds, replica by
+        replica; they add up its gradients."""
+        rows = [self.table.pipelines[index].stage_ranks[stage] for index in self.pipelines(model)]
+        return tuple(
+            dict.fromkeys(
+                self.global_rank(block, row, self.tensor_rank) for block in range(self.blocks) for row in rows
+            )
+        )
 
     def ends(self, model: str) -> tuple[tuple[int, int], ...]:
-        """Return (rank of the first stage, rank of the last) of every replica of a model."""
+        """Return (rank of the first stage, rank of the last) of every replica of a model, of this rank's number in a
+        tensor group."""
         return tuple(
-            (block * self.block_size + p.stage_ranks[0], block * self.block_size + p.stage_ranks[-1])
+            (
+                self.global_rank(block, p.stage_ranks[0], self.tensor_rank),
+                self.global_rank(block, p.stage_ranks[-1], self.tensor_rank),
+            )
             for block in range(self.blocks)
             for p in (self.table.pipelines[index] for index in self.pipelines(model))
         )
 
+    def groups(self) -> list[tuple[int, ...]]:
+        """Return every set of ranks that sums something, beside all of them: the same list on every rank."""
+        found: list[tuple[int, ...]] = []
+        for number in range(self.tensor):
+            of = replace(self, rank=number)
+            found += [of.holders(model, stage) for model in of.models for stage in range(of.stages(model))]
+            found += [ends for model in of.models for ends in of.ends(model) if ends[0] != ends[1]]
+        if self.tensor > 1:
+            found += [replace(self, rank=first).tensor_group for first in range(0, self.world, self.tensor)]
+        return found
+
     def writes(self, model: str, stage: int) -> bool:
-        """Return whether this rank saves a stage: it is the first holder of all."""
+        """Return whether this rank saves a stage, or its part of it: it is the first holder of all."""
         return self.holders(model, stage)[0] == self.rank
 
     def publishes(self, model: str, stage: int) -> bool:
-        """Return whether this rank serves a stage: it is the first holder of its block."""
+        """Return whether this rank serves a stage, or its part of it: it is the first holder of its block."""
         return next(rank for rank in self.holders(model, stage) if rank // self.block_size == self.block) == self.rank
+
+
+@lru_cache(maxsize=64)
+def _serial(pipelines: tuple[Pipeline, ...], counts: tuple[tuple[str, int], ...]) -> ScheduleTable:
+    """Return the serial table of pipelines with other numbers of micro-batches; many mini-batches want the same."""
+    wanted = dict(counts)
+    return serial_table(
+        [one.model_copy(update={"microbatches": wanted.get(one.model, one.microbatches)}) for one in pipelines]
+    )

@@ -7,21 +7,25 @@ that keeps them. Rule: only `gather` speaks to other ranks, and all ranks call i
 
 from collections.abc import Iterator
 from functools import partial
-from typing import Any, cast
+from typing import cast
 
 import torch
 from torch.distributed.tensor import DTensor
 
 from rlhf_api.job.groups import Optimizer
 from rlhf_workers.training.communicator import Communicator
-from rlhf_workers.training.optimizer import MOMENTS, ROWS, StageOptimizer, moment_of
+from rlhf_workers.training.optimizer import MOMENTS, StageOptimizer, moment_of
 from rlhf_workers.training.pipeline_stage import PipelineStage
 from rlhf_workers.training.sharded_stage import ShardedStage
 from rlhf_workers.training.tensor_file import TensorFolder
+from rlhf_workers.training.tensor_optimizer import TensorOptimizer
+from rlhf_workers.training.tensor_parts import TensorPart
 
 
 class ShardedOptimizer(StageOptimizer):
     """Its `parameters` are this rank's rows."""
+
+    over_data = True
 
     def __init__(self, stage: ShardedStage, fields: Optimizer, peak: float) -> None:
         self._sharded = stage
@@ -78,7 +82,7 @@ class ShardedOptimizer(StageOptimizer):
             state = self._adamw.state.get(rows, {})
             for moment in MOMENTS if held else ():
                 value = state[moment] if state else torch.zeros_like(rows)
-                result[f"{name}.{moment}{ROWS}{held.start}-{held.stop}"] = value.detach()
+                result[f"{name}.{moment}{TensorPart(0, held.start, held.stop).ending}"] = value.detach()
         return result
 
     def load_state(self, tensors: TensorFolder, steps: int) -> None:
@@ -100,6 +104,7 @@ class ShardedOptimizer(StageOptimizer):
 
 
 def optimizer_of(stage: PipelineStage, fields: Optimizer, peak: float) -> StageOptimizer:
-    """Return the optimizer of a stage, sharded as the stage is."""
-    made = ShardedOptimizer if isinstance(stage, ShardedStage) else StageOptimizer
-    return cast(Any, made)(stage, fields, peak)  # type: ignore[no-any-return]
+    """Return the optimizer of a stage, in parts as the stage is."""
+    if isinstance(stage, ShardedStage):
+        return ShardedOptimizer(stage, fields, peak)
+    return (TensorOptimizer if stage.tensor.size > 1 else StageOptimizer)(stage, fields, peak)

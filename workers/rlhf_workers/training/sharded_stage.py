@@ -21,6 +21,7 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from rlhf_workers.training.communicator import waiting_for
 from rlhf_workers.training.model_stages import ModelStage
 from rlhf_workers.training.pipeline_stage import Head
+from rlhf_workers.training.tensor_parts import near_equal_keepers
 
 FIELD: Final = "spec.training.parallelism.shard"
 
@@ -57,9 +58,9 @@ class ShardedStage(ModelStage):
         embedded: torch.Tensor = self(tokens) if self.tied else super().embed(tokens)
         return embedded
 
-    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
+    def forward(self, hidden: torch.Tensor, packed: tuple[int, ...] | None = None) -> torch.Tensor:
         """See PipelineStage; of token ids what `embed` returns."""
-        return super().forward(hidden) if hidden.is_floating_point() else super().embed(hidden)
+        return super().forward(hidden, packed) if hidden.is_floating_point() else super().embed(hidden)
 
     def let_go(self) -> None:
         """Free what a forward without a backward left gathered: it would be stale after a step."""
@@ -86,7 +87,7 @@ def sharding(device: torch.device, compute: torch.dtype) -> Callable[[Any, range
     def make(skeleton: Any, layers: range, stages_after: int, head: Head) -> ModelStage:
         stage = ShardedStage(skeleton, layers, stages_after, head)
         stage.part, stage.kept = Part(dist.get_rank(), ranks), {}
-        stage.keepers = _keepers({name: value.numel() for name, value in stage.named_parameters()}, ranks)
+        stage.keepers = near_equal_keepers({name: value.numel() for name, value in stage.named_parameters()}, ranks)
         policy = MixedPrecisionPolicy()
         if compute != torch.float32:
             policy = MixedPrecisionPolicy(compute, torch.float32, cast_forward_inputs=False)
@@ -109,16 +110,6 @@ def sharding(device: torch.device, compute: torch.dtype) -> Callable[[Any, range
 def begin(stage: ModelStage) -> None:
     """Make the stage the root of its modules before one of them is used alone."""
     cast(Any, fully_shard).state(stage)._lazy_init()
-
-
-def _keepers(sizes: dict[str, int], ranks: int) -> dict[str, int]:
-    """Return parameter -> rank: each to the one that keeps least so far."""
-    kept = [0] * ranks
-    result = {}
-    for name, size in sizes.items():
-        result[name] = kept.index(min(kept))
-        kept[result[name]] += size
-    return result
 
 
 class _CallBuffers:

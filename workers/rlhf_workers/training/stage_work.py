@@ -9,7 +9,8 @@ from rlhf_workers.training.pipeline_stage import PipelineStage
 from rlhf_workers.training.training_batch import MicroBatch
 
 Ending = Callable[[PipelineStage, torch.Tensor, MicroBatch], torch.Tensor]
-"""What the last stage makes of its normed states [b, L, hidden] of a micro-batch: its loss, where one is trained."""
+"""What the last stage makes of its normed states [b, L, hidden] of a micro-batch of tokens [b, L]: its loss, where
+one is trained."""
 Note = Callable[[PipelineStage, torch.Tensor, MicroBatch], None]
 """Told of the last stage, its normed states [b, L, hidden] and their micro-batch; must not change them."""
 
@@ -43,9 +44,9 @@ class StageWork:
         return self.held[0].embed(self._microbatches[microbatch].tokens)
 
     def forward(self, stage: int, microbatch: int, hidden: torch.Tensor) -> torch.Tensor:
-        module = self.held[stage]
+        module, packed = self.held[stage], self._microbatches[microbatch].packed
         with casting(hidden.device, self._compute):
-            output: torch.Tensor = module(hidden)
+            output: torch.Tensor = module(hidden) if packed is None else module(hidden, packed)
             if stage == self.stages - 1:
                 if self._note is not None:
                     self._note(module, output, self._microbatches[microbatch])

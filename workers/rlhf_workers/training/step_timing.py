@@ -24,6 +24,7 @@ from rlhf_workers.device import device_sharers, free_memory
 from rlhf_workers.precision import shared_casts
 from rlhf_workers.training.executor import execute
 from rlhf_workers.training.stage_work import StageWork
+from rlhf_workers.training.token_bounds import deal
 from rlhf_workers.training.trainer import Trainer
 from rlhf_workers.training.training_batch import TrainingBatch
 from rlhf_workers.training.transport import GroupTransport
@@ -79,9 +80,10 @@ def made_up_batch(trainer: Trainer) -> TrainingBatch:
 
 def made_up_work(trainer: Trainer) -> dict[int, StageWork]:
     """Return `made_up_batch` as work of this rank's stages, with objectives of its own."""
-    return trainer.mini_batch(
-        made_up_batch(trainer), list(range(trainer.spec.algorithm.fields.mini_batch_size)), trainer.objectives()
-    )
+    batch, fields = made_up_batch(trainer), trainer.spec.algorithm.fields
+    rows = list(range(fields.mini_batch_size))
+    dealt = deal(trainer.layout, rows, batch.lengths, fields.samples_together, None, trainer.spec.training.packing)
+    return trainer.mini_batch(batch, dealt, trainer.objectives())
 
 
 def _wave(shape: Sequence[int]) -> torch.Tensor:
@@ -115,7 +117,7 @@ def _measure_stages(trainer: Trainer, result: pb.MeasureResult) -> Steps:
             _run_stage(trainer, work, stage_row(index, stage, stages, "I", "W"))
             times: dict[str, list[float]] = {"F": [], "B": [], "I": [], "W": []}
             begun = time.monotonic()
-            while len(times["B"]) < REPEATS and (not times["B"] or time.monotonic() - begun < STAGE_SECONDS):
+            while len(times["B"]) < REPEATS and (not times["B"] or _elapsed(trainer, begun) < STAGE_SECONDS):
                 for backward in (("B",), ("I", "W")):
                     for kind, seconds in _run_stage(trainer, work, stage_row(index, stage, stages, *backward)).items():
                         times[kind].append(seconds)
@@ -124,6 +126,14 @@ def _measure_stages(trainer: Trainer, result: pb.MeasureResult) -> Steps:
             measured.input_gradient = min(times["I"])
             measured.weight_gradient = min(times["W"])
             result.stages.append(measured)
+
+
+def _elapsed(trainer: Trainer, begun: float) -> float:
+    """Return the seconds since `begun`, those of the slowest rank of a tensor group: all must go on, or none."""
+    seconds = torch.tensor([time.monotonic() - begun], dtype=torch.float64, device=trainer.device)
+    if trainer.layout.tensor > 1:
+        trainer.communicator.all_reduce_max(seconds, trainer.layout.tensor_group)
+    return float(seconds)
 
 
 def activation_bytes(trainer: Trainer, work: Mapping[int, StageWork], index: int, stage: int) -> int:
@@ -211,20 +221,20 @@ class _SavedBytes:
 
 def _measure_transfers(trainer: Trainer, result: pb.MeasureResult) -> None:
     """Time round trips of one micro-batch's hidden states between neighbours of a block, the even pairs first."""
-    size, block = trainer.layout.block_size, trainer.layout.block * trainer.layout.block_size
+    layout = trainer.layout
     buffer = max((work.like_hidden(0) for work in made_up_work(trainer).values()), key=torch.numel).zero_()
     for first in (0, 1):
         trainer.barrier()
-        for left in range(first, size - 1, 2):
-            if trainer.layout.local not in (left, left + 1):
+        for left in range(first, layout.rows - 1, 2):
+            if layout.local not in (left, left + 1):
                 continue
-            other = left + 1 if trainer.layout.local == left else left
+            other = layout.global_rank(layout.block, left + 1 if layout.local == left else left, layout.tensor_rank)
             times = []
             for _ in range(TRANSFERS):
                 begun = time.perf_counter()
-                for sends in (True, False) if trainer.layout.local == left else (False, True):
+                for sends in (True, False) if layout.local == left else (False, True):
                     post = trainer.communicator.send if sends else trainer.communicator.receive
-                    post(buffer, block + other).wait()
+                    post(buffer, other).wait()
                 trainer.synchronize()
                 times.append((time.perf_counter() - begun) / 2)
             result.transfers.append(pb.TransferTime(rank=left, peer=left + 1, seconds=statistics.median(times)))
@@ -244,7 +254,7 @@ def _measure_tables(trainer: Trainer, command: pb.Measure, result: pb.MeasureRes
             trainer.barrier()
             begun = time.perf_counter()
             with shared_casts(trainer.device, trainer.compute):
-                execute(layout.row, work, trainer.communicator, layout.block * layout.block_size, trainer.time_marks)
+                trainer.execute(layout, work)
             seconds.append(time.perf_counter() - begun)
             yield
     result.tables.extend(pb.TableTime(seconds=seconds[1:]) for seconds in times)

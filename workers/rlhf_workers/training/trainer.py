@@ -30,7 +30,7 @@ from rlhf_workers.training.draft_training import DraftTraining
 from rlhf_workers.training.executor import TimedAction, execute
 from rlhf_workers.training.finished_pieces import piece_finished
 from rlhf_workers.training.gradient_sums import sum_gradients
-from rlhf_workers.training.minibatches import epoch_order, mini_batches, split
+from rlhf_workers.training.minibatches import epoch_order, mini_batches
 from rlhf_workers.training.old_log_probabilities import OldLogProbabilities
 from rlhf_workers.training.optimizer import Horizon, learning_rate
 from rlhf_workers.training.pipeline_stage import PipelineStage
@@ -39,6 +39,7 @@ from rlhf_workers.training.sharded_optimizer import optimizer_of
 from rlhf_workers.training.stage_copy import StageCopy
 from rlhf_workers.training.stage_work import Note, StageWork
 from rlhf_workers.training.time_marks import time_marks_of
+from rlhf_workers.training.token_bounds import Dealt, Padding, deal
 from rlhf_workers.training.training_batch import MicroBatch, TrainingBatch, micro_batch
 from rlhf_workers.training.training_progress import TrainingProgress
 
@@ -72,6 +73,8 @@ class Trainer:
         self.device, self.compute, self._span = device, compute, span
         self.algorithm = build_algorithm(spec, device)
         self._together = spec.algorithm.fields.samples_together
+        self._padding = Padding()
+        """Of the last iteration."""
         self.progress = TrainingProgress(0, Horizon(self._steps_of(spec.iterations)))
         fields = spec.training.optimizer
         self.peaks = {model: fields.peak_learning_rate(ModelRole(model)) for model in layout.models}
@@ -115,7 +118,7 @@ class Trainer:
             raise
 
     def _train(self, iteration: int, batch: TrainingBatch, iterations: int) -> Generator[None, None, dict[str, float]]:
-        self.step_seconds, self.bubble_seconds = [], 0.0
+        self.step_seconds, self.bubble_seconds, self._padding = [], 0.0, Padding()
         if self.draft is not None:
             self.draft.begin()
         self._look_ahead(self._steps_of(iterations or self.spec.iterations))
@@ -146,6 +149,7 @@ class Trainer:
         self._gather_weights()
         if self.draft is not None:
             metrics |= self.draft.metrics()
+        metrics |= self._padding.metrics()
         metrics["train/skipped_steps"] = float(skipped)
         metrics["train/nonfinite_steps"] = float(self.progress.non_finite.total - non_finite)
         metrics["train/nonfinite_steps_total"] = float(self.progress.non_finite.total)
@@ -192,14 +196,17 @@ class Trainer:
         Return nothing, and take no step, when a loss or a gradient is not finite.
         """
         draft = None if self._policy_held else self.draft
-        table = self.layout.table
-        layout = self.layout.with_table(without_model(table, self._policy)) if self._policy_held else self.layout
-        work = self.mini_batch(batch, rows, objectives, None if draft is None else draft.note)
+        training = self.spec.training
+        dealt = deal(self.layout, rows, batch.lengths, self._together, training.micro_batch_tokens, training.packing)
+        self._padding.add(dealt, batch.lengths)
+        layout = dealt.layout
+        if self._policy_held:
+            layout = layout.with_table(without_model(layout.table, self._policy))
+        work = self.mini_batch(batch, dealt, objectives, None if draft is None else draft.note)
         before = {model: objective.statistics.copy() for model, objective in objectives.items()}
-        first_rank = self.layout.block * self.layout.block_size
         start = time.time_ns()
         with shared_casts(self.device, self.compute):
-            measured = execute(layout.row, work, self.communicator, first_rank, self.time_marks)
+            measured = self.execute(layout, work)
         self._report(measured, start, time.time_ns())
         if draft is not None:
             with self._measured("train/draft"):
@@ -234,6 +241,10 @@ class Trainer:
         self.progress.held_steps += self._policy_held
         return norms
 
+    def execute(self, layout: RankLayout, work: Mapping[int, StageWork]) -> list[TimedAction]:
+        """Run this rank's row of a layout's table."""
+        return execute(layout.row, work, self.communicator, layout.first_rank, self.time_marks, apart=layout.tensor)
+
     def rate(self, model: str) -> float:
         """Return the learning rate of a model's next optimizer step."""
         fields, progress = self.spec.training.optimizer, self.progress
@@ -255,7 +266,7 @@ class Trainer:
 
     def writes(self, model: str, stage: int) -> bool:
         """Return whether this rank saves a stage, or a part of it that no other rank has."""
-        return self.layout.writes(model, stage) or bool(self.optimizers[model, stage].part)
+        return self.layout.writes(model, stage) or self.optimizers[model, stage].over_data
 
     def adapters(self, model: str) -> Lora | None:
         """Return the adapters by which a model is trained; None where all its weights are."""
@@ -276,25 +287,22 @@ class Trainer:
             torch.cuda.current_stream(self.device).synchronize()
 
     def mini_batch(
-        self, batch: TrainingBatch, rows: list[int], objectives: Mapping[str, Objective], note: Note | None = None
+        self, batch: TrainingBatch, dealt: Dealt, objectives: Mapping[str, Objective], note: Note | None = None
     ) -> dict[int, StageWork]:
-        """Return what this rank computes for the samples `rows` of the models that have an objective, by pipeline
+        """Return what this rank computes for a mini-batch's samples of the models that have an objective, by pipeline
         index. `note`: told of what the policy's last stage makes."""
-        weights = self.algorithm.token_weights(batch, rows)
+        weights = self.algorithm.token_weights(batch, dealt.samples)
         made: dict[tuple[int, ...], MicroBatch] = {}
-        lengths = batch.lengths
         work = {}
         for index, pipeline in enumerate(self.layout.table.pipelines):
             held = {stage: self.stages[model, stage] for model, stage in self.stages if model == pipeline.model}
             model = pipeline.model
             if not held or model not in objectives:
                 continue
-            cells = self.layout.replicas(model), self.layout.microbatches(model)
-            assigned = split(rows, lengths, *cells, self._together)
             microbatches = []
-            for chosen in assigned[self.layout.replica(index)]:
+            for chosen in dealt.splits[model][self.layout.replica(index)]:
                 if tuple(chosen) not in made:
-                    made[tuple(chosen)] = micro_batch(batch, chosen, weights).to(self.device)
+                    made[tuple(chosen)] = micro_batch(batch, chosen, weights, dealt.packed).to(self.device)
                 microbatches.append(made[tuple(chosen)])
             seen_by = note if model == self._policy else None
             work[index] = StageWork(
@@ -307,8 +315,9 @@ class Trainer:
         do once and together, while publishing and saving may be asked of one rank, or of one again."""
         if any(optimizer.part for optimizer in self.optimizers.values()):
             with self._measured("train/gather"):
-                for optimizer in self.optimizers.values():
-                    optimizer.gather(self.communicator)
+                for key in self.layout.held:
+                    if self.writes(*key):
+                        self.optimizers[key].gather(self.communicator)
 
     def _sizes(
         self, objectives: Mapping[str, Objective], before: Mapping[str, Statistics]
@@ -316,14 +325,15 @@ class Trainer:
         """Return the loss of each model and the squared gradient norm of each stage, the same on all ranks.
 
         Each stage fills its own slot, so that the sum over ranks only adds zeros, or the other parts of a stage; losses
-        add up over replicas.
+        add up over replicas, of which the first rank of a tensor group speaks for the others.
         """
         sums = torch.zeros(len(self._slots) + len(objectives), dtype=torch.float64, device=self.device)
         for place, key in enumerate(self._slots):
             if key in self.optimizers and self.writes(*key):
                 sums[place] = self.optimizers[key].norm_squared()
         for place, (model, objective) in enumerate(objectives.items(), len(self._slots)):
-            sums[place] = objective.statistics["loss"] - before[model]["loss"]
+            if not self.layout.tensor_rank:
+                sums[place] = objective.statistics["loss"] - before[model]["loss"]
         self.communicator.all_reduce_sum(sums, self._everyone)
         values = sums.tolist()
         losses = dict(zip(objectives, values[len(self._slots) :], strict=True))
@@ -341,6 +351,8 @@ class Trainer:
     ) -> dict[str, float]:
         metrics = self.algorithm.batch_metrics(batch)
         for model, objective in objectives.items():
+            if self.layout.tensor_rank:  # the first rank of its tensor group has counted the same samples
+                objective.statistics.sums.zero_()
             self.communicator.all_reduce_sum(objective.statistics.sums, self._everyone)
             self.communicator.all_reduce_max(objective.statistics.maxima, self._everyone)
             metrics |= objective.metrics()

@@ -1,4 +1,4 @@
-"""The complete batch of an iteration as padded arrays, and micro-batches cut from it.
+"""The complete batch of an iteration as padded arrays, and micro-batches cut from it, padded or packed.
 
 Rule: a batch is checked when it arrives; a sample without a field its algorithm needs is an error that names both,
 never a zero. An abstained sample keeps its place (sizes are fixed) but its tokens are outside `mask`, so it is in no
@@ -9,6 +9,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from itertools import accumulate
 from typing import Final
 
 import numpy as np
@@ -24,6 +25,8 @@ from rlhf_workers.failures import WorkError
 
 OLD_FIELD: Final = "old_log_probabilities"
 """Of the sampled tokens by the training ranks, before the first step of the iteration; where a job asks for them."""
+STALE_FIELD: Final = "stale"
+"""1 for tokens that weights of an earlier version drew, else 0; absent where none did."""
 NO_PARTS: Final[Mapping[str, str]] = {}
 """Of a job with one reward."""
 
@@ -76,6 +79,11 @@ class TrainingBatch:
         return _old(self.fields)
 
     @property
+    def stale(self) -> torch.Tensor | None:
+        """Which tokens weights of an earlier version drew, bool [B, T]; None where none did."""
+        return _stale(self.fields)
+
+    @property
     def tokens(self) -> int:
         """Response tokens that are trained on."""
         return int(self.mask.sum())
@@ -96,12 +104,15 @@ class TrainingBatch:
 
 @dataclass(frozen=True)
 class MicroBatch:
-    """b samples right-padded to L tokens, and their n trained response tokens laid end to end."""
+    """b samples right-padded to L tokens, or packed: in one row, one behind the other, which are L tokens together.
+    And their n trained response tokens laid end to end."""
 
     tokens: torch.Tensor
-    """int64 [b, L]."""
+    """int64 [b, L]; packed [1, L]."""
+    first: torch.Tensor
+    """int64 [b]: place in `tokens`, laid flat, of the first token of each sample."""
     positions: torch.Tensor
-    """int64 [n]: place in [b * L] of the state *before* each trained token."""
+    """int64 [n]: place in `tokens`, laid flat, of the state *before* each trained token."""
     targets: torch.Tensor
     """int64 [n]: the token sampled there."""
     samples: torch.Tensor
@@ -110,16 +121,20 @@ class MicroBatch:
     """Model role -> float32 [n]: weight of each token's loss in the whole mini-batch."""
     fields: dict[str, torch.Tensor]
     """Name -> float32 [n]."""
+    packed: tuple[int, ...] | None = None
+    """Tokens of each sample of a packed row; None: padded."""
 
     def to(self, device: torch.device) -> "MicroBatch":
         """Return it on another device, by copies that the host does not wait for."""
         return MicroBatch(
             _moved(self.tokens, device),
+            _moved(self.first, device),
             _moved(self.positions, device),
             _moved(self.targets, device),
             _moved(self.samples, device),
             {name: _moved(value, device) for name, value in self.weights.items()},
             {name: _moved(value, device) for name, value in self.fields.items()},
+            self.packed,
         )
 
     @property
@@ -127,13 +142,22 @@ class MicroBatch:
         """As of a batch, float32 [n]."""
         return _old(self.fields)
 
+    @property
+    def stale(self) -> torch.Tensor | None:
+        """As of a batch, bool [n]."""
+        return _stale(self.fields)
+
     def sum_by_sample(self, values: torch.Tensor) -> torch.Tensor:
         """Return the sum of `values` [n] over the trained tokens of each sample, [b], differentiable; 0 without any."""
-        return values.new_zeros(len(self.tokens)).index_add(0, self.samples, values)
+        return values.new_zeros(len(self.first)).index_add(0, self.samples, values)
 
 
 def _old(fields: Mapping[str, torch.Tensor]) -> torch.Tensor:
     return fields.get(OLD_FIELD, fields[SAMPLED_FIELD])
+
+
+def _stale(fields: Mapping[str, torch.Tensor]) -> torch.Tensor | None:
+    return None if STALE_FIELD not in fields else fields[STALE_FIELD] > 0
 
 
 def _moved(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
@@ -150,12 +174,14 @@ def batch_from(
     max_response_tokens: int | None = None,
     parts: Mapping[str, str] = NO_PARTS,
     holes: bool = False,
+    version: int | None = None,
 ) -> TrainingBatch:
     """Return a batch of `size` samples in sample order; every one that did not abstain has the `needed` fields, and a
     response. `max_response_tokens`: of the job; by it a response is judged whose end the coordinator does not say, as
     it is older than the field: what is shorter has stopped. None: of such nothing is taken to be cut. `parts`: name of
     one of several rewards -> its field, which a sample has unless it abstained. `holes`: responses have tokens that an
-    environment wrote, by their log-probability; they are outside `mask`.
+    environment wrote, by their log-probability; they are outside `mask`. `version`: of the weights that are trained,
+    where samples are carried from iteration to iteration and tokens may be of an earlier one.
 
     WorkError BatchIncomplete names the sample and the field.
     """
@@ -193,10 +219,22 @@ def batch_from(
         rewards=next(iter(judged.values()), torch.zeros(size)),
         valid=valid,
         finished=torch.tensor([_finished(sample, max_response_tokens) for sample in ordered]),
-        fields=fields,
+        fields=fields | _staleness(ordered, longest, version),
         parts={part: torch.tensor([_part(sample, name) for sample in ordered]) for part, name in parts.items()},
         judged=judged,
     )
+
+
+def _staleness(samples: Sequence[pb.TrainSample], longest: int, version: int | None) -> dict[str, torch.Tensor]:
+    """Return STALE_FIELD, where any token is of an earlier version."""
+    result = torch.zeros(len(samples), longest)
+    for row, sample in enumerate(samples if version is not None else ()):
+        place = 0
+        for span in sample.versions:
+            assert version is not None
+            result[row, place : place + span.tokens] = float(span.version < version)
+            place += span.tokens
+    return {STALE_FIELD: result} if result.any() else {}
 
 
 def _written(sample: pb.TrainSample, length: int) -> torch.Tensor:
@@ -217,17 +255,23 @@ def _part(sample: pb.TrainSample, name: str) -> float:
     return float(_floats(sample, name, 1)[0]) if name in sample.fields else math.nan
 
 
-def micro_batch(batch: TrainingBatch, rows: Sequence[int], weights: dict[str, torch.Tensor]) -> MicroBatch:
-    """Return the samples `rows` of a batch; `weights` are [B, T] per model role."""
-    width = max(batch.lengths[row] for row in rows)
-    tokens = torch.zeros(len(rows), width, dtype=torch.int64)
+def micro_batch(
+    batch: TrainingBatch, rows: Sequence[int], weights: dict[str, torch.Tensor], packed: bool = False
+) -> MicroBatch:
+    """Return the samples `rows` of a batch, in one row where they are to be `packed`; `weights` are [B, T] per model
+    role."""
+    lengths = [batch.lengths[row] for row in rows]
+    widths = lengths if packed else [max(lengths)] * len(rows)
+    ends = list(accumulate(widths))
+    first = [end - width for end, width in zip(ends, widths, strict=True)]
+    tokens = torch.zeros(ends[-1], dtype=torch.int64)
     positions = []
-    for place, row in enumerate(rows):
+    for place, row in zip(first, rows, strict=True):
         prompt, length = batch.prompts[row], int(batch.response_lengths[row])
-        tokens[place, : len(prompt)] = prompt
-        tokens[place, len(prompt) : len(prompt) + length] = batch.responses[row, :length]
-        trained = batch.mask[row, :length].nonzero().flatten()
-        positions.append(trained + (place * width + len(prompt) - 1))
+        begin = place + len(prompt)
+        tokens[place:begin] = prompt
+        tokens[begin : begin + length] = batch.responses[row, :length]
+        positions.append(batch.mask[row, :length].nonzero().flatten() + (begin - 1))
     index = torch.tensor(list(rows))
     chosen = batch.mask[index]
     samples = torch.arange(len(rows))[:, None].expand_as(chosen)
@@ -236,12 +280,14 @@ def micro_batch(batch: TrainingBatch, rows: Sequence[int], weights: dict[str, to
         return values[index][chosen]
 
     return MicroBatch(
-        tokens=tokens,
+        tokens=tokens.view(1 if packed else len(rows), -1),
+        first=torch.tensor(first),
         positions=torch.cat(positions),
         targets=flat(batch.responses),
         samples=samples[chosen],
         weights={model: flat(values) for model, values in weights.items()},
         fields={name: flat(values) for name, values in batch.fields.items()},
+        packed=tuple(lengths) if packed else None,
     )
 
 

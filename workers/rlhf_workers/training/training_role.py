@@ -171,7 +171,9 @@ class TrainingRole:
         outbox.span("train/fetch", start_ns, time.time_ns(), iteration)
         graph, longest = graph_of(spec), spec.rollout.max_response_tokens
         holes = spec.rollout.environment is not None
-        given = batch_from(samples, samples_of_batch(spec), graph.batch_fields, longest, graph.reward_parts, holes)
+        version = iteration if spec.rollout.max_staleness else None
+        fields, parts = graph.batch_fields, graph.reward_parts
+        given = batch_from(samples, samples_of_batch(spec), fields, longest, parts, holes, version)
         batch, shaping = shaped(given, spec.reward_shaping, graph.combination, longest)
         if has_greedy_baseline(spec):
             batch = without_greedy(batch, samples_per_prompt(spec))

@@ -13,7 +13,8 @@ from datetime import datetime, timedelta
 from typing import Final
 
 from rlhf_api.job import RLHFJob
-from rlhf_api.names import Group, worker_name
+from rlhf_api.rank_pods import pods_of_workers, workers_of
+from rlhf_operator.manifests.rendering import workers
 from rlhf_operator.reconcile.observed.observed_job import CoordinatorReading
 from rlhf_operator.reconcile.observed.observed_pod import ObservedPod
 
@@ -30,12 +31,12 @@ def lost(
 ) -> dict[str, str]:
     """Return uid -> why, in words, of each pod to replace now."""
     listed = list(pods)
-    if reading is None or now - reading.at > READ_LATELY or _coordinator_is_cut_off(reading):
+    if reading is None or now - reading.at > READ_LATELY or _coordinator_is_cut_off(job, reading):
         return {}
     patience = _patience(job)
     return {
         pod.uid: f"lost: its coordinator has not heard of it for {(now - since).total_seconds():.0f} s, though it runs"
-        for pod, since in _silent(listed, reading)
+        for pod, since in _silent(job, listed, reading)
         if now - since >= patience
     }
 
@@ -44,16 +45,18 @@ def next_lost(
     job: RLHFJob, pods: Iterable[ObservedPod], reading: CoordinatorReading | None, now: datetime
 ) -> float | None:
     """Return the seconds until `lost` may return another one; None: it will not."""
-    left = [(since + _patience(job) - now).total_seconds() for _, since in _silent(pods, reading)] if reading else []
+    left = (
+        [(since + _patience(job) - now).total_seconds() for _, since in _silent(job, pods, reading)] if reading else []
+    )
     return min((seconds for seconds in left if seconds > 0), default=None)
 
 
 def silence_message(job: RLHFJob, pods: Iterable[ObservedPod], reading: CoordinatorReading | None) -> str:
     """Return what is said of the workers that are silent and not replaced yet; empty when there are none."""
-    silent = [pod.name for pod, _ in _silent(pods, reading)] if reading is not None else []
+    silent = [pod.name for pod, _ in _silent(job, pods, reading)] if reading is not None else []
     if reading is None or not silent:
         return ""
-    if _coordinator_is_cut_off(reading):
+    if _coordinator_is_cut_off(job, reading):
         known = len(reading.silent) + reading.streams
         return (
             f"the coordinator has lost {len(reading.silent)} of {known} workers at once, so its own network is more "
@@ -68,15 +71,29 @@ def _patience(job: RLHFJob) -> timedelta:
     return timedelta(seconds=job.spec.run_policy.worker_timeout_seconds) + NODE_NOTICED
 
 
-def _coordinator_is_cut_off(reading: CoordinatorReading) -> bool:
-    return len(reading.silent) > reading.streams
+def _coordinator_is_cut_off(job: RLHFJob, reading: CoordinatorReading) -> bool:
+    silent, speaking = len(reading.silent), reading.streams
+    if job.spec.training.ranks_per_pod > 1:
+        # One lost pod silences all its ranks at once, so pods are compared, and of those that speak there are no more
+        # than those that are not silent.
+        silent = len(pods_of_workers(job.spec, reading.silent))
+        speaking = min(speaking, sum(count for _, count, _ in workers(job)) - silent)
+    return silent > speaking
 
 
-def _silent(pods: Iterable[ObservedPod], reading: CoordinatorReading) -> list[tuple[ObservedPod, datetime]]:
+def _since(job: RLHFJob, pod: ObservedPod, reading: CoordinatorReading) -> datetime | None:
+    """Return when the first of a pod's workers that are silent was last heard; None where none is silent."""
+    names = workers_of(job.spec, pod.group, pod.index)
+    return min((reading.silent[name] for name in names if name in reading.silent), default=None)
+
+
+def _silent(
+    job: RLHFJob, pods: Iterable[ObservedPod], reading: CoordinatorReading
+) -> list[tuple[ObservedPod, datetime]]:
     """Return the pods that look well and whose process is silent, with the time when it was last heard."""
     silent = []
     for pod in pods:
-        since = reading.silent.get(worker_name(pod.group, pod.index)) if pod.group is not Group.COORDINATOR else None
+        since = _since(job, pod, reading)
         well = pod.active and pod.ready and pod.phase == "Running"
         if since is not None and well and pod.running is not None and pod.running < since:
             silent.append((pod, since))

@@ -9,7 +9,7 @@ import yaml
 from rlhf_api.job import RLHFJob
 from rlhf_api.names import Env, ExitCode, Group
 from rlhf_cli.load_job import resolve_here
-from rlhf_cli.local.devices import DeviceShare
+from rlhf_cli.local.devices import DeviceShare, LocalMachine, allot_devices
 from rlhf_cli.local.errors import RunError
 from rlhf_cli.local.pods_to_processes import LocalProcess, device_demands, job_file_content, local_processes
 from rlhf_cli.local.ports import JobPorts
@@ -201,3 +201,41 @@ def test_what_does_not_exist_is_refused_before_anything_starts(
 def test_a_hub_id_is_left_alone(base: Path) -> None:
     job = manifest(models={"actor": {"path": "org/name"}, "reward": {"function": {"module": "m"}}})
     assert resolve_here(job, RunPaths(base / "run", base)).spec.models.actor.path == "org/name"
+
+
+def test_a_pod_of_several_ranks_is_one_launcher_with_ports_and_devices_for_each(base: Path) -> None:
+    training = {"parallelism": {"pipeline": 4}, "ranksPerPod": 2, "cpuThreads": 3, "gpusPerReplica": 1}
+    objects = render(resolve_here(manifest(training=training), RunPaths(base / "run", base)), {})
+    demands = [demand for demand in device_demands(objects) if demand.group is Group.TRAINING]
+    assert [(demand.name, demand.threads, demand.gpus, demand.processes) for demand in demands] == [
+        ("training-0", 6, 2, 2), ("training-1", 6, 2, 2)
+    ]  # fmt: skip
+    shares = {d.name: DeviceShare(None, ("4", "7") if d.gpus else ()) for d in device_demands(objects)}
+    held = JobPorts(iter(range(5000, 6000)))
+    made = {
+        process.name: process for process in local_processes(objects, RunPaths(base / "run", base), shares, held, {})
+    }
+    first, second = (made[f"training-{pod}"].env for pod in range(2))
+    assert made["training-1"].command[1:] == ("-m", "rlhf_workers.rank_launcher")
+    assert (second[Env.INDEX], second[Env.RANKS], second[Env.DEVICE]) == ("1", "2", "cuda:0,cuda:1")
+    assert second["CUDA_VISIBLE_DEVICES"] == "4,7"
+    assert second[Env.ADVERTISE] == second[Env.LISTEN]
+    names = (Env.LISTEN, Env.RANK_METRICS, Env.RENDEZVOUS_PORT, Env.METRICS)
+    every = [entry.rpartition(":")[2] for env in (first, second) for name in names for entry in env[name].split(",")]
+    assert len(set(every)) == len(every) == 2 * 7
+    assert made["training-0"].endpoint == first[Env.METRICS]
+
+
+def test_ranks_of_a_pod_share_the_devices_that_there_are(base: Path) -> None:
+    training = {"parallelism": {"pipeline": 4}, "ranksPerPod": 4, "gpusPerReplica": 1}
+    objects = render(resolve_here(manifest(training=training), RunPaths(base / "run", base)), {})
+    allotted = allot_devices(device_demands(objects), LocalMachine((0, 1), ("0", "1")))
+    assert allotted.shares["training-0"].gpus == ("0", "1", "0", "1")
+    assert allotted.shares["training-0"].sharers == 2
+    held = JobPorts(iter(range(5000, 6000)))
+    made = local_processes(objects, RunPaths(base / "run", base), allotted.shares, held, {})
+    env = made[-1].env
+    assert (env["CUDA_VISIBLE_DEVICES"], env[Env.DEVICE]) == ("0,1", "cuda:0,cuda:1,cuda:0,cuda:1")
+    assert env[Env.DEVICE_SHARERS] == "2"
+    with pytest.raises(RunError, match="gpusPerReplica: 1: this machine has 0 CUDA devices"):
+        allot_devices(device_demands(objects), LocalMachine((0, 1)))

@@ -121,7 +121,7 @@ class Iteration:
         self.event_handlers, actions = EventHandlers(self.run, saving), Actions(self.run, saving)
         self.loop = Loop(self.run, self.event_handlers, actions)
         if restored.begun_ns is None:
-            actions.begin_iteration(0)
+            actions.begin_iteration(0, ())
         else:
             self.run.journal.resume(0)
             fusion_planning.begin_iteration(self.run)

@@ -39,11 +39,23 @@ def test_what_cannot_fit_is_refused_with_phase_and_numbers(tmp_path: Path) -> No
     assert asked.problem(on("cuda:0", 100_000_000), 1) is None
 
 
+def test_a_rank_of_its_own_that_cannot_fit_is_told_which_layout_does(tmp_path: Path) -> None:
+    asked = memory(tmp_path, "Dedicated")
+    whole = asked.problem(on("cuda:0", 1), 0)
+    assert whole is not None
+    assert (whole.reason, whole.field, whole.exit_code) == (
+        "DoesNotFit", "spec.training.parallelism", ExitCode.USAGE
+    )  # fmt: skip
+    assert whole.message.startswith("Dedicated: generation-1 on a card: a training rank needs ")
+    assert "no layout of up to" in whole.message
+    assert asked.problem(on("cuda:0", 100_000_000), 0) is None
+
+
 @pytest.mark.parametrize(
-    ("placement", "device", "rank"),
-    [("Dedicated", "cuda:0", 1), ("Colocated", "cpu", 1), ("Colocated", "cuda:0", None)],
+    ("placement", "device", "size", "rank"),
+    [("Dedicated", "cuda:0", 1, None), ("Colocated", "cpu", 1, 1), ("Colocated", "cuda:0", 0, 1)],
 )
-def test_only_devices_that_are_shared_in_turn_are_judged(
-    tmp_path: Path, placement: str, device: str, rank: int | None
+def test_only_devices_of_ranks_whose_size_is_known_are_judged(
+    tmp_path: Path, placement: str, device: str, size: int, rank: int | None
 ) -> None:
-    assert memory(tmp_path, placement).problem(on(device, 1), rank) is None
+    assert memory(tmp_path, placement).problem(on(device, size), rank) is None

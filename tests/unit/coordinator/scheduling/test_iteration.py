@@ -49,6 +49,19 @@ def test_a_restarted_engine_gets_no_samples_before_its_weights(context: JobConte
     assert (weights.version, [source.address for source in weights.sources]) == (2, ["host:5", "host:6"])
 
 
+def test_weights_come_from_all_ranks_that_hold_a_part_of_the_first_copy(tmp_path: Path) -> None:
+    parallelism = {"pipeline": 1, "data": 2, "tensor": 2}
+    training = {"backend": "megatron", "parallelism": parallelism, "microBatchSize": 4}
+    job = make_job(tmp_path, batch=8, training=training)
+    context = job_context(job, schedule_json(job.spec))
+    state = ready_state(context, at=2)
+    assert [rank.name for rank in state.fleet.ranks()] == [f"training-{rank}" for rank in range(4)]
+    state.fleet.workers["generation-1"].versions["actor"] = 1
+    (load,) = [item for item in decided(context, state, NOW) if isinstance(item, d.PrepareWorker)]
+    first = [state.fleet.workers[f"training-{rank}"].address for rank in range(2)]
+    assert [source.address for source in load.command.load_weights.sources] == first
+
+
 def test_training_waits_for_every_score(context: JobContext) -> None:
     state = ready_state(context, at=1)
     finish_all(state, score=False)
@@ -194,12 +207,60 @@ def test_ranks_none_of_which_finishes_a_piece_of_training_restart_though_their_c
             rank.heartbeat, rank.last_piece = pb.Heartbeat(training_pieces=count), NOW + seconds
         decisions = [item for item in decided(context, state, now) if isinstance(item, d.ExitWorker)]
         assert all("to train iteration 0" in item.reason and item.code == ExitCode.RESTART for item in decisions)
+        allowed = f"spec.runPolicy.startTimeoutSeconds allows {limit} s without progress"
+        assert all(item.reason.endswith(allowed) for item in decisions), "what to change where it is only slow"
         return [item.worker for item in decisions]
 
     assert told_to_restart((9, 5), (limit - 1, 0)) == ["training-0", "training-1"]
     assert told_to_restart((9, 5), (limit + 1, 0)) == [], "one gets on, so the other may wait for it"
     assert told_to_restart((1, 1), (-500, -500)) == ["training-0", "training-1"], "not even the first piece"
     assert told_to_restart((0, 0), (0, 0)) == [], "workers of an earlier version do not count"
+
+
+def test_ranks_that_trained_before_hang_when_they_stand_still_for_much_longer_than_ever(tmp_path: Path) -> None:
+    job = make_job(tmp_path, batch=8, runPolicy={"workerTimeoutSeconds": 5})
+    context = job_context(job, schedule_json(job.spec))
+
+    def restarted(moved_before: float, *, cold: bool = False) -> list[str]:
+        state = ready_state(context)
+        finish_all(state)
+        state.fleet.pace.trained(NOW - 20, NOW - 13)
+        for worker in state.fleet:
+            worker.last_heard = worker.last_computing = worker.last_progress = NOW + 100
+        for rank in state.fleet.ranks():
+            rank.last_train = pb.TrainResult(version=1)
+            rank.pending[7] = PendingCommand(CommandKind.TRAIN, NOW, "train iteration 0")
+            rank.heartbeat, rank.last_piece = pb.Heartbeat(training_pieces=3), NOW + 100 - moved_before
+        if cold:
+            state.fleet.ranks()[1].last_train = None
+        return [item.reason for item in decided(context, state, NOW + 100) if isinstance(item, d.ExitWorker)]
+
+    reasons = restarted(75.0)
+    assert len(reasons) == 2
+    assert all("hangTimeoutSeconds allows 70 s, as ranks always got on much sooner" in one for one in reasons), reasons
+    assert restarted(65.0) == []
+    assert restarted(75.0, cold=True) == [], (
+        "a new process loads and builds for minutes, again and again if it is ended"
+    )
+
+
+def test_the_rank_that_hangs_is_named_as_the_one_that_waits_for_none_of_the_others(context: JobContext) -> None:
+    state, now = ready_state(context), NOW + 2 * context.spec.run_policy.start_timeout_seconds
+    finish_all(state)
+    for worker in state.fleet:
+        worker.last_heard = worker.last_computing = worker.last_progress = now
+    for rank, waits_for in zip(state.fleet.ranks(), ("a transfer of rank 1", ""), strict=True):
+        rank.pending[7] = PendingCommand(CommandKind.TRAIN, NOW, "train iteration 0")
+        rank.heartbeat, rank.last_piece = pb.Heartbeat(training_pieces=3, waits_for=waits_for), NOW
+    reasons = [item.reason for item in decided(context, state, now) if isinstance(item, d.ExitWorker)]
+    assert len(reasons) == 2
+    assert all(reason.endswith("; of its ranks training-1 waits for none of the others") for reason in reasons), reasons
+    shown = waits.descriptions(context, state, NOW + 5)
+    assert "training-0 to train iteration 0, which waits for a transfer of rank 1 (5 s)" in shown, "long before that"
+    for rank in state.fleet.ranks():
+        rank.heartbeat = pb.Heartbeat(training_pieces=3, waits_for="ranks 0, 1 to join a reduction")
+    reasons = [item.reason for item in decided(context, state, now) if isinstance(item, d.ExitWorker)]
+    assert all(reason.endswith("without progress") for reason in reasons), "nobody is to blame"
 
 
 @pytest.mark.parametrize("absent", [("training-1",), ("generation-0", "generation-1"), ("training-0", "inference-0")])

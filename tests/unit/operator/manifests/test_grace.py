@@ -36,6 +36,15 @@ def test_a_rank_is_told_the_grace_of_its_template() -> None:
     assert grace_problem(pods(job_with(template, "training"))["merged-training-0"]) == "900"
 
 
+def test_every_place_of_pipeline_data_and_tensor_is_a_pod() -> None:
+    document = job_with({}).model_dump(mode="json", by_alias=True, exclude_defaults=True)
+    document["spec"]["training"] = {"backend": "megatron", "parallelism": {"pipeline": 2, "tensor": 4}}
+    made = pods(RLHFJob.model_validate(document))
+    ranks = sorted(name for name in made if "-training-" in name)
+    assert ranks == [f"merged-training-{rank}" for rank in range(8)]
+    assert all(marks(made[name]) == STAYS for name in ranks)
+
+
 def test_colocated_ranks_are_those_of_their_group() -> None:
     document = job_with({}).model_dump(mode="json", by_alias=True, exclude_defaults=True)
     document["spec"] |= {"placement": "Colocated", "generation": {"replicas": 2}, "inference": {"replicas": 0}}

@@ -24,7 +24,7 @@ def render_named(name: str) -> list[dict[str, Any]]:
     return render(job_of(name), CERTIFICATES, IMAGES, {Group.TRAINING: 2}).all
 
 
-@pytest.mark.parametrize("name", ["ppo-cpu", "grpo-gpu"])
+@pytest.mark.parametrize("name", ["ppo-cpu", "grpo-gpu", "nodes-of-eight"])
 def test_objects_are_as_reviewed(name: str) -> None:
     rendered = yaml.dump_all(render_named(name), sort_keys=True, Dumper=yaml.SafeDumper, width=120)
     golden = GOLDEN / f"{name}.objects.yaml"

@@ -1,4 +1,4 @@
-"""Secrets of a reward: the kubelet, or the caller's environment, puts them where rewards run; no object holds one."""
+"""Secrets of users' code: the kubelet, or the caller's environment, puts them where it runs; no object holds one."""
 
 import itertools
 import json
@@ -53,6 +53,24 @@ def test_the_configuration_holds_the_reference_alone(reward: dict[str, Any], mon
     assert SECRET not in json.dumps(objects.all)
     (configuration,) = (item for item in objects.supporting if item["kind"] == "ConfigMap")
     assert '"key": "token"' in configuration["data"]["job.json"]
+
+
+def test_what_takes_turns_is_given_its_own_secret_in_generation_pods_alone() -> None:
+    own = {"secretKeyRef": {"name": "search", "key": "token"}}
+    job = job_of({"function": {"configMap": "my-reward", "env": ENV}})
+    document = job.model_dump(by_alias=True, exclude_unset=True)
+    env = [{"name": "SEARCH_TOKEN", **own}, {"name": "JUDGE_TOKEN", **REFERENCE}]
+    document["spec"]["rollout"]["environment"] = {"module": "mine.game", "env": env}
+    of_rewards = [{"name": VARIABLE, "valueFrom": REFERENCE}]
+    wanted = {
+        Group.GENERATION: [*of_rewards, {"name": "RLHF_SECRET_SEARCH_TOKEN", "valueFrom": own}],
+        Group.INFERENCE: of_rewards,
+    }
+    for pod in render(RLHFJob.model_validate(document), {}, Images(), {}).pods:
+        (container,) = (container for container in pod["spec"]["containers"] if container["name"] == "worker")
+        given = [item for item in container["env"] if item["name"].startswith("RLHF_SECRET_")]
+        group = Group(pod["metadata"]["labels"]["rlhf.dev/group"])
+        assert given == wanted.get(group, []), group
 
 
 def local(caller: dict[str, str]) -> dict[str, dict[str, str]]:

@@ -155,3 +155,36 @@ def test_a_reply_names_the_silent_and_one_of_an_earlier_version_or_nonsense_name
         ]
     )
     assert reading_of(status, now).silent == {"generation-0": now - timedelta(seconds=40.5)}
+
+
+EIGHT = tuple(f"training-{rank}" for rank in range(8))
+OTHERS = ("generation-0", "generation-1", "inference-0")
+
+
+def pods_of_ranks() -> SimulatedCluster:
+    training = {"parallelism": {"pipeline": 4, "data": 2}, "ranksPerPod": 4, "microBatchSize": 4}
+    cluster = SimulatedCluster(runPolicy={"backoffLimit": 2}, training=training).begin()
+    cluster.later(600)
+    return cluster
+
+
+def test_the_pod_of_a_lost_rank_is_replaced_whichever_rank_of_it_that_is() -> None:
+    cluster = pods_of_ranks()
+    silence(cluster, ["training-6"], 91, (*OTHERS, *EIGHT))
+    cluster.settle()
+    assert "job-training-1" in cluster.deleting
+    assert "job-training-1: lost" in cluster.job["status"]["restarts"]["lastReason"]
+
+
+def test_ranks_that_are_lost_with_their_pod_are_one_lost_pod_and_not_the_coordinators_network() -> None:
+    cluster = pods_of_ranks()
+    silence(cluster, EIGHT[:4], 91, (*OTHERS[:2], *EIGHT[:4]))
+    cluster.settle()
+    assert "job-training-0" in cluster.deleting
+
+
+def test_a_coordinator_that_hears_of_one_full_pod_alone_is_cut_off() -> None:
+    cluster = pods_of_ranks()
+    silence(cluster, [*OTHERS, *EIGHT[:4]], 91, (*OTHERS, *EIGHT))
+    cluster.settle()
+    assert not cluster.deleting

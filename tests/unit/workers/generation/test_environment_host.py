@@ -1,6 +1,7 @@
 """The child of an environment: what may be loaded, what a step may return, and turns that are taken again."""
 
 import asyncio
+import os
 import time
 from pathlib import Path
 from typing import Any
@@ -8,10 +9,12 @@ from typing import Any
 import pytest
 
 from rlhf_api.job.environment import Environment
+from rlhf_api.job.reward_headers import secret_variables
 from rlhf_api.samples import SampleKey
 from rlhf_workers.failures import WorkError
 from rlhf_workers.generation.environment.environment_calls import EnvironmentCalls, EnvironmentOutcome
 from rlhf_workers.generation.environment.environment_host import Episodes, StepError, checked_step, load_environment
+from rlhf_workers.user_code.code_settings import resolve_settings
 from rlhf_workers.user_code.user_host import LoadError
 
 KEY = SampleKey(2, 5, 1)
@@ -36,6 +39,19 @@ class Environment:
             time.sleep(3600)
         done = response == "end"
         return {"message": f"{self.record['name']}{self.turns}", "done": done, "reward": 0.5 if done else None}
+"""
+
+SECRET = "sk-tell-nobody"
+ASKS_FOR_VARIABLES = """
+import os
+
+class Environment:
+    def reset(self, record): ...
+
+    def step(self, response):
+        if response == "raise":
+            raise ValueError("refused: " + os.environ["SEARCH_TOKEN"])
+        return {"message": os.environ.get(response, "none")}
 """
 
 
@@ -140,6 +156,29 @@ def test_a_process_answers_and_its_failures_are_of_one_sample(tmp_path: Path) ->
             assert failure is not None
             assert (failure.reason, words in failure.message) == (reason, True), failure.message
         assert [step.message for step in outcome(calls, "go").steps] == ["n1"], "others go on"
+    finally:
+        calls.close()
+
+
+def test_an_environment_has_its_variables_and_no_answer_or_failure_quotes_a_secret(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "environment.py"
+    file.write_text(ASKS_FOR_VARIABLES)
+    monkeypatch.setenv("RLHF_SECRET_SEARCH_TOKEN", SECRET)
+    token = {"name": "SEARCH_TOKEN", "secretKeyRef": {"name": "search", "key": "token"}}
+    given = Environment.model_validate({"file": str(file), "env": [token, {"name": "MODE", "value": "fast"}]})
+    settings = resolve_settings(given.env, "env", secret_variables(given.secret_keys()), os.environ, invalid="")
+    calls = EnvironmentCalls(given, 1, settings)
+    calls.start()
+    try:
+        assert [step.message for step in outcome(calls, "MODE").steps] == ["fast"]
+        assert [step.message for step in outcome(calls, "SEARCH_TOKEN").steps] == ["***"]
+        assert [step.message for step in outcome(calls, "RLHF_SECRET_SEARCH_TOKEN").steps] == ["none"]
+        failure = outcome(calls, "raise").failure
+        assert failure is not None
+        assert "ValueError: refused: ***" in failure.message
+        assert SECRET not in failure.message
     finally:
         calls.close()
 

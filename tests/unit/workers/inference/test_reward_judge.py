@@ -1,7 +1,9 @@
 """A judge rates by its probabilities or its words, at an endpoint or as a model; what it cannot rate is no number."""
 
+import json
 import math
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from email.message import Message
 from pathlib import Path
 from typing import Any
@@ -20,10 +22,17 @@ from rlhf_api.job import RLHFJob
 from rlhf_api.job.judge import Judge
 from rlhf_workers.failures import WorkError
 from rlhf_workers.inference.rewards.judge import JudgeAtEndpoint
-from rlhf_workers.inference.rewards.judge_answers import UnreadableAnswerError, question, worth, written
+from rlhf_workers.inference.rewards.judge_answers import (
+    UnaskableError,
+    UnreadableAnswerError,
+    question,
+    worth,
+    written,
+)
 from rlhf_workers.inference.rewards.judge_model import JudgeModelComparer, JudgeModelScorer
 from rlhf_workers.inference.rewards.registry import load_reward
-from rlhf_workers.inference.rewards.reward_settings import RewardSettings
+from rlhf_workers.inference.rewards.reward_source import RewardError
+from rlhf_workers.user_code.code_settings import CodeSettings
 
 CPU = torch.device("cpu")
 SECRET = "Bearer sk-tell-nobody"
@@ -76,7 +85,7 @@ def url() -> Iterator[str]:
 
 def source_of(url: str, secret: str = SECRET, api: str = "Chat", **fields: Any) -> JudgeAtEndpoint:
     judge = Judge.model_validate({"endpoint": {"url": url, "model": "judge", "api": api}, **fields})
-    settings = RewardSettings({"Authorization": secret}, frozenset({"Authorization"}))
+    settings = CodeSettings({"Authorization": secret}, frozenset({"Authorization"}))
     return JudgeAtEndpoint(judge, 60.0, settings, field="spec.models.reward")
 
 
@@ -154,7 +163,33 @@ def test_a_rating_is_the_expected_label_of_those_that_are_allowed(probabilities:
 
 def test_a_response_cannot_write_itself_into_another_place() -> None:
     judge = Judge.model_validate({"model": {"path": "j"}, "template": "{prompt}|{response}|{maximum}|{other}"})
-    assert question(judge, "{response}", response="{prompt} {maximum}") == "{response}|{prompt} {maximum}|9|{other}"
+    asked = replace(sample("any"), prompt_text="{response}")
+    assert question(judge, asked, response="{prompt} {maximum}") == "{response}|{prompt} {maximum}|9|{other}"
+
+
+def test_a_template_asks_by_what_the_prompts_line_holds() -> None:
+    template = "{record.answer}|{record.points}|{record.tags}|{response}"
+    judge = Judge.model_validate({"model": {"path": "j"}, "template": template})
+    record = {"answer": "{response} {record.points}", "points": 3, "tags": ["ü", None]}
+    asked = replace(sample("any"), record=json.dumps(record))
+    wanted = '{response} {record.points}|3|["ü", null]|{record.answer}'
+    assert question(judge, asked, response="{record.answer}") == wanted
+    without = replace(sample("any"), record='{"prompt": "p", "question": "q"}')
+    with pytest.raises(
+        UnaskableError, match=r"asks for \{record.answer\}, but the keys of the prompt are: prompt, question"
+    ):
+        question(judge, without, response="r")
+
+
+async def test_a_prompt_without_what_is_asked_for_is_a_failure_of_the_template(url: str) -> None:
+    source = source_of(url, template="{record.answer} {response}")
+    await source.start()
+    try:
+        with pytest.raises(RewardError, match="the keys of the prompt are") as caught:
+            await source.score(sample("any"))
+        assert caught.value.failure.field == "spec.models.reward.judge.template"
+    finally:
+        await source.close()
 
 
 @pytest.mark.parametrize("answer", ["", "excellent", "10", "0 of 9, or rather 0"])

@@ -9,13 +9,15 @@ import numpy as np
 import pytest
 from tests.support.answering_server import answering
 
-from rlhf_api.job.rewards import Reward, secret_variables
+from rlhf_api.job.reward_headers import secret_variables
+from rlhf_api.job.rewards import Reward
 from rlhf_api.samples import SampleKey, ScoringSample
 from rlhf_workers.failures import WorkError
 from rlhf_workers.inference.rewards.endpoint import EndpointReward
 from rlhf_workers.inference.rewards.function import FunctionReward
-from rlhf_workers.inference.rewards.reward_settings import RewardSettings, header_values, redacted, resolve_settings
+from rlhf_workers.inference.rewards.reward_settings import INVALID, header_values, redacted
 from rlhf_workers.inference.rewards.reward_source import RewardError
+from rlhf_workers.user_code.code_settings import CodeSettings, resolve_settings
 from rlhf_workers.user_code.user_process import child_environment
 
 SECRET = "sk-tell-nobody"
@@ -45,16 +47,17 @@ def function_of(file: str) -> Reward:
     return Reward.model_validate({"function": {"file": file, "env": env}})
 
 
-def given_of(reward: Reward, environ: dict[str, str]) -> RewardSettings:
+def given_of(reward: Reward, environ: dict[str, str]) -> CodeSettings:
     assert reward.function is not None
-    return resolve_settings(reward.function.env, "spec.models.reward.function.env", secret_variables([reward]), environ)
+    field, known = "spec.models.reward.function.env", secret_variables(reward.secret_keys())
+    return resolve_settings(reward.function.env, field, known, environ, invalid=INVALID)
 
 
 def test_every_secret_has_a_variable_of_its_own() -> None:
     keys = [("judge", "token"), ("judge", "Token"), ("judge-token", "x.pem"), ("judge", "token")]
     env = [{"name": f"V{i}", "secretKeyRef": {"name": n, "key": k}} for i, (n, k) in enumerate(keys)]
     reward = Reward.model_validate({"function": {"file": "r.py", "env": env}})
-    settings = secret_variables([reward])
+    settings = secret_variables(reward.secret_keys())
     assert {(each.name, each.key): variable for each, variable in settings.items()} == {
         ("judge", "token"): "RLHF_SECRET_JUDGE_TOKEN",
         ("judge", "Token"): "RLHF_SECRET_JUDGE_TOKEN_2",
@@ -89,7 +92,7 @@ async def test_a_function_gets_its_secret_and_no_message_or_log_quotes_it(
         60,
         1,
         1,
-        RewardSettings({**settings.values, "JUDGE_TOKEN": SECRET}, settings.secret),
+        CodeSettings({**settings.values, "JUDGE_TOKEN": SECRET}, settings.secret),
         field="spec.models.reward",
     )
     await source.start()
@@ -143,9 +146,8 @@ async def test_headers_reach_the_endpoint_and_a_secret_one_is_in_no_message(url:
     reward = Reward.model_validate({"endpoint": endpoint})
     assert reward.endpoint is not None
     environ = {"RLHF_SECRET_JUDGE_TOKEN": f"Bearer {SECRET}\n"}
-    settings = resolve_settings(
-        reward.endpoint.headers, "spec.models.reward.endpoint.headers", secret_variables([reward]), environ
-    )
+    field, known = "spec.models.reward.endpoint.headers", secret_variables(reward.secret_keys())
+    settings = resolve_settings(reward.endpoint.headers, field, known, environ, invalid=INVALID)
     source = EndpointReward(reward.endpoint, 60.0, settings, field="spec.models.reward")
     await source.start()
     try:
@@ -160,7 +162,7 @@ async def test_headers_reach_the_endpoint_and_a_secret_one_is_in_no_message(url:
 
 def test_a_header_of_two_lines_is_refused_without_being_shown() -> None:
     with pytest.raises(WorkError, match=r"Authorization: its value must be one line") as caught:
-        header_values(RewardSettings({"Authorization": f"{SECRET}\nX-Other: 1"}, frozenset({"Authorization"})), "field")
+        header_values(CodeSettings({"Authorization": f"{SECRET}\nX-Other: 1"}, frozenset({"Authorization"})), "field")
     assert SECRET not in caught.value.failure.message
 
 

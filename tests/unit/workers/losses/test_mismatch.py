@@ -82,3 +82,16 @@ def test_metrics_say_how_far_they_are_apart_and_how_much_was_corrected() -> None
     assert metrics["mismatch_kl"] == pytest.approx(sum(kl) / 4, rel=1e-5)
     assert metrics["mismatch_corrected"] == 0.25
     assert metrics["mismatch_weight"] == pytest.approx((1 + 2 + 1 + math.exp(-0.5)) / 4)
+
+
+def test_tokens_that_other_weights_drew_are_corrected_and_say_nothing_of_the_engine() -> None:
+    old, sampled = torch.tensor([-1.0, -1.0, -2.0]), torch.tensor([-4.0, -1.5, -2.0])
+    fields, samples = MismatchCorrection(mode="Truncate"), torch.tensor([0, 0, 1])
+    stale = torch.tensor([True, False, False])
+    metrics = mismatch_metrics(old, sampled, samples, 2, fields, stale)
+    fresh = mismatch_metrics(old[1:], sampled[1:], samples[1:], 2, fields)
+    assert {name: metrics[name] for name in ("mismatch", "mismatch_max", "mismatch_kl")} == {
+        name: fresh[name] for name in ("mismatch", "mismatch_max", "mismatch_kl")
+    }
+    assert metrics["mismatch_corrected"] == pytest.approx(1 / 3), "its weight is cut off, which counts"
+    assert mismatch_metrics(old, sampled, samples, 2, fields, torch.ones(3, dtype=torch.bool)) == {}

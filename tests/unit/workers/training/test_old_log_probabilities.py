@@ -41,7 +41,7 @@ from rlhf_workers.algorithms.registry import build_algorithm
 from rlhf_workers.generation.torch_engine.build import build_engine
 from rlhf_workers.losses import mismatch
 from rlhf_workers.models import load_tokenizer
-from rlhf_workers.training.training_batch import OLD_FIELD, TrainingBatch, batch_from, micro_batch
+from rlhf_workers.training.training_batch import OLD_FIELD, STALE_FIELD, TrainingBatch, batch_from, micro_batch
 
 TEMPERATURE = 0.8
 
@@ -87,6 +87,17 @@ def computed(job: RLHFJob, table: ScheduleTable, world: int, batch: TrainingBatc
 def test_pipelines_and_replicas_compute_what_the_whole_model_does(tmp_path: Path, pipeline: int, data: int) -> None:
     job = again(fused_job(tmp_path))
     batch = make_batch(abstained=(2,))
+    found = computed(job, serial(job, pipeline, data), pipeline * data, batch)
+    torch.testing.assert_close(found, by_transformers(job.spec.models.actor.path, batch), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize(("pipeline", "data"), [(1, 1), (2, 2)])
+def test_micro_batches_of_bounded_tokens_compute_what_the_whole_model_does(
+    tmp_path: Path, pipeline: int, data: int
+) -> None:
+    whole, batch = again(fused_job(tmp_path)), make_batch(abstained=(2,))
+    training = whole.spec.training.model_copy(update={"micro_batch_tokens": max(batch.lengths)})
+    job = whole.model_copy(update={"spec": whole.spec.model_copy(update={"training": training})})
     found = computed(job, serial(job, pipeline, data), pipeline * data, batch)
     torch.testing.assert_close(found, by_transformers(job.spec.models.actor.path, batch), rtol=1e-5, atol=1e-5)
 
@@ -227,3 +238,36 @@ def test_a_group_that_starts_again_from_its_checkpoint_ends_in_the_same_weights(
     resumed = train(job, table, 1, range(1, 2), restore=str(saved))
     straight = train(job, serial(job, 2, 1), 1, range(2))
     assert_bitwise([trainer for trainer, _ in resumed], [trainer for trainer, _ in straight])
+
+
+def test_a_token_that_earlier_weights_drew_is_held_against_these_unless_a_correction_does_so(folder: Path) -> None:
+    batch = make_batch()
+    stale = torch.zeros(batch.mask.shape)
+    stale[0, :2] = stale[3, :1] = 1
+    carried = batch.with_fields(**{STALE_FIELD: stale})
+    job = again(make_job(folder, folder))
+
+    def old_of(job: RLHFJob, batch: TrainingBatch) -> torch.Tensor:
+        return computed(job, serial(job, 1, 1), 1, batch)
+
+    fresh, found, drew = old_of(job, batch), old_of(job, carried), stale > 0
+    assert torch.equal(found[~drew], fresh[~drew])
+    assert torch.equal(found[drew], batch.fields["log_probabilities"][drew])
+    assert not torch.equal(found, fresh)
+    corrected = again(job, mismatch_correction=MismatchCorrection(mode="Truncate").resolved())
+    assert torch.equal(old_of(corrected, carried), fresh), "the correction makes up for all of the difference"
+
+
+def test_what_earlier_weights_drew_is_no_mismatch_of_the_engine(folder: Path) -> None:
+    job = make_job(folder, folder)
+    batch = make_batch()
+    trainer = trainer_of(again(job), serial(job, 1, 1), 0, 1, Alone())
+    own = exhaust(trainer._again.added_to(0, batch, trainer.layout)).fields[OLD_FIELD]  # type: ignore[union-attr]
+    stale = torch.zeros(batch.mask.shape)
+    stale[:, 0] = 1
+    drawn = torch.where(stale > 0, own - 1.0, own)
+    for chosen in (job, again(job)):
+        for fields, largest in (({}, 1.0), ({STALE_FIELD: stale}, 0.0)):
+            engine = trainer_of(chosen, serial(job, 1, 1), 0, 1, Alone())
+            metrics = exhaust(engine.train(0, batch.with_fields(log_probabilities=drawn, **fields)))
+            assert metrics["actor/mismatch_max"] == pytest.approx(largest, abs=1e-6)

@@ -17,7 +17,7 @@ from rlhf_workers.training.minibatches import epoch_order, mini_batches, split
 from rlhf_workers.training.optimizer import Horizon, learning_rate
 from rlhf_workers.training.pipeline_stage import stage_layers
 from rlhf_workers.training.rank_layout import RankLayout
-from rlhf_workers.training.training_batch import batch_from, micro_batch
+from rlhf_workers.training.training_batch import STALE_FIELD, batch_from, micro_batch
 
 
 @given(st.integers(1, 4), st.integers(1, 5), st.integers(1, 4), st.integers(0, 2**32))
@@ -234,3 +234,21 @@ def test_a_response_that_failed_has_not_finished_and_an_unknown_reason_is_refuse
     samples[4].finish_reason = "bored"
     with pytest.raises(WorkError, match="sample 4: finish_reason is 'bored', not one of stop, length"):
         batch_from(samples, 8, PPO_FIELDS, 99)
+
+
+def test_tokens_of_earlier_versions_are_told_apart_where_samples_are_carried() -> None:
+    samples = make_samples()
+    for sample in samples:
+        count = sample.response.shape[0]
+        spans = [(2, 1), (3, count - 1)] if sample.sample == 1 and count > 1 else [(3, count)]
+        del sample.versions[:]
+        sample.versions.extend(pb.VersionSpan(version=version, tokens=tokens) for version, tokens in spans)
+    batch = batch_from(samples, len(samples), PPO_FIELDS, version=3)
+    stale = batch.stale
+    assert stale is not None
+    assert stale.nonzero().tolist() == [[1, 0]]
+    first = micro_batch(batch, [1, 0], {}).stale
+    assert first is not None
+    assert first.nonzero().tolist() == [[0]]
+    assert STALE_FIELD not in batch_from(samples, len(samples), PPO_FIELDS).fields, "nobody asked"
+    assert batch_from(samples, len(samples), PPO_FIELDS, version=2).stale is None, "none is older"

@@ -15,6 +15,7 @@ from rlhf_api import control_pb2 as pb
 from rlhf_workers.training.backends.torch_backend import build_trainer
 from rlhf_workers.training.stage_work import StageWork
 from rlhf_workers.training.step_timing import measure
+from rlhf_workers.training.token_bounds import deal
 from rlhf_workers.training.trainer import Trainer
 
 FAMILIES = ("llama", "qwen3", "gemma2")
@@ -114,7 +115,8 @@ def test_forward_losses_and_optimizer_run_on_fake_gpus_in_either_precision(
     """What `meta` cannot show: branches for CUDA, and its autocast. PyTorch's engine wants a GPU for the backward."""
     real = trainer_on(CPU, folders[family], deterministic=False, precision=precision)
     batch = real.algorithm.prepare(make_batch())
-    works = real.mini_batch(batch, list(range(8)), real.objectives())
+    dealt = deal(real.layout, list(range(8)), batch.lengths, together=1, most_tokens=None)
+    works = real.mini_batch(batch, dealt, real.objectives())
     with FakeTensorMode(allow_non_fake_inputs=True):
         for stage in real.stages.values():
             move(stage, GPU)

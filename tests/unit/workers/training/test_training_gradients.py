@@ -12,13 +12,12 @@ import pytest
 import torch
 import transformers
 from tests.support import models
-from tests.support.gradient_comparison import assert_same_gradients
-from tests.support.training_ranks import CPU, gradients_of, make_batch, make_job, prepared, serial, split_backward
+from tests.support.gradient_comparison import assert_same_gradients, plain_gradients
+from tests.support.training_ranks import gradients_of, interleave, make_batch, make_job, serial, split_backward
 
-from rlhf_api.job import RLHFJob
-from rlhf_api.schedule import Action, Pipeline, ScheduleTable
-from rlhf_workers.models import load_backbone_with_value_head
-from rlhf_workers.training.training_batch import TrainingBatch
+from rlhf_api.schedule import Pipeline
+from rlhf_workers.training.rank_layout import RankLayout
+from rlhf_workers.training.token_bounds import deal
 
 FAMILIES = ("llama", "qwen2", "qwen3", "mistral", "gemma2")
 
@@ -29,46 +28,12 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return {family: models.write_policy(root / family, family, seed=1, num_hidden_layers=4) for family in FAMILIES}
 
 
-def expected_gradients(job: RLHFJob, batch: TrainingBatch) -> dict[str, torch.Tensor]:
-    """Gradients by transformers and written-out PPO, sample by sample."""
-    spec = job.spec
-    assert spec.models.critic is not None
-    batch = prepared(job, batch)
-    actor = transformers.AutoModelForCausalLM.from_pretrained(spec.models.actor.path, attn_implementation="eager")
-    critic = load_backbone_with_value_head(
-        spec.models.critic.path, field="", dtype=torch.float32, device=CPU, attention="eager"
-    )
-    actor.eval()
-    actor_loss, critic_loss = torch.zeros(()), torch.zeros(())
-    for row, prompt in enumerate(batch.prompts):
-        length = int(batch.response_lengths[row])
-        response = batch.responses[row, :length]
-        tokens = torch.cat([prompt, response])[None]
-        states = slice(len(prompt) - 1, len(prompt) + length - 1)
-        field = {name: values[row, :length] for name, values in batch.fields.items()}
-        logits = actor(tokens).logits[0, states] / spec.rollout.temperature
-        log_p = torch.log_softmax(logits, -1)[torch.arange(length), response]
-        ratio = torch.exp(log_p - field["log_probabilities"])
-        advantage = field["advantages"]
-        surrogate = torch.minimum(ratio * advantage, ratio.clamp(0.8, 1.2) * advantage)
-        value = critic.requires_grad_()(tokens)[0, states]
-        clipped = field["values"] + (value - field["values"]).clamp(-0.2, 0.2)
-        squared = torch.maximum((value - field["returns"]) ** 2, (clipped - field["returns"]) ** 2)
-        if batch.valid[row]:
-            actor_loss = actor_loss - surrogate.sum() / batch.tokens
-            critic_loss = critic_loss + 0.5 * squared.sum() / batch.tokens
-    (actor_loss + critic_loss).backward()
-    named = {f"actor:{name}": value.grad for name, value in actor.named_parameters()}
-    named |= {f"critic:{name}": value.grad for name, value in critic.named_parameters()}
-    return named
-
-
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_pipeline_of_two_gives_the_gradients_of_the_whole_model(family: str, folders: dict[str, Path]) -> None:
     job = make_job(folders[family], folders[family])
     batch = make_batch(abstained=(3,))
     assert max(batch.lengths) > models.WINDOW
-    assert_same_gradients(gradients_of(job, serial(job, 2, 1), 2, batch), expected_gradients(job, batch), 2e-5)
+    assert_same_gradients(gradients_of(job, serial(job, 2, 1), 2, batch), plain_gradients(job, batch), 2e-5)
 
 
 @pytest.mark.parametrize("family", ["llama", "gemma2"])
@@ -78,6 +43,36 @@ def test_pipelines_1_2_4_and_data_1_2_give_the_same_gradients(family: str, folde
     for pipeline, data in ((2, 1), (4, 1), (1, 2), (2, 2)):
         split = gradients_of(job, serial(job, pipeline, data), pipeline * data, batch)
         assert_same_gradients(split, alone, 2e-6)
+
+
+@pytest.mark.parametrize("algorithm", ["ppo", "gspo"])
+def test_micro_batches_of_bounded_tokens_give_the_gradients_of_those_of_equal_samples(
+    algorithm: str, folders: dict[str, Path]
+) -> None:
+    """Few long samples or many short ones in one: hidden states of unlike shapes pass between stages."""
+    fields = {"miniBatchSize": 8} if algorithm == "ppo" else {"miniBatchSize": 8, "groupSize": 4}
+    critic = folders["llama"] if algorithm == "ppo" else None
+    roles = ("actor", "critic") if algorithm == "ppo" else ("actor",)
+    batch = make_batch(algorithm)
+    without = make_job(folders["llama"], critic, algorithm={algorithm: fields}, training={"microBatchSize": 4})
+    equal = gradients_of(without, serial(without, 1, 1, roles), 1, batch)
+    bound = {"microBatchSize": 4, "microBatchTokens": max(batch.lengths)}
+    job = make_job(folders["llama"], critic, algorithm={algorithm: fields}, training=bound)
+    for pipeline, data in ((1, 1), (2, 1), (1, 2), (2, 2)):
+        table = serial(job, pipeline, data, roles)
+        dealt = deal(RankLayout(table, 0, pipeline * data), list(range(8)), batch.lengths, 1, max(batch.lengths))
+        assert len(dealt.splits["actor"][0]) > table.pipelines[0].microbatches
+        assert_same_gradients(gradients_of(job, table, pipeline * data, batch), equal, 2e-6)
+
+
+def test_a_bound_that_no_micro_batch_meets_changes_no_bit(folders: dict[str, Path]) -> None:
+    batch = make_batch()
+    jobs = [
+        make_job(folders["llama"], folders["llama"], training={"microBatchSize": 4, **more})
+        for more in ({}, {"microBatchTokens": 4 * max(batch.lengths)})
+    ]
+    one, other = (gradients_of(job, serial(job, 2, 1), 2, batch) for job in jobs)
+    assert all(torch.equal(one[name], other[name]) for name in one)
 
 
 @pytest.mark.parametrize(
@@ -214,27 +209,3 @@ def test_two_stages_of_one_pipeline_on_one_rank_need_no_transfer(folders: dict[s
         )
     )
     assert_same_gradients(gradients_of(job, table, 2, batch), gradients_of(job, serial(job, 1, 1), 1, batch), 2e-6)
-
-
-def interleave(pipelines: tuple[Pipeline, ...]) -> ScheduleTable:
-    """All pipelines at once: micro-batch by micro-batch, one step of each pipeline in turn, transfers as they come."""
-    rows: list[list[Action]] = [[] for _ in range(1 + max(r for p in pipelines for r in p.stage_ranks))]
-
-    def act(kind: str, index: int, stage: int, microbatch: int, rank: int, peer: int | None = None) -> None:
-        rows[rank].append(Action(kind=kind, pipeline=index, stage=stage, microbatch=microbatch, peer=peer))
-
-    def steps(index: int, pipeline: Pipeline, m: int) -> list[tuple[str, int, int, int]]:
-        order = range(len(pipeline.stage_ranks))
-        return [("F", index, s, m) for s in order] + [("B", index, s, m) for s in reversed(order)]
-
-    for m in range(max(p.microbatches for p in pipelines)):
-        chains = [steps(i, p, m) for i, p in enumerate(pipelines) if m < p.microbatches]
-        for turn in range(max(map(len, chains))):
-            for kind, index, stage, microbatch in (chain[turn] for chain in chains if turn < len(chain)):
-                ranks = pipelines[index].stage_ranks
-                act(kind, index, stage, microbatch, ranks[stage])
-                target = stage + 1 if kind == "F" else stage - 1
-                if 0 <= target < len(ranks) and ranks[target] != ranks[stage]:
-                    act(f"SEND_{kind}", index, stage, microbatch, ranks[stage], ranks[target])
-                    act(f"RECV_{kind}", index, target, microbatch, ranks[target], ranks[stage])
-    return ScheduleTable(method="interleaved", pipelines=pipelines, rows=tuple(tuple(row) for row in rows))

@@ -16,6 +16,7 @@ from rlhf_api.job.environment import Environment
 from rlhf_api.samples import SampleKey
 from rlhf_workers.failures import failure_of
 from rlhf_workers.generation.environment.turns import AnsweredTurn
+from rlhf_workers.user_code.code_settings import NO_SETTINGS, CodeSettings
 from rlhf_workers.user_code.event_loop_thread import EventLoopThread
 from rlhf_workers.user_code.user_process import UserCode, UserProcess
 from rlhf_workers.user_code.user_processes import UserProcesses
@@ -42,11 +43,13 @@ class EnvironmentOutcome:
 class EnvironmentCalls:
     """Runs an environment's processes on a thread of its own."""
 
-    def __init__(self, environment: Environment, threads: int) -> None:
+    def __init__(self, environment: Environment, threads: int, settings: CodeSettings = NO_SETTINGS) -> None:
+        """`settings`: variables of its processes."""
         where = ("--file", environment.file) if environment.file else ("--module", environment.module or "")
         host = "rlhf_workers.generation.environment.environment_host"
         arguments = (*where, "--name", environment.name)
-        code = UserCode(host, "environment", NAME, INVALID, arguments, FIELD, threads)
+        given = settings.values, settings.secret
+        code = UserCode(host, "environment", NAME, INVALID, arguments, FIELD, threads, *given)
         self._timeout = float(environment.timeout_seconds)
         self._processes = UserProcesses(code, self._timeout, f"{FIELD}.timeoutSeconds")
         self._thread = EventLoopThread("environment")

@@ -8,6 +8,7 @@ the sample fails. Samples move by their tokens, never by their caches. A failure
 Must never lose a sample that waits for an answer, and never finish one that the environment has not seen to its end.
 """
 
+import os
 from collections.abc import Generator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Protocol, runtime_checkable
@@ -16,6 +17,7 @@ import numpy as np
 import torch
 
 from rlhf_api.job import RLHFJobSpec
+from rlhf_api.names import Group
 from rlhf_api.samples import ResponsePart, SampleKey, SampleRequest, TokenArray
 from rlhf_workers.generation.engine import Engine, EngineCosts, EngineError, MeasuresCosts, Sleeps, StepReport
 from rlhf_workers.generation.environment.environment_calls import (
@@ -28,6 +30,7 @@ from rlhf_workers.generation.environment.environment_calls import (
 from rlhf_workers.generation.environment.turns import AnsweredTurn, following, written
 from rlhf_workers.generation.requests import known_response, sample_name
 from rlhf_workers.generation.speculation.speculator import Speculates, Speculator
+from rlhf_workers.user_code.code_settings import resolve_settings
 
 
 @runtime_checkable
@@ -209,6 +212,9 @@ def with_environment(engine: Engine, spec: RLHFJobSpec, tokenizer: Any) -> Envir
     """Return the engine with the job's environment, whose first process runs; WorkError when it cannot be loaded."""
     assert spec.rollout.environment is not None
     assert isinstance(engine, DecodesTurns), "validation lets no other engine have an environment"
-    calls = EnvironmentCalls(spec.rollout.environment, spec.generation.cpu_threads)
+    given = spec.rollout.environment
+    known = spec.secret_variables(Group.GENERATION)
+    settings = resolve_settings(given.env, f"{FIELD}.env", known, os.environ, invalid=INVALID)
+    calls = EnvironmentCalls(given, spec.generation.cpu_threads, settings)
     calls.start()
     return EnvironmentEngine(engine, calls, tokenizer, spec.rollout.environment.max_turns)

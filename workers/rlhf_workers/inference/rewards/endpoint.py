@@ -5,7 +5,6 @@ One sample a request unless the manifest says otherwise. Rule: a list of another
 `json_requests` for what else is.
 """
 
-import os
 from collections.abc import Sequence
 from typing import Any
 
@@ -15,8 +14,9 @@ from rlhf_api.job import RLHFJobSpec
 from rlhf_api.job.rewards import GivenReward, RewardEndpoint
 from rlhf_api.samples import ScoringSample
 from rlhf_workers.inference.rewards.json_requests import JsonRequests
-from rlhf_workers.inference.rewards.reward_settings import NO_SETTINGS, RewardSettings, resolve_settings
+from rlhf_workers.inference.rewards.reward_settings import reward_settings
 from rlhf_workers.inference.rewards.reward_source import Judgment, RewardError, described, judgment
+from rlhf_workers.user_code.code_settings import NO_SETTINGS, CodeSettings
 
 
 def load_reward(given: GivenReward, spec: RLHFJobSpec, device: torch.device, home: torch.device) -> "EndpointReward":
@@ -24,7 +24,7 @@ def load_reward(given: GivenReward, spec: RLHFJobSpec, device: torch.device, hom
     endpoint = given.reward.endpoint
     assert endpoint is not None
     headers = f"{given.field}.endpoint.headers"
-    settings = resolve_settings(endpoint.headers, headers, spec.models.secret_variables(), os.environ)
+    settings = reward_settings(endpoint.headers, headers, spec)
     return EndpointReward(endpoint, given.reward.timeout_seconds, settings, field=given.field)
 
 
@@ -35,7 +35,7 @@ class EndpointReward:
         self,
         endpoint: RewardEndpoint,
         timeout_seconds: float,
-        settings: RewardSettings = NO_SETTINGS,
+        settings: CodeSettings = NO_SETTINGS,
         *,
         field: str,
     ) -> None:

@@ -3,7 +3,6 @@
 Rule: a call that takes longer than the job allows is a failure of its sample. Never a zero reward.
 """
 
-import os
 from collections.abc import Sequence
 
 import torch
@@ -12,8 +11,9 @@ from rlhf_api.job import RLHFJobSpec
 from rlhf_api.job.rewards import GivenReward, RewardFunction
 from rlhf_api.samples import ScoringSample
 from rlhf_workers.failures import WorkError
-from rlhf_workers.inference.rewards.reward_settings import NO_SETTINGS, RewardSettings, resolve_settings
+from rlhf_workers.inference.rewards.reward_settings import reward_settings
 from rlhf_workers.inference.rewards.reward_source import Judgment, RewardError, described, judgment
+from rlhf_workers.user_code.code_settings import NO_SETTINGS, CodeSettings
 from rlhf_workers.user_code.user_process import UserCode, UserProcess
 from rlhf_workers.user_code.user_processes import CHILDREN, UserProcesses
 
@@ -23,7 +23,7 @@ def load_reward(given: GivenReward, spec: RLHFJobSpec, device: torch.device, hom
     function, threads = given.reward.function, spec.inference.cpu_threads
     assert function is not None
     env = f"{given.field}.function.env"
-    settings = resolve_settings(function.env, env, spec.models.secret_variables(), os.environ)
+    settings = reward_settings(function.env, env, spec)
     return FunctionReward(function, given.reward.timeout_seconds, threads, settings=settings, field=given.field)
 
 
@@ -36,7 +36,7 @@ class FunctionReward(UserProcesses):
         timeout_seconds: float,
         threads: int,
         children: int = CHILDREN,
-        settings: RewardSettings = NO_SETTINGS,
+        settings: CodeSettings = NO_SETTINGS,
         *,
         field: str,
     ) -> None:
@@ -67,7 +67,7 @@ class FunctionReward(UserProcesses):
 
 
 def function_code(
-    function: RewardFunction, threads: int, settings: RewardSettings = NO_SETTINGS, *, field: str
+    function: RewardFunction, threads: int, settings: CodeSettings = NO_SETTINGS, *, field: str
 ) -> UserCode:
     """Return what a child runs for the function of this manifest field."""
     return UserCode(

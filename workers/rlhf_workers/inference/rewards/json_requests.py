@@ -12,8 +12,9 @@ from typing import Any, Final
 
 import httpx
 
-from rlhf_workers.inference.rewards.reward_settings import RewardSettings, header_values, redacted
+from rlhf_workers.inference.rewards.reward_settings import header_values, redacted
 from rlhf_workers.inference.rewards.reward_source import RewardError
+from rlhf_workers.user_code.code_settings import CodeSettings
 
 REQUESTS: Final = 32
 """In flight; a server batches what arrives together."""
@@ -26,7 +27,7 @@ BODY_BYTES: Final = 1024 * 1024
 class JsonRequests:
     """A client of one address."""
 
-    def __init__(self, url: str, timeout_seconds: float, settings: RewardSettings, field: str, timeout: str) -> None:
+    def __init__(self, url: str, timeout_seconds: float, settings: CodeSettings, field: str, timeout: str) -> None:
         """`settings`: headers; `field`: manifest path of what holds `url` and `headers`; `timeout`: that of the
         time-out. WorkError when a header cannot be sent."""
         self.field = f"{field}.url"

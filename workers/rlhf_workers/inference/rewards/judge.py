@@ -5,7 +5,6 @@ are compared in both orders, so that what a judge gives to a place cancels out.
 """
 
 import asyncio
-import os
 from collections.abc import Mapping, Sequence
 from itertools import combinations
 from typing import Any, Final
@@ -22,6 +21,7 @@ from rlhf_workers.failures import WorkError
 from rlhf_workers.inference.rewards import judge_model
 from rlhf_workers.inference.rewards.json_requests import JsonRequests
 from rlhf_workers.inference.rewards.judge_answers import (
+    UnaskableError,
     UnreadableAnswerError,
     first_probabilities,
     mean_wins,
@@ -30,8 +30,9 @@ from rlhf_workers.inference.rewards.judge_answers import (
     worth,
     written,
 )
-from rlhf_workers.inference.rewards.reward_settings import NO_SETTINGS, RewardSettings, resolve_settings
-from rlhf_workers.inference.rewards.reward_source import Judgment
+from rlhf_workers.inference.rewards.reward_settings import reward_settings
+from rlhf_workers.inference.rewards.reward_source import Judgment, RewardError
+from rlhf_workers.user_code.code_settings import NO_SETTINGS, CodeSettings
 
 TOP: Final = 20
 """Likeliest tokens that are asked for, the most that OpenAI gives."""
@@ -49,7 +50,7 @@ def load_reward(
     if judge.endpoint is None:
         return judge_model.load(judge, field, spec, device, home)
     headers = f"{field}.endpoint.headers"
-    settings = resolve_settings(judge.endpoint.headers, headers, spec.models.secret_variables(), os.environ)
+    settings = reward_settings(judge.endpoint.headers, headers, spec)
     return JudgeAtEndpoint(judge, given.reward.timeout_seconds, settings, field=given.field)
 
 
@@ -57,11 +58,12 @@ class JudgeAtEndpoint:
     """A RewardSource; also of groups, whose responses it compares."""
 
     def __init__(
-        self, judge: Judge, timeout_seconds: float, settings: RewardSettings = NO_SETTINGS, *, field: str
+        self, judge: Judge, timeout_seconds: float, settings: CodeSettings = NO_SETTINGS, *, field: str
     ) -> None:
         """`settings`: headers; `field`: the reward's in the manifest. WorkError when a header cannot be sent."""
         assert judge.endpoint is not None
         self._judge, self._endpoint = judge, judge.endpoint
+        self._template = f"{field}.judge.template"
         path, timeout = f"{field}.judge.endpoint", f"{field}.timeoutSeconds"
         self._server = JsonRequests(self._endpoint.url, timeout_seconds, settings, path, timeout)
 
@@ -71,7 +73,7 @@ class JudgeAtEndpoint:
 
     async def score(self, sample: ScoringSample) -> Judgment:
         """Return the rating of a response, -1..1."""
-        return Judgment(await self._ask(question(self._judge, sample.prompt_text, response=sample.response_text)))
+        return Judgment(await self._ask(sample, response=sample.response_text))
 
     async def score_group(self, samples: Sequence[ScoringSample]) -> list[Judgment]:
         """Return of each response the mean probability, 0..1, to be better than another one to the same prompt; it
@@ -87,12 +89,16 @@ class JudgeAtEndpoint:
     async def _first_is_better(self, one: ScoringSample, other: ScoringSample) -> float:
         """Return the probability that the first is better, over both orders."""
         as_first, as_second = await asyncio.gather(
-            self._ask(question(self._judge, one.prompt_text, first=one.response_text, second=other.response_text)),
-            self._ask(question(self._judge, one.prompt_text, first=other.response_text, second=one.response_text)),
+            self._ask(one, first=one.response_text, second=other.response_text),
+            self._ask(one, first=other.response_text, second=one.response_text),
         )
         return of_both_orders(as_first, as_second)
 
-    async def _ask(self, text: str) -> float:
+    async def _ask(self, sample: ScoringSample, **responses: str) -> float:
+        try:
+            text = question(self._judge, sample, **responses)
+        except UnaskableError as error:
+            raise RewardError("RewardInvalid", str(error), self._template) from error
         answer = await self._server.post(self._request(text))
         try:
             choice = _choice(answer)

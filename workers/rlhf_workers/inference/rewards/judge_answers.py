@@ -1,19 +1,21 @@
 """What a judge is asked, and what its answer comes to: templates filled, ratings weighed by their probabilities.
 
-Rule: pure. What prompts and responses hold is put in once and never looked at again, so no response can write itself
-into another's place. An answer that gives the ratings next to no probability is a failure, not a number.
+Rule: pure. What prompts, responses and records hold is put in once and never looked at again, so no response can write
+itself into another's place. An answer that gives the ratings next to no probability is a failure, not a number.
 """
 
+import json
 import math
 import re
 from collections.abc import Mapping
 from typing import Any, Final
 
 from rlhf_api.job.judge import Judge
+from rlhf_api.samples import ScoringSample
 
 LEAST_SHARE: Final = 0.01
 """Of the probability, that all ratings have together: below, the judge answers something else."""
-_PLACE: Final = re.compile(r"\{(prompt|response|first|second|minimum|maximum)\}")
+_PLACE: Final = re.compile(r"\{(prompt|response|first|second|minimum|maximum)\}|\{record\.([^{}.]+)\}")
 _NUMBER: Final = re.compile(r"\d+")
 _SPACES: Final = " \t\n\u2581\u0120\u010a"
 """Blanks, and how tokenizers write them: U+2581 (sentencepiece), U+0120 and U+010A (bytes as letters)."""
@@ -23,10 +25,32 @@ class UnreadableAnswerError(ValueError):
     """An answer that holds no rating; its text says what it holds."""
 
 
-def question(judge: Judge, prompt: str, **responses: str) -> str:
-    """Return what the judge is asked: its template with `response`, or `first` and `second`."""
-    values = {"prompt": prompt, "minimum": str(judge.minimum), "maximum": str(judge.maximum), **responses}
-    return _PLACE.sub(lambda place: values.get(place[1], place[0]), judge.question)
+class UnaskableError(ValueError):
+    """A template asks for what a prompt's record has not; its text says what."""
+
+
+def question(judge: Judge, sample: ScoringSample, **responses: str) -> str:
+    """Return what the judge is asked of a sample's prompt: its template with `response`, or `first` and `second`.
+
+    A place {record.answer} is filled with the value of that key in the prompt's record: text as it is, anything else as
+    JSON. UnaskableError where the record has no such key.
+    """
+    values = {"prompt": sample.prompt_text, "minimum": str(judge.minimum), "maximum": str(judge.maximum), **responses}
+    record: dict[str, Any] = {}
+
+    def filled(place: re.Match[str]) -> str:
+        name, key = place.groups()
+        if key is None:
+            return values.get(name, place[0])
+        if not record:
+            record.update(json.loads(sample.record or "{}"))
+        if key not in record:
+            known = ", ".join(sorted(record)) or "none"
+            raise UnaskableError(f"the judge's template asks for {place[0]}, but the keys of the prompt are: {known}")
+        value = record[key]
+        return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+
+    return _PLACE.sub(filled, judge.question)
 
 
 def label_of(token: str) -> str:

@@ -23,6 +23,7 @@ from rlhf_workers.failures import WorkError
 from rlhf_workers.inference.group_comparisons import Comparing
 from rlhf_workers.inference.model_scorer import scoring_attention
 from rlhf_workers.inference.rewards.judge_answers import (
+    UnaskableError,
     UnreadableAnswerError,
     label_of,
     mean_wins,
@@ -70,9 +71,12 @@ class _JudgeModel:
             raise WorkError("ModelUnsupported", message, field=field, exit_code=ExitCode.BAD_MODEL)
 
     @torch.inference_mode()
-    def _ask(self, sample: ScoringSample, text: str) -> float:
-        """What the answer to a question is worth. WorkError names the sample that it is about."""
-        ids = self._tokens(text)
+    def _ask(self, sample: ScoringSample, **responses: str) -> float:
+        """What the answer to a question about a sample's prompt is worth. WorkError names the sample."""
+        try:
+            ids = self._tokens(question(self._judge, sample, **responses))
+        except UnaskableError as error:
+            raise self._unrated(sample, str(error)) from error
         if len(ids) > self._longest:
             raise self._unrated(sample, f"its question has {len(ids)} tokens, the judge takes {self._longest}")
         tokens = to_device(np.array([ids], np.int64), self._device)
@@ -101,8 +105,7 @@ class JudgeModelScorer(_JudgeModel):
 
     def score(self, samples: Sequence[ScoringSample]) -> list[FloatArray]:
         """The rating of each response. WorkError names the sample of which there is none."""
-        asked = [question(self._judge, sample.prompt_text, response=sample.response_text) for sample in samples]
-        ratings = [self._ask(sample, text) for sample, text in zip(samples, asked, strict=True)]
+        ratings = [self._ask(sample, response=sample.response_text) for sample in samples]
         return [np.array([rating], np.float32) for rating in ratings]
 
 
@@ -119,7 +122,7 @@ class JudgeModelComparer(_JudgeModel):
         return [None if reward is None else np.array([reward], np.float32) for reward in rewards]
 
     def _first_is_better(self, one: ScoringSample, other: ScoringSample) -> float:
-        prompt, texts = one.prompt_text, (one.response_text, other.response_text)
-        as_first = self._ask(one, question(self._judge, prompt, first=texts[0], second=texts[1]))
-        as_second = self._ask(one, question(self._judge, prompt, first=texts[1], second=texts[0]))
+        texts = one.response_text, other.response_text
+        as_first = self._ask(one, first=texts[0], second=texts[1])
+        as_second = self._ask(one, first=texts[1], second=texts[0])
         return of_both_orders(as_first, as_second)

@@ -17,11 +17,12 @@ from rlhf_api.names import ExitCode
 from rlhf_workers.failures import WorkError
 from rlhf_workers.training import adapters
 from rlhf_workers.training.backends.registry import FIELD, SpanSink
-from rlhf_workers.training.backends.torch_backend import HEADS, TorchBackend, attention_of, backend_of, weights_folder
-from rlhf_workers.training.model_stages import read_config
+from rlhf_workers.training.backends.torch_backend import HEADS, TorchBackend, backend_of, weights_folder
+from rlhf_workers.training.model_stages import attention_of, read_config
 from rlhf_workers.training.pipeline_stage import PipelineStage
 from rlhf_workers.training.rank_layout import RankLayout
 from rlhf_workers.training.tensor_file import model_tensors
+from rlhf_workers.training.tensor_group import TensorGroup
 
 
 def build_backend(job: RLHFJob, become: pb.BecomeTraining, device: torch.device, span: SpanSink) -> TorchBackend:
@@ -62,4 +63,8 @@ def load_stage(
     folder, field = weights_folder(job, role, checkpoint_folder)
     stages = layout.stages(model)
     parts = read_config(folder, field, stages), model_tensors(folder, field), stages, stage, HEADS[role.kind]
-    return build_megatron_stage(*parts, device, attention_of(job))
+    tensor, keeps = (
+        TensorGroup(layout.tensor_rank, layout.tensor_group),
+        layout.tensor > 1 and layout.writes(model, stage),
+    )
+    return build_megatron_stage(*parts, device, attention_of(job), tensor, keeps)

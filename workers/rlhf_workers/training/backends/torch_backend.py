@@ -26,8 +26,8 @@ from rlhf_workers.training.backends.registry import SpanSink
 from rlhf_workers.training.communicator import Communicator, TorchCommunicator
 from rlhf_workers.training.draft_files import build_draft_training
 from rlhf_workers.training.host_transport import CpuCopies, CudaCopies, HostCommunicator
-from rlhf_workers.training.model_stages import ModelStage, build_stage, read_config
-from rlhf_workers.training.pipeline_stage import Attention, Head, PipelineStage
+from rlhf_workers.training.model_stages import ModelStage, attention_of, build_stage, read_config
+from rlhf_workers.training.pipeline_stage import Head, PipelineStage
 from rlhf_workers.training.rank_layout import RankLayout
 from rlhf_workers.training.rendezvous import join_group, leave_group
 from rlhf_workers.training.sharded_stage import FIELD as SHARD_FIELD
@@ -152,15 +152,21 @@ def build_trainer(
     load: LoadStage | None = None,
 ) -> Trainer:
     """Return a trainer: loads this rank's stages, joins the others by `connect`, then restores the checkpoint."""
-    layout = RankLayout(ScheduleTable.model_validate_json(become.schedule), become.rank, become.world_size)
+    parallelism, table = job.spec.training.parallelism, ScheduleTable.model_validate_json(become.schedule)
+    layout = RankLayout(table, become.rank, become.world_size, parallelism.tensor)
     compute = compute_dtype(job.spec)
     trunk: adapters.Trunk = {}
     load = load or load_stage
     stages: dict[tuple[str, int], PipelineStage]
-    if job.spec.training.parallelism.shard > 1:  # which part of a stage is this rank's is said by the group
+    if parallelism.shard > 1:  # which part of a stage is this rank's is said by the group
         communicator = connect(layout)
         require_shards(job, layout, communicator.transport)
         stages = {key: load_sharded_stage(job, layout, *key, become.checkpoint, device) for key in layout.held}
+    elif parallelism.tensor > 1:  # a chunk asks torch.distributed for its place in the group
+        communicator = connect(layout)
+        stages = {key: load(job, layout, *key, become.checkpoint, device, trunk) for key in layout.held}
+        for held in stages.values():
+            held.join(communicator)
     else:
         stages = {key: load(job, layout, *key, become.checkpoint, device, trunk) for key in layout.held}
         communicator = connect(layout)
@@ -239,17 +245,10 @@ def weights_folder(job: RLHFJob, role: ModelRole, checkpoint_folder: str) -> tup
     return Path(checkpoint_folder) / role if checkpoint_folder else model_folder(source.path, field), field
 
 
-def attention_of(job: RLHFJob) -> Attention:
-    """Return how attention is computed: written out in a deterministic job, as its sums have one order."""
-    return "eager" if job.spec.deterministic else "sdpa"
-
-
 def join(become: pb.BecomeTraining, device: torch.device, timeout: float, layout: RankLayout) -> Communicator:
     """Return the communicator of a real group, once all ranks are there and every set that reduces has its group."""
     transport = join_group(become, device, timeout)
-    groups = [layout.holders(model, stage) for model in layout.models for stage in range(layout.stages(model))]
-    groups += [ends for model in layout.models for ends in layout.ends(model) if ends[0] != ends[1]]
-    communicator = TorchCommunicator(layout.rank, groups, transport)
+    communicator = TorchCommunicator(layout.rank, layout.groups(), transport)
     if transport.kind != "host":
         return communicator
     copies = CudaCopies(device) if device.type == "cuda" else CpuCopies()

@@ -2,12 +2,13 @@
 
 Owns what is chosen of Megatron: its configuration, its layer specification, explicit groups of processes and no global
 state. Each chunk is a whole GPTModel of its layers to Megatron, with or without embedding and head: where it stands in
-a pipeline only our schedule tables know.
+a pipeline only our schedule tables know. Of its tensor group a chunk knows size and place, by which Megatron splits
+heads, feed-forward layers and vocabulary; sums go by `TensorGroup`, as all that crosses between ranks is one seam here.
 
 Megatron's own linear layers compute the gradients of input and weight in one step, so a split backward would compute
-both twice, and they take no mixed precision on a CPU; its own attention works on GPUs alone. With one rank a tensor
-group both are plain functions of PyTorch: these are put in their place, and compute what the backend `torch` computes.
-Fusions that are compiled when they are first used are off.
+both twice, sums over the tensor group included, and they take no mixed precision on a CPU; its own attention works on
+GPUs alone. Plain functions of PyTorch are put in their place, between the same two sums: with one rank a tensor group
+there are none, and they compute what the backend `torch` computes. Fusions that are compiled at first use are off.
 """
 
 import logging
@@ -28,25 +29,31 @@ with warnings.catch_warnings():
     from megatron.core.tensor_parallel import ColumnParallelLinear, RowParallelLinear
     from megatron.core.transformer.transformer_config import TransformerConfig
 
+from rlhf_workers.training.megatron.folder_format import vocabulary_rows
 from rlhf_workers.training.pipeline_stage import Attention
+from rlhf_workers.training.tensor_group import TensorGroup
 
 log = logging.getLogger(__name__)
 
 
 class PlainColumnLinear(ColumnParallelLinear):  # type: ignore[misc]
-    """Megatron's column-parallel layer where the tensor group has one rank."""
+    """Megatron's column-parallel layer: every rank makes some of the outputs."""
+
+    tensor: TensorGroup
 
     def forward(self, input_: torch.Tensor, *_: Any, **__: Any) -> tuple[torch.Tensor, None]:
-        """Return [s, b, out] of [s, b, in], and no bias that is still to be added."""
-        return functional.linear(input_, self.weight, self.bias), None
+        """Return [s, b, out / ranks] of [s, b, in], and no bias that is still to be added."""
+        return functional.linear(self.tensor.shared(input_), self.weight, self.bias), None
 
 
 class PlainRowLinear(RowParallelLinear):  # type: ignore[misc]
-    """Megatron's row-parallel layer where the tensor group has one rank."""
+    """Megatron's row-parallel layer: every rank takes some of the inputs. No family here has a bias in one."""
+
+    tensor: TensorGroup
 
     def forward(self, input_: torch.Tensor) -> tuple[torch.Tensor, None]:
-        """Return [s, b, out] of [s, b, in], and no bias that is still to be added."""
-        return functional.linear(input_, self.weight, self.bias), None
+        """Return [s, b, out] of [s, b, in / ranks], and no bias that is still to be added."""
+        return self.tensor.summed(functional.linear(input_, self.weight)), None
 
 
 class CausalAttention(nn.Module):
@@ -81,13 +88,18 @@ class CausalAttention(nn.Module):
         return seen.permute(2, 0, 1, 3).flatten(2)
 
 
-def build_chunk(config: Any, layers: int, first: bool, last: bool, shared: bool, attention: Attention) -> Any:
+def build_chunk(
+    config: Any, layers: int, first: bool, last: bool, shared: bool, attention: Attention, tensor: TensorGroup
+) -> Any:
     """Return a GPTModel of so many layers on the meta device, of a model's Hugging Face configuration.
 
     `first` has the embedding, `last` norm and output layer; `shared`: the output layer uses the embedding's weight.
+    Of several `tensor` ranks torch.distributed must have begun: Megatron takes every group for one rank until then.
     """
     alone = ProcessGroup(HashStore(), 0, 1)  # a group of one rank, which never has to talk to another
-    names = ("tp", "cp", "pp", "embd", "pos_embd", "tp_cp", "dp", "dp_cp", "ep", "expt_tp")
+    names = ("cp", "pp", "embd", "pos_embd", "dp", "dp_cp", "ep", "expt_tp")
+    groups = dict.fromkeys(names, alone)
+    groups |= dict.fromkeys(("tp", "tp_cp"), ProcessGroup(HashStore(), tensor.rank, tensor.size))
     norms = hasattr(config, "use_qk_norm") or config.model_type == "qwen3"
     spec = get_gpt_layer_local_spec(qk_layernorm=norms, normalization="RMSNorm")
     attending, feeding = spec.submodules.self_attention.submodules, spec.submodules.mlp.submodules
@@ -99,23 +111,28 @@ def build_chunk(config: Any, layers: int, first: bool, last: bool, shared: bool,
 
     attending.core_attention = core_attention
     with torch.device("meta"):
-        return GPTModel(
-            _configuration(config, layers),
+        chunk = GPTModel(
+            _configuration(config, layers, tensor.size),
             spec,
-            vocab_size=config.vocab_size,
+            vocab_size=vocabulary_rows(config.vocab_size, tensor.size) * tensor.size,
             max_sequence_length=config.max_position_embeddings,
             pre_process=first,
             post_process=last,
             share_embeddings_and_output_weights=shared,
             position_embedding_type="none",  # rotations are handed in, as the model's own configuration makes them
-            pg_collection=ProcessGroupCollection(**dict.fromkeys(names, alone)),
+            pg_collection=ProcessGroupCollection(**groups),
         )
+    for module in chunk.modules():
+        if isinstance(module, PlainColumnLinear | PlainRowLinear):
+            module.tensor = tensor
+    return chunk
 
 
-def _configuration(config: Any, layers: int) -> Any:
+def _configuration(config: Any, layers: int, tensor: int) -> Any:
     heads = config.num_attention_heads
     return TransformerConfig(
         num_layers=layers,
+        tensor_model_parallel_size=tensor,
         hidden_size=config.hidden_size,
         num_attention_heads=heads,
         num_query_groups=config.num_key_value_heads,

@@ -1,7 +1,8 @@
 """The one converter between a Hugging Face folder and a chunk of Megatron's GPTModel.
 
-For every parameter of a chunk: which tensors of a folder it is made of, and how. All weights that come in or go out
-take this way: loading, publishing, checkpoints, and the optimizer's moments, which are laid out as their weights.
+For every parameter of a chunk: which tensors of a folder it is made of, and how; in a tensor group, which rows or
+columns of each are a rank's. All weights that come in or go out take this way: loading, publishing, checkpoints, and
+the optimizer's moments, which are laid out as their weights.
 
 Rule: a conversion only moves values, so that a round trip gives every bit back, in any number type. The pairs are
 complete: `chunk_format` covers each tensor that the Hugging Face model has in the stage's layers, or says which it
@@ -10,19 +11,23 @@ does not, and never leaves one out silently.
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 import torch
+from torch.nn import functional
 
 from rlhf_workers.training.pipeline_stage import EMBEDDING
+from rlhf_workers.training.tensor_parts import TensorPart, equal_part
 
 Shapes = Mapping[str, torch.Size]
 """Hugging Face name -> shape of every tensor of a stage."""
+_ROWS: Final = frozenset({"q_proj", "k_proj", "v_proj", "gate_proj", "up_proj", "embed_tokens", "lm_head"})
+_COLUMNS: Final = frozenset({"o_proj", "down_proj"})
 
 
 @dataclass(frozen=True)
 class Conversion:
-    """How one parameter of a chunk is made of tensors of a folder, and taken apart again."""
+    """How one parameter of a chunk is made of tensors of a folder, or of a rank's parts of them, and taken apart."""
 
     names: tuple[str, ...]
     """Of the folder's tensors, in the order that `join` takes."""
@@ -30,12 +35,12 @@ class Conversion:
     split: Callable[[torch.Tensor], Sequence[torch.Tensor]]
 
 
-def chunk_format(config: Any, layers: range, shapes: Shapes, tied_head: bool) -> dict[str, Conversion]:
+def chunk_format(config: Any, layers: range, shapes: Shapes, tied_head: bool, ranks: int = 1) -> dict[str, Conversion]:
     """Return parameter name of a GPTModel chunk -> its conversion, for the tensors that are in `shapes`.
 
     `config` is the model's Hugging Face configuration; `layers` are those of the chunk, which counts its own from 0.
     `tied_head`: the chunk holds the embedding as its head and not as its embedding. Heads that no language model has
-    are not among them.
+    are not among them. In a tensor group of so many `ranks` what is converted are the parts of `tensor_part`.
     """
     plain = {
         "embedding.word_embeddings.weight": EMBEDDING,
@@ -59,9 +64,31 @@ def chunk_format(config: Any, layers: range, shapes: Shapes, tied_head: bool) ->
         stacked[f"{ours}.mlp.linear_fc1.weight"] = Conversion(gate_and_up, _rows, lambda both: both.chunk(2))
         for kind in ("weight", "bias"):
             names = tuple(f"{theirs}.self_attn.{part}_proj.{kind}" for part in "qkv")
-            stacked[f"{ours}.self_attention.linear_qkv.{kind}"] = _by_group(names, config.num_key_value_heads, shapes)
+            stacked[f"{ours}.self_attention.linear_qkv.{kind}"] = _by_group(
+                names, config.num_key_value_heads, shapes, ranks
+            )
     result = {name: Conversion((part,), lambda one: one[0], lambda whole: (whole,)) for name, part in plain.items()}
+    if ranks > 1:
+        for name in ("embedding.word_embeddings.weight", "output_layer.weight"):
+            if name in plain:
+                result[name] = _padded(plain[name], config.vocab_size, ranks)
     return {name: item for name, item in (result | stacked).items() if all(part in shapes for part in item.names)}
+
+
+def tensor_part(name: str, shape: torch.Size, rank: int, ranks: int) -> TensorPart | None:
+    """Return which part of a folder's tensor a rank of a tensor group holds; None: all of it, as every other does.
+
+    What makes heads, columns of the feed-forward layers, or logits is split by rows, what takes them by columns.
+    """
+    owner = name.rsplit(".", 2)[-2] if "." in name else ""
+    if ranks == 1 or owner not in _ROWS | _COLUMNS:
+        return None
+    return equal_part(shape, int(owner in _COLUMNS), rank, ranks)
+
+
+def vocabulary_rows(vocabulary: int, ranks: int) -> int:
+    """Return how many rows of embedding and head every rank has: those behind the last token are zeros."""
+    return -(-vocabulary // ranks)
 
 
 def unconverted(formats: Mapping[str, Conversion], shapes: Shapes) -> list[str]:
@@ -69,11 +96,22 @@ def unconverted(formats: Mapping[str, Conversion], shapes: Shapes) -> list[str]:
     return sorted(set(shapes) - {name for item in formats.values() for name in item.names})
 
 
-def _by_group(names: tuple[str, ...], groups: int, shapes: Shapes) -> Conversion:
+def _padded(name: str, vocabulary: int, ranks: int) -> Conversion:
+    """Rows of the vocabulary, with zeros behind the last one; of which rank they are their number says."""
+    rows = vocabulary_rows(vocabulary, ranks)
+
+    def join(parts: Sequence[torch.Tensor]) -> torch.Tensor:
+        missing = rows - len(parts[0])
+        return functional.pad(parts[0], (0, 0, 0, missing)) if missing else parts[0]
+
+    return Conversion((name,), join, lambda whole: (whole,))
+
+
+def _by_group(names: tuple[str, ...], all_groups: int, shapes: Shapes, ranks: int) -> Conversion:
     """Query, key and value rows, interleaved by query group: the queries of a group, then its key, then its value."""
     if not all(name in shapes for name in names):
         return Conversion(names, _rows, lambda whole: (whole,))  # not in the model
-    rows = [shapes[name][0] // groups for name in names]
+    rows, groups = [shapes[name][0] // all_groups for name in names], all_groups // ranks
 
     def join(parts: Sequence[torch.Tensor]) -> torch.Tensor:
         grouped = [part.reshape(groups, -1, *part.shape[1:]) for part in parts]

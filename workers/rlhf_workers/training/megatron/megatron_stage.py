@@ -5,6 +5,7 @@ operations; what Megatron would compute otherwise is refused, and names what the
 between stages, as everywhere here, and [L, b, hidden] inside a chunk, as Megatron has them.
 """
 
+import math
 from collections.abc import Iterator
 from typing import Any, Final
 
@@ -16,7 +17,7 @@ from torch.utils.checkpoint import checkpoint
 from rlhf_api.names import ExitCode
 from rlhf_workers.failures import WorkError
 from rlhf_workers.training.megatron.chunk_modules import build_chunk
-from rlhf_workers.training.megatron.folder_format import Shapes, chunk_format, unconverted
+from rlhf_workers.training.megatron.folder_format import Shapes, chunk_format, tensor_part, unconverted
 from rlhf_workers.training.model_stages import ModelStage
 from rlhf_workers.training.pipeline_stage import (
     SCORE_HEAD,
@@ -28,6 +29,8 @@ from rlhf_workers.training.pipeline_stage import (
     stage_layers,
 )
 from rlhf_workers.training.tensor_file import TensorFolder
+from rlhf_workers.training.tensor_group import TensorGroup
+from rlhf_workers.training.tensor_parts import TensorPart, near_equal_keepers
 
 FAMILIES: Final = ("llama", "mistral", "qwen2", "qwen3")
 """`model_type`s whose chunks are tested to equal the whole model."""
@@ -35,33 +38,53 @@ ROTATIONS: Final = ("default", "linear", "llama3")
 """Kinds of rotary embedding whose frequencies depend on nothing but the configuration, and that scale nothing else."""
 CHUNK: Final = "chunk."
 """Before a chunk's own names of its parameters."""
+OF_HEADS: Final = ("q_layernorm.weight", "k_layernorm.weight")
+"""Ends the names of parameters that every head uses: a rank of a tensor group has some of the heads."""
+TENSOR_FIELD: Final = "spec.training.parallelism.tensor"
 
 
 class MegatronStage(PipelineStage):
     """Parameter names are `chunk.` and Megatron's, but for heads that no language model has."""
 
-    def __init__(self, reference: ModelStage, stages_after: int, attention: Attention) -> None:
+    def __init__(
+        self, reference: ModelStage, stages_after: int, attention: Attention, tensor: TensorGroup | None = None
+    ) -> None:
         """`reference`: the same stage of the Hugging Face model, on the meta device."""
-        super().__init__(reference.config, reference.layer_numbers, stages_after, reference.head)
+        super().__init__(reference.config, reference.layer_numbers, stages_after, reference.head, tensor)
+        tensor, self.keepers, self.kept = self.tensor, {}, {}
         self._shapes: Shapes = {name: part.shape for name, part in reference.named_parameters()}
         shared = self.tied and self.is_first and self.is_last
         layers = len(self.layer_numbers)
-        self.chunk: Any = build_chunk(self.config, layers, self.is_first, self.is_last, shared, attention)
+        self.chunk: Any = build_chunk(self.config, layers, self.is_first, self.is_last, shared, attention, tensor)
         if self.is_last and self.head != "lm":
             del self.chunk.output_layer
         tied_head = self.tied and not self.is_first
-        self._formats = chunk_format(self.config, self.layer_numbers, self._shapes, tied_head)
+        self._formats = chunk_format(self.config, self.layer_numbers, self._shapes, tied_head, tensor.size)
         self.embedding = CHUNK + ("output_layer.weight" if tied_head else "embedding.word_embeddings.weight")
         self.rotary = reference.rotary
         self._put_on_head()
+        if tensor.size > 1:
+            self.replicated = frozenset(name for name, _ in self.named_parameters() if self._is_replicated(name))
+            self.used_in_parts = frozenset(name for name in self.replicated if name.endswith(OF_HEADS))
 
     def embed(self, tokens: torch.Tensor) -> torch.Tensor:
-        """See PipelineStage."""
-        return nn.functional.embedding(tokens, self.chunk.embedding.word_embeddings.weight).float()
+        """See PipelineStage. Each rank of a tensor group knows the tokens of its rows. The row of padding has no
+        gradient, as in transformers: it is zero at first, and a norm would make a huge one of it."""
+        weight, given = self.chunk.embedding.word_embeddings.weight, self.config.pad_token_id
+        padding: int | None = None if given is None else given % self.config.vocab_size  # -1 is the last row
+        if self.tensor.size == 1:
+            return nn.functional.embedding(tokens, weight, padding).float()
+        first = self.tensor.rank * len(weight)
+        own = tokens - first
+        known = (own >= 0) & (own < len(weight))
+        at = padding - first if padding is not None and first <= padding < first + len(weight) else None
+        embedded = nn.functional.embedding(own.where(known, 0), weight, at).float()
+        return self.tensor.summed(embedded.masked_fill(~known[..., None], 0.0))
 
-    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
+    def forward(self, hidden: torch.Tensor, packed: tuple[int, ...] | None = None) -> torch.Tensor:
         """See PipelineStage."""
-        rotation, masks = self._geometry(hidden)
+        assert packed is None, "a rule refuses packing with this backend"
+        rotation, masks = self._geometry(hidden, hidden.shape[1])
         hidden = hidden.transpose(0, 1)
         for layer, kind in zip(self.chunk.decoder.layers, self._sliding(), strict=True):
             arguments = {"attention_mask": masks[kind], "rotary_pos_emb": rotation}
@@ -76,10 +99,11 @@ class MegatronStage(PipelineStage):
         return hidden.transpose(0, 1).clone(memory_format=torch.contiguous_format)
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """See PipelineStage."""
+        """See PipelineStage. Every rank of a tensor group has all logits, of which it computed those of its rows."""
         shared = self.tied and self.is_first
         weight = self.chunk.embedding.word_embeddings.weight if shared else self.chunk.output_layer.weight
-        return nn.functional.linear(hidden, weight)
+        logits = self.tensor.joined(nn.functional.linear(self.tensor.shared(hidden), weight))
+        return logits[..., : self.config.vocab_size] if logits.shape[-1] > self.config.vocab_size else logits
 
     def in_folder(self, name: str, tensor: torch.Tensor) -> Iterator[tuple[str, torch.Tensor]]:
         """See PipelineStage."""
@@ -87,14 +111,42 @@ class MegatronStage(PipelineStage):
             yield name, tensor
             return
         conversion = self._formats[name.removeprefix(CHUNK)]
-        yield from zip(conversion.names, conversion.split(tensor), strict=True)
+        for folder_name, value in zip(conversion.names, conversion.split(tensor), strict=True):
+            part = self.part_of(folder_name)
+            yield folder_name, value if part is None else value.narrow(part.dimension, 0, part.length)
 
     def of_folder(self, name: str, read: Reader) -> torch.Tensor:
         """See PipelineStage."""
         if name in (VALUE_HEAD, SCORE_HEAD):
             return super().of_folder(name, read)
         conversion = self._formats[name.removeprefix(CHUNK)]
-        return conversion.join([read(part, self._shapes[part]) for part in conversion.names])
+        return conversion.join([self._own(part, read(part, self._shapes[part])) for part in conversion.names])
+
+    def part_of(self, name: str, rank: int | None = None) -> TensorPart | None:
+        """See PipelineStage."""
+        if name in (VALUE_HEAD, SCORE_HEAD):
+            return None
+        return tensor_part(name, self._shapes[name], self.tensor.rank if rank is None else rank, self.tensor.size)
+
+    def _own(self, name: str, whole: torch.Tensor) -> torch.Tensor:
+        part = self.part_of(name)
+        return whole if part is None else part.of(whole)
+
+    def _is_replicated(self, name: str) -> bool:
+        conversion = self._formats.get(name.removeprefix(CHUNK))
+        return conversion is None or all(self.part_of(part) is None for part in conversion.names)
+
+    def keep_whole(self, tensors: TensorFolder) -> None:
+        """Keep this rank's share of the whole tensors for those who ask, as they are in the files; what no file has,
+        as this rank holds it."""
+        owned = {name: value for name, value in self.named_parameters() if name not in self.duplicates}
+        found = {part: own for name, value in owned.items() for part, own in self.in_folder(name, value.detach())}
+        sizes = {name: self._shapes[name].numel() if name in self._shapes else found[name].numel() for name in found}
+        self.keepers, self.kept = near_equal_keepers(sizes, self.tensor.size), {}
+        for name, own in found.items():
+            if self.keepers[name] == self.tensor.rank:
+                whole = own if self.part_of(name) is None else tensors.read(name, self._shapes[name])
+                self.kept[name] = whole.to(own.device, torch.float32, copy=True)
 
     def difference(self) -> str:
         """Return what the Hugging Face model has and the chunk has not, or the other way around; empty: nothing."""
@@ -105,14 +157,14 @@ class MegatronStage(PipelineStage):
         if missing := sorted(set(own) ^ (set(self._formats) | heads)):
             return f"it has nothing for {missing[0]} of Megatron's layers"
         for name, conversion in self._formats.items():
-            parts = [torch.empty(self._shapes[part], device="meta") for part in conversion.names]
+            parts = [self._own(part, torch.empty(self._shapes[part], device="meta")) for part in conversion.names]
             if (shape := conversion.join(parts).shape) != own[name]:
                 return f"{', '.join(conversion.names)} make {list(shape)}, and {name} is {list(own[name])}"
         return ""
 
-    def _rotation(self, hidden: torch.Tensor) -> torch.Tensor:
+    def _rotation(self, hidden: torch.Tensor, length: int) -> torch.Tensor:
         """Return angles [L, 1, 1, width], of which Megatron takes sine and cosine."""
-        positions = torch.arange(hidden.shape[1], device=hidden.device, dtype=torch.float32)
+        positions = torch.arange(length, device=hidden.device, dtype=torch.float32)
         angles = torch.outer(positions, self.rotary.inv_freq.float())
         return torch.cat((angles, angles), dim=-1)[:, None, None, :]
 
@@ -125,8 +177,11 @@ def build_megatron_stage(
     head: Head,
     device: torch.device,
     attention: Attention,
+    tensor: TensorGroup | None = None,
+    keeps: bool = False,
 ) -> MegatronStage:
-    """Return one stage on `device` with float32 master weights, read from `tensors`.
+    """Return one stage on `device` with float32 master weights, read from `tensors`; in a tensor group this rank's
+    parts, and its share of whole tensors where it `keeps` them for those who ask.
 
     WorkError ModelUnsupported when Megatron's layers would compute another model, and as `PipelineStage.fill`.
     """
@@ -143,15 +198,38 @@ def build_megatron_stage(
     kind = skeleton.model.rotary_emb.rope_type
     if kind not in ROTATIONS:
         raise _unsupported(tensors.field, f"its rotary embedding is {kind!r}", f"takes {', '.join(ROTATIONS)}")
-    built = MegatronStage(ModelStage(skeleton, layers, after, head), after, attention)
+    if tensor is not None:
+        _require_parts(config, tensors.field, tensor.size)
+    built = MegatronStage(ModelStage(skeleton, layers, after, head), after, attention, tensor)
     if problem := built.difference():
         raise _unsupported(tensors.field, problem, "computes models without it")
     built.to_empty(device=device)
     skeleton._init_weights(built.rotary)  # frequencies that no file holds
     built.fill(tensors)
+    if keeps:
+        built.keep_whole(tensors)
     built.eval()
     built.requires_grad_()
     return built
+
+
+def _require_parts(config: Any, field: str, ranks: int) -> None:
+    """WorkError where a tensor group cannot have equal parts; heads and columns are not padded, the vocabulary is."""
+    counts = {
+        "attention heads": config.num_attention_heads,
+        "key-value heads": config.num_key_value_heads,
+        "columns of its feed-forward layers": config.intermediate_size,
+    }
+    wrong = [f"{count} {what}" for what, count in counts.items() if count % ranks]
+    if wrong:
+        common = math.gcd(*counts.values())
+        raise WorkError(
+            "ModelUnsupported",
+            f"{TENSOR_FIELD}: {ranks}: the model of {field} has {' and '.join(wrong)}, which do not divide by "
+            f"{ranks}: use {common & -common}",
+            field=TENSOR_FIELD,
+            exit_code=ExitCode.BAD_MODEL,
+        )
 
 
 def _unsupported(field: str, why: str, instead: str) -> WorkError:

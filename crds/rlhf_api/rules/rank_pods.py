@@ -1,0 +1,33 @@
+"""Rules of `spec.training.ranksPerPod`: pods are full, and only pods of training hold several ranks."""
+
+import math
+from collections.abc import Iterator
+from typing import Final
+
+from rlhf_api.rules.rule import Rule, Values
+
+_FIELD: Final = "spec.training.ranksPerPod"
+_PARALLELISM: Final = "spec.training.parallelism"
+
+
+def of_rank_pods() -> Iterator[Rule]:
+    """Yield every rule of several ranks a pod."""
+    yield Rule(
+        field=_FIELD,
+        node="spec.training",
+        cel="self.parallelism.pipeline * self.parallelism.data * self.parallelism.tensor % self.ranksPerPod == 0",
+        holds=_divides,
+        message="must divide the number of ranks, pipeline x data x tensor: use a divisor of it, or 1",
+    )
+    yield Rule(
+        field=_FIELD,
+        node="spec",
+        cel="self.training.ranksPerPod == 1 || self.placement == 'Dedicated'",
+        holds=lambda values: values[_FIELD] == 1 or values["spec.placement"] == "Dedicated",
+        message="must be 1 with spec.placement Colocated, as ranks are in generation workers: use Dedicated, or 1",
+    )
+
+
+def _divides(values: Values) -> bool:
+    ranks = math.prod(values[f"{_PARALLELISM}.{axis}"] for axis in ("pipeline", "data", "tensor"))
+    return bool(ranks % values[_FIELD] == 0)

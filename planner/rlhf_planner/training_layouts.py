@@ -1,0 +1,136 @@
+"""Ways to split the trained models over training ranks: what a rank holds by each, and how busy it is.
+
+A layout is pipeline x data x tensor ranks, or models in parts over the data ranks (shard). Memory is `device_memory`'s
+count. The time of a layout is that of serial 1F1B with equal stages: of a mini-batch with m micro-batches a copy, p
+stages are busy m / (m + p - 1) of it; transfers, sums and gathered parts come on top and are not counted.
+Rule: pure. Only layouts that validation and workers take are listed. A layout whose memory is not known fits nothing.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Final
+
+from rlhf_api.algorithms import graph_of
+from rlhf_api.job import RLHFJobSpec
+from rlhf_api.job.groups import TrainingParallelism
+from rlhf_planner.device_memory import Estimate, Sizes, gib, training
+
+MAX_GROWTH: Final = 64
+"""Times as many ranks as a job has, up to which a layout that fits is looked for."""
+FIELD: Final = "spec.training.parallelism"
+
+
+@dataclass(frozen=True)
+class TrainingLayout:
+    """A layout, and what follows from it."""
+
+    parallelism: TrainingParallelism
+    memory: Estimate
+    """Of the rank that holds most."""
+    busy: float
+    """Share of a mini-batch in which a rank computes, 0..1."""
+
+    @property
+    def seconds_by_rank(self) -> float:
+        """Time of a mini-batch, in units of what one rank alone would take for it."""
+        return 1.0 / (self.parallelism.ranks * self.busy)
+
+    @property
+    def words(self) -> str:
+        """Fields that differ from 1, such as `pipeline 4, data 2`."""
+        fields = ("pipeline", "data", "tensor", "shard")
+        named = [f"{name} {value}" for name in fields if (value := getattr(self.parallelism, name)) > 1]
+        return ", ".join(named) or "one rank"
+
+    def fits(self, device_bytes: int) -> bool:
+        """Return whether all that is counted fits a device of this size."""
+        return not self.memory.unknown and self.memory.total <= device_bytes
+
+
+def layout_of(spec: RLHFJobSpec, sizes: Sizes) -> TrainingLayout:
+    """Return the layout that a job asks for."""
+    return _layout(spec, sizes, spec.training.parallelism)
+
+
+def layouts(spec: RLHFJobSpec, sizes: Sizes, ranks: int) -> list[TrainingLayout]:
+    """Return all layouts of so many ranks that the job may have, the fastest first; of equally fast ones that which
+    holds less."""
+    found = [_layout(spec, sizes, one) for one in _possible(spec, sizes, ranks)]
+    return sorted(found, key=lambda layout: (-layout.busy, layout.memory.total))
+
+
+def first_that_fits(spec: RLHFJobSpec, sizes: Sizes, device_bytes: int) -> TrainingLayout | None:
+    """Return the fastest layout of the fewest ranks, from those of the job upwards, that fits devices of this size;
+    None where none of up to MAX_GROWTH times as many does."""
+    ranks = spec.training.ranks
+    while ranks <= spec.training.ranks * MAX_GROWTH:
+        fitting = [layout for layout in layouts(spec, sizes, ranks) if layout.fits(device_bytes)]
+        if fitting:
+            return fitting[0]
+        ranks *= 2
+    return None
+
+
+def layout_problem(spec: RLHFJobSpec, sizes: Sizes, device_bytes: int) -> str:
+    """Return why a training rank of a job does not fit devices of this size, and which layout does; empty when nothing
+    says so."""
+    asked = layout_of(spec, sizes)
+    if asked.memory.total <= device_bytes:
+        return ""
+    needs = (
+        f"a training rank needs {gib(asked.memory.total)} ({asked.memory.words}), and a device has {gib(device_bytes)}"
+    )
+    better = first_that_fits(spec, sizes, device_bytes)
+    if better is None:
+        most = MAX_GROWTH * spec.training.ranks
+        return f"{needs}: no layout of up to {most} ranks is known to fit; use smaller models or spec.training.lora"
+    ranks = f"{better.parallelism.ranks} ranks that need {gib(better.memory.total)} each"
+    return f"{needs}: use {FIELD}: {better.words} ({ranks})"
+
+
+def _layout(spec: RLHFJobSpec, sizes: Sizes, parallelism: TrainingParallelism) -> TrainingLayout:
+    fields = spec.training.model_copy(update={"parallelism": parallelism})
+    memory = training(spec.model_copy(update={"training": fields}), sizes)
+    microbatches = max(1, spec.algorithm.fields.mini_batch_size // (spec.training.micro_batch_size * parallelism.data))
+    return TrainingLayout(parallelism, memory, microbatches / (microbatches + parallelism.pipeline - 1))
+
+
+def _possible(spec: RLHFJobSpec, sizes: Sizes, ranks: int) -> Iterator[TrainingParallelism]:
+    """Yield the layouts of so many ranks that rules, layers and heads allow."""
+    layers, heads = _least(spec, sizes)
+    whole = spec.training.lora is None and spec.placement == "Dedicated" and not _trains_draft(spec)
+    for data in _divisors(ranks):
+        if spec.algorithm.fields.mini_batch_size % (spec.training.micro_batch_size * data):
+            continue
+        for tensor in _divisors(ranks // data):
+            if tensor > 1 and not (whole and spec.training.backend == "megatron" and _splits(tensor, heads)):
+                continue
+            pipeline = ranks // data // tensor
+            if pipeline <= layers:
+                yield TrainingParallelism(pipeline=pipeline, data=data, tensor=tensor)
+        if data == ranks > 1 and whole and spec.training.backend == "torch":
+            yield TrainingParallelism(data=data, shard=data)
+
+
+def _least(spec: RLHFJobSpec, sizes: Sizes) -> tuple[int, int]:
+    """Return the layers of the shortest trained model, and the key-value heads of that which has fewest; both as many
+    as the job has where a model does not say."""
+    known = [size for role in graph_of(spec).trained if (size := sizes.get(role)) is not None]
+    asked = spec.training.parallelism
+    layers = min((size.layers for size in known if size.layers), default=asked.pipeline)
+    heads = min((size.key_value_heads for size in known if size.key_value_heads), default=asked.tensor)
+    return layers, heads
+
+
+def _trains_draft(spec: RLHFJobSpec) -> bool:
+    draft = spec.generation.speculation.draft_model
+    return draft is not None and draft.train == "Enabled"
+
+
+def _splits(tensor: int, heads: int) -> bool:
+    """Whether heads can be split over so many ranks: a power of two that divides them."""
+    return tensor & (tensor - 1) == 0 and heads % tensor == 0
+
+
+def _divisors(number: int) -> list[int]:
+    return [one for one in range(1, number + 1) if number % one == 0]

@@ -1,0 +1,97 @@
+"""Pods of several training ranks: how many, what each asks for, and that a pod of one is as it was."""
+
+from typing import Any
+
+import pytest
+import yaml
+from tests.support.pod_templates import MANIFEST
+
+from rlhf_api import names
+from rlhf_api.job import RLHFJob
+from rlhf_api.names import Group
+from rlhf_operator.gang import members
+from rlhf_operator.manifests import Images, TemplateError, render
+from rlhf_operator.manifests.rendering import group_sizes, pod
+
+
+def job(pipeline: int, data: int, each: int, **training: Any) -> RLHFJob:
+    document = yaml.safe_load(MANIFEST)
+    sizes = {"pipeline": pipeline, "data": data}
+    document["spec"]["training"] = {"parallelism": sizes, "ranksPerPod": each, **training}
+    return RLHFJob.model_validate(document)
+
+
+def training_pods(made: RLHFJob) -> list[dict[str, Any]]:
+    return [
+        each for each in render(made, {}, Images()).pods if each["metadata"]["labels"][names.LABEL_GROUP] == "training"
+    ]
+
+
+def variables(body: dict[str, Any]) -> dict[str, str]:
+    [container] = body["spec"]["containers"]
+    return {variable["name"]: variable["value"] for variable in container["env"]}
+
+
+def ports(value: str) -> list[int]:
+    return [int(entry.rpartition(":")[2]) for entry in value.split(",")]
+
+
+def test_32_ranks_on_nodes_of_eight_are_four_pods_and_each_has_what_eight_pods_had() -> None:
+    several, one = training_pods(job(8, 4, 8, gpusPerReplica=1)), training_pods(job(8, 4, 1, gpusPerReplica=1))
+    assert (len(several), len(one)) == (4, 32)
+    [container], [alone] = several[3]["spec"]["containers"], one[0]["spec"]["containers"]
+    assert container["command"] == ["python", "-m", "rlhf_workers.rank_launcher"]
+    assert container["resources"]["limits"] == {"nvidia.com/gpu": "8"}
+    assert int(container["resources"]["requests"]["cpu"]) == 8 * int(alone["resources"]["requests"]["cpu"])
+    assert container["livenessProbe"] == alone["livenessProbe"]
+    assert several[0]["metadata"]["annotations"].keys() == one[0]["metadata"]["annotations"].keys()
+    [shm] = [volume["emptyDir"] for volume in several[3]["spec"]["volumes"] if volume["name"] == "shm"]
+    assert shm == {"medium": "Memory", "sizeLimit": "5120Mi"}
+
+
+def test_each_rank_has_ports_of_its_own_at_the_name_of_its_pod() -> None:
+    given = variables(training_pods(job(32, 2, 64, gpusPerReplica=1))[0])
+    every = [
+        port
+        for name in ("RLHF_LISTEN", "RLHF_RANK_METRICS", "RLHF_RENDEZVOUS_PORT", "RLHF_METRICS")
+        for port in ports(given[name])
+    ]
+    assert len(set(every)) == len(every) == 3 * 64 + 1
+    assert names.COORDINATOR_PORT not in every
+    assert ports(given["RLHF_ADVERTISE"]) == ports(given["RLHF_LISTEN"])
+    assert len({entry.rpartition(":")[0] for entry in given["RLHF_ADVERTISE"].split(",")}) == 1
+    assert given["RLHF_DEVICE"].split(",") == [f"cuda:{rank}" for rank in range(64)]
+
+
+def test_a_pod_of_one_rank_is_what_it_was() -> None:
+    [body, _] = training_pods(job(2, 1, 1))
+    [container] = body["spec"]["containers"]
+    assert container["command"] == ["python", "-m", "rlhf_workers"]
+    given = variables(body)
+    assert not {"RLHF_RANKS", "RLHF_RANK_METRICS", "RLHF_RENDEZVOUS_PORT"} & given.keys()
+    assert (given["RLHF_LISTEN"], given["RLHF_DEVICE"]) == ("[::]:7710", "cpu")
+    assert container["resources"]["requests"] == {"cpu": "1", "memory": "1Gi"}
+    [shm] = [volume["emptyDir"] for volume in body["spec"]["volumes"] if volume["name"] == "shm"]
+    assert shm == {"medium": "Memory"}
+
+
+def test_gangs_count_pods_and_ask_for_all_their_devices() -> None:
+    made = job(4, 2, 4, gpusPerReplica=1)
+    assert group_sizes(made)[Group.TRAINING] == members.minimum(made)[Group.TRAINING] == 2
+    assert members.min_resources(made, members.examples(made))["nvidia.com/gpu"] == "8"
+
+
+def test_the_number_of_a_pod_stays_open_in_a_template_of_pods() -> None:
+    text = str(pod(job(4, 2, 4), Group.TRAINING, "$(rlhf.dev/index)", Images()))
+    assert text.replace("$(rlhf.dev/index)", "1") == str(pod(job(4, 2, 4), Group.TRAINING, 1, Images())).replace(
+        "'$(rlhf.dev/index)'", "'1'"
+    )
+
+
+def test_a_template_gives_all_devices_of_the_pod_or_is_told_so() -> None:
+    def template(gpus: int) -> dict[str, Any]:
+        return {"spec": {"containers": [{"name": "worker", "resources": {"limits": {"nvidia.com/gpu": gpus}}}]}}
+
+    training_pods(job(4, 2, 4, gpusPerReplica=1, template=template(4)))
+    with pytest.raises(TemplateError, match=r"4 nvidia.com/gpu"):
+        training_pods(job(4, 2, 4, gpusPerReplica=1, template=template(1)))

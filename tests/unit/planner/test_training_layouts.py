@@ -1,0 +1,96 @@
+"""Ways to split a training group: only those that validation takes, what they hold, and which is named where one is
+too large for its devices."""
+
+import json
+from typing import Any, Literal
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rlhf_api import manifest
+from rlhf_api.algorithms.roles import ModelRole
+from rlhf_api.job import RLHFJob, RLHFJobSpec
+from rlhf_api.job.groups import TrainingParallelism
+from rlhf_planner.device_memory import GIBIBYTE, ModelSize
+from rlhf_planner.training_layouts import first_that_fits, layout_of, layout_problem, layouts
+
+BILLION = 10**9
+SEVEN = ModelSize(7 * BILLION, 2 * 32 * 8 * 128, layers=32, key_value_heads=8)
+SIZES: dict[str, ModelSize | None] = {ModelRole.ACTOR: SEVEN, ModelRole.CRITIC: SEVEN, ModelRole.REFERENCE: SEVEN}
+Backend = Literal["torch", "megatron"]
+
+
+def document(backend: Backend = "torch", **training: Any) -> dict[str, Any]:
+    spec = {
+        "algorithm": {"ppo": {"miniBatchSize": 64}},
+        "models": {"actor": {"path": "policy"}, "reward": {"function": {"file": "reward.py"}}},
+        "prompts": {"path": "prompts.jsonl"},
+        "training": {"backend": backend, "gpusPerReplica": 1, "microBatchSize": 2, **training},
+    }
+    return {"apiVersion": "rlhf.dev/v1alpha1", "kind": "RLHFJob", "metadata": {"name": "large"}, "spec": spec}
+
+
+def spec(backend: Backend = "torch", **training: Any) -> RLHFJobSpec:
+    return RLHFJob.model_validate(document(backend, **training)).spec
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.sampled_from(("torch", "megatron")), st.integers(1, 48), st.integers(1, 40), st.sampled_from((1, 2, 3, 8)))
+def test_every_layout_that_is_listed_is_one_that_validation_takes(
+    backend: Backend, ranks: int, layers: int, heads: int
+) -> None:
+    model = ModelSize(BILLION, 64, layers=layers, key_value_heads=heads)
+    sizes: dict[str, ModelSize | None] = dict.fromkeys(SIZES, model)
+    listed = layouts(spec(backend), sizes, ranks)
+    for layout in listed:
+        parallelism = layout.parallelism
+        assert parallelism.ranks == ranks
+        assert parallelism.pipeline <= layers
+        assert heads % parallelism.tensor == 0
+        assert 0 < layout.busy <= 1
+        assert layout.memory.total > 0
+        given_layout = document(backend, parallelism=parallelism.model_dump(by_alias=True))
+        assert manifest.broken_rules(RLHFJob.model_validate(given_layout)) == [], layout.words
+    assert len({layout.parallelism.model_dump_json() for layout in listed}) == len(listed)
+    assert [layout.busy for layout in listed] == sorted((layout.busy for layout in listed), reverse=True)
+
+
+def test_a_pipeline_waits_and_copies_hold_all_of_it() -> None:
+    """Of 64 samples in micro-batches of two: 32 of them in a pipeline of four, 8 a copy where there are four."""
+    by_words = {layout.words: layout for layout in layouts(spec(), SIZES, 4)}
+    assert list(by_words) == ["data 4, shard 4", "data 4", "pipeline 2, data 2", "pipeline 4"]
+    assert by_words["pipeline 4"].busy == 32 / 35
+    assert by_words["pipeline 4"].seconds_by_rank == pytest.approx(35 / 32 / 4)
+    assert by_words["data 4"].busy == 1
+    assert by_words["data 4"].memory.total == 4 * by_words["pipeline 4"].memory.total
+    tensor = {layout.words for layout in layouts(spec("megatron"), SIZES, 8)}
+    assert {"tensor 8", "pipeline 2, tensor 4", "pipeline 2, data 2, tensor 2"} <= tensor
+    assert not any("shard" in words for words in tensor)
+
+
+def test_a_layout_that_does_not_fit_is_told_with_the_one_that_does() -> None:
+    """Two models of seven billion, 18 bytes a parameter: 235 GiB on one rank, of four 59 and of eight 29."""
+    device = 79 * GIBIBYTE
+    assert layout_problem(spec(parallelism={"pipeline": 4}), SIZES, device) == ""
+    problem = layout_problem(spec(), SIZES, device)
+    assert problem.startswith("a training rank needs 235 GiB (weights 52.2 GiB, gradients 52.2 GiB, optimizer 104 GiB")
+    assert "and a device has 79 GiB: use spec.training.parallelism: data 4, shard 4 (4 ranks that need" in problem
+    fitting = first_that_fits(spec("megatron"), SIZES, device)
+    assert fitting is not None
+    assert fitting.parallelism == TrainingParallelism(tensor=4)
+    assert "no layout of up to 64 ranks is known to fit" in layout_problem(spec(), SIZES, GIBIBYTE)
+
+
+def test_what_is_not_known_is_not_refused_and_never_named() -> None:
+    unknown: dict[str, ModelSize | None] = dict.fromkeys(SIZES)
+    assert layout_problem(spec(), unknown, 1) == ""
+    assert first_that_fits(spec(), unknown, 10**15) is None
+    half = SIZES | {ModelRole.CRITIC: None}
+    assert "no layout of up to 64 ranks is known to fit" in layout_problem(spec(), half, GIBIBYTE)
+
+
+def test_the_jobs_own_layout_counts_as_it_is_though_it_would_not_be_chosen() -> None:
+    asked = spec(parallelism={"pipeline": 3})
+    assert layout_of(asked, SIZES).words == "pipeline 3"
+    assert json.loads(layout_of(asked, SIZES).parallelism.model_dump_json())["pipeline"] == 3

@@ -1,0 +1,60 @@
+"""Attention in packed rows, registered with transformers: a row is samples one behind the other, none sees another.
+
+Owns that keys are those of the query's own sample, and that positions begin anew with each. Rule: a sample is computed
+as if it were alone, by the same functions on its part of the row, so no score of two samples is ever made, and memory
+and work grow with the squares of the samples' lengths, never with the row's. Must never copy a row for each sample:
+parts are cut, and their gradients joined, once.
+"""
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+import torch
+from transformers import AttentionInterface
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from transformers.models.gemma2.modeling_gemma2 import eager_attention_forward
+
+from rlhf_workers.training.pipeline_stage import Attention
+
+PACKED: Final = "sample_lengths"
+"""Argument of a layer that it passes on to its attention: tokens of each sample of the row."""
+WRITTEN_OUT: Final[Mapping[Attention, Attention]] = {
+    "eager": "eager",
+    "sdpa": "eager",
+    "packed_eager": "packed_eager",
+    "packed_sdpa": "packed_eager",
+}
+"""What stands in where the fused kernel cannot compute a model."""
+
+
+def repeated(rotation: torch.Tensor, packed: tuple[int, ...]) -> torch.Tensor:
+    """Return [1, L, width] of a row, of the first positions' [1, at least the longest sample, width]."""
+    return torch.cat([rotation[:, :length] for length in packed], dim=1)
+
+
+def _by_sample(attend: Any) -> Any:
+    """Return an attention function of transformers that applies another to each sample; the whole input is one where
+    no lengths are given."""
+
+    def attention(
+        module: torch.nn.Module,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        attention_mask: torch.Tensor | None,
+        **arguments: Any,
+    ) -> tuple[torch.Tensor, None]:
+        lengths = arguments.pop(PACKED, None)
+        if lengths is None:
+            return attend(module, query, key, value, attention_mask, **arguments)[0], None
+        parts = zip(*(whole.split(lengths, dim=2) for whole in (query, key, value)), strict=True)
+        # A mask depends on the distance alone, so that of a shorter sample is a corner of the longest one's.
+        masks = [None if attention_mask is None else attention_mask[..., :length, :length] for length in lengths]
+        results = [attend(module, *part, mask, **arguments)[0] for part, mask in zip(parts, masks, strict=True)]
+        return torch.cat(results, dim=1), None
+
+    return attention
+
+
+AttentionInterface.register("packed_eager", _by_sample(eager_attention_forward))  # every family's, and its soft cap
+AttentionInterface.register("packed_sdpa", _by_sample(sdpa_attention_forward))

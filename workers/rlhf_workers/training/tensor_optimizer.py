@@ -1,0 +1,89 @@
+"""AdamW over a rank's part of a stage that a tensor group holds together, and the whole parameters that it publishes.
+
+A parameter that every rank of the group holds alike is stepped by each of them, by the same bits, and counted by the
+first. A file of moments has this rank's rows or columns of each tensor; whole weights are written by the one rank of
+the group that keeps them. Rule: only `gather` and `sum_parts` speak to other ranks, and the group calls them together.
+"""
+
+from collections.abc import Iterator
+from typing import Final
+
+import torch
+
+from rlhf_api.job.groups import Optimizer
+from rlhf_workers.training.communicator import Communicator
+from rlhf_workers.training.optimizer import MOMENTS, StageOptimizer
+from rlhf_workers.training.pipeline_stage import PipelineStage
+
+PART: Final = "-tensor-{:05d}"
+
+
+class TensorOptimizer(StageOptimizer):
+    """Its `parameters` are this rank's parts."""
+
+    def __init__(self, stage: PipelineStage, fields: Optimizer, peak: float) -> None:
+        self.part = PART.format(stage.tensor.rank)
+        super().__init__(stage, fields, peak)
+
+    def _counted_elsewhere(self, stage: PipelineStage) -> frozenset[str]:
+        return stage.replicated if stage.tensor.rank else frozenset()
+
+    def sum_parts(self, communicator: Communicator) -> None:
+        """Add up the gradients of parameters that all ranks hold, and each uses for its own heads alone."""
+        views = [self._views[name] for name in self.parameters if name in self._stage.used_in_parts]
+        if not views:
+            return
+        together = torch.cat([view.flatten() for view in views])
+        communicator.all_reduce_sum(together, self._stage.tensor.ranks)
+        for view, value in zip(views, together.split([view.numel() for view in views]), strict=True):
+            view.copy_(value.view_as(view))
+
+    def gather(self, communicator: Communicator) -> None:
+        """Bring the tensors that ranks keep whole up to date: one at a time, in one order on every rank."""
+        stage, group = self._stage, self._stage.tensor
+        for own in self.owned:
+            for name, value in stage.in_folder(own, self.parameters[own].detach()):
+                if stage.keepers[name] == group.rank:
+                    self._receive(communicator, name, value)
+                elif (part := stage.part_of(name)) is not None and part.length:
+                    communicator.send(value.contiguous(), group.ranks[stage.keepers[name]]).wait()
+
+    def _receive(self, communicator: Communicator, name: str, value: torch.Tensor) -> None:
+        """Put the ranks' parts of a tensor together where it is kept."""
+        stage, group = self._stage, self._stage.tensor
+        whole = stage.kept[name]
+        if stage.part_of(name) is None:
+            whole.copy_(value)
+            return
+        coming = []
+        for number, rank in enumerate(group.ranks):
+            part = stage.part_of(name, number)
+            assert part is not None
+            if number == group.rank:
+                part.of(whole).copy_(value)
+            elif part.length:
+                buffer = torch.empty_like(part.of(whole), memory_format=torch.contiguous_format)
+                coming.append((part.of(whole), buffer, communicator.receive(buffer, rank)))
+        for place, buffer, handle in coming:
+            handle.wait()
+            place.copy_(buffer)
+
+    def weights(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """Yield (Hugging Face name, master weight) of the tensors that this rank keeps whole."""
+        yield from self._stage.kept.items()
+
+    def state(self) -> dict[str, torch.Tensor]:
+        """Return the moments of this rank's parts; zeros before the first step."""
+        result = {}
+        for own in self.owned:
+            parameter = self.parameters[own]
+            state = self._adamw.state.get(parameter, {})
+            for moment in MOMENTS:
+                value = state[moment] if state else torch.zeros_like(parameter)
+                for name, mine in self._stage.in_folder(own, value):
+                    part = self._stage.part_of(name)
+                    if part is not None and part.length:
+                        result[f"{name}.{moment}{part.ending}"] = mine
+                    elif part is None and not self._stage.tensor.rank:
+                        result[f"{name}.{moment}"] = mine
+        return result
