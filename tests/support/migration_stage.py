@@ -1,7 +1,7 @@
 """Two real generation workers with coordinators of their own, and what an undisturbed run of a sample gives.
 
-Of the torch engine the job is deterministic and every bit is compared; of vLLM every token is, with log-probabilities
-to TOLERANCE.
+Of the torch engine the job is deterministic and every bit is compared; of vLLM every token is, up to one that float32
+noise decides, with log-probabilities to TOLERANCE.
 """
 
 import asyncio
@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 import torch
+import transformers
 from safetensors.torch import load_file, save_file
 from tests.support.models import SPECIAL, VOCABULARY, write_policy
 from tests.support.scripted_coordinator import ScriptedCoordinator, ScriptedSession, worker_process
@@ -26,6 +27,7 @@ from rlhf_api.names import Env
 from rlhf_api.samples import ResponsePart
 from rlhf_operator.certificates import new_authority
 from rlhf_workers.generation.engine import EngineLimits, SamplingParameters
+from rlhf_workers.generation.sampling import WORDS_PER_BLOCK, uniforms
 from rlhf_workers.generation.torch_engine.engine import TorchEngine
 from rlhf_workers.models import load_causal_lm, load_tokenizer
 from rlhf_workers.sample_codec import request_of
@@ -38,6 +40,8 @@ TILE = 16
 """Rows of a pass in deterministic mode."""
 TOLERANCE = 1e-4
 """Of log-probabilities in float32."""
+NOISE = 2e-5
+"""Of cumulative probabilities and of log-probabilities, which differ by some 1e-6 between batches of vLLM."""
 
 
 def write_long_policy(folder: Path) -> Path:
@@ -76,6 +80,21 @@ def sample(number: int, attempt: int = 1, tokens: int = RESPONSE) -> pb.Generate
         random_key=number * 7919 + 1,
         max_response_tokens=tokens,
     )
+
+
+def rounding_decides(policy: Path, asked: pb.GenerateSample, drawn: np.ndarray[Any, np.dtype[np.int32]]) -> bool:
+    """Whether the token after `drawn` falls so near a boundary of the distribution that float32 noise moves it: kernels
+    of some processors sum otherwise in a batch than alone, which vLLM does not prevent (docs/determinism.md)."""
+    model = transformers.AutoModelForCausalLM.from_pretrained(policy, dtype=torch.float64)
+    known = torch.from_numpy(np.concatenate([unpack(asked.prompt), drawn]).astype(np.int64))[None]
+    with torch.no_grad():
+        scores = model(known).logits[0, -1].log_softmax(dim=-1)
+    ordered, tokens = scores.sort(descending=True, stable=True)
+    kept = torch.zeros_like(scores).index_copy(0, tokens[:TOP_K], ordered[:TOP_K].exp())
+    place = len(drawn)
+    uniform = uniforms(asked.random_key, place - place % WORDS_PER_BLOCK, WORDS_PER_BLOCK)[place % WORDS_PER_BLOCK]
+    to_boundary = float((kept.cumsum(dim=0) / kept.sum() - float(uniform)).abs().min())
+    return min(to_boundary, float(ordered[TOP_K - 1] - ordered[TOP_K])) < NOISE
 
 
 @dataclass
@@ -148,11 +167,14 @@ class MigrationStage:
     def check(self, message: pb.FinishedSample, tokens: int = RESPONSE) -> None:
         """The undisturbed response, bitwise where the stage is `exact`."""
         wanted = self.undisturbed(sample(message.key.sample, tokens=tokens))
-        assert unpack(message.tokens).tobytes() == wanted.tokens.tobytes()
-        got = unpack(message.log_probabilities)
+        drawn, got = unpack(message.tokens), unpack(message.log_probabilities)
+        assert len(drawn) == len(wanted.tokens) == sum(span.tokens for span in message.versions)
+        same = int((drawn != wanted.tokens).argmax()) if (drawn != wanted.tokens).any() else len(drawn)
+        if same < len(drawn):
+            assert not self.exact
+            assert rounding_decides(self.folder / "policy", sample(message.key.sample), drawn[:same])
         assert got.tobytes() == wanted.log_probabilities.tobytes() or not self.exact
-        assert np.abs(got - wanted.log_probabilities).max() < TOLERANCE
-        assert sum(span.tokens for span in message.versions) == len(wanted.tokens)
+        assert np.abs(got - wanted.log_probabilities)[:same].max(initial=0.0) < TOLERANCE
 
 
 @asynccontextmanager
