@@ -15,7 +15,7 @@ import yaml
 
 from rlhf_api.names import GROUP, KIND, PLURAL, SHORT_NAMES, SINGULAR, VERSION
 from rlhf_api.rules.rule import Rule
-from rlhf_api.rules.table import IMMUTABLE, IMMUTABLE_MESSAGE, RULES
+from rlhf_api.rules.table import IMMUTABLE, IMMUTABLE_MESSAGE, LAYOUT, LAYOUT_MESSAGE, RULES
 from rlhf_api.structural_schema import Schema, job_schema, with_defaults
 
 PATH: Final = Path(__file__).parents[1] / "rlhfjobs.yaml"
@@ -97,12 +97,17 @@ def _schema() -> Schema:
     schema["required"] = ["metadata", "spec"]
     for rule in RULES:
         _attach(schema, rule.node, _validation(rule))
-    for path in IMMUTABLE:
+    fixed = [path for path in IMMUTABLE if path not in LAYOUT]
+    for path in fixed:
         _attach(schema, path, {"rule": "self == oldSelf", "message": IMMUTABLE_MESSAGE})
     # Transition rules on a field do not see it come or go.
-    for node, name in sorted({place for path in IMMUTABLE for place in _optional(schema, path)}):
+    for node, name in sorted({place for path in fixed for place in _optional(schema, path)}):
         kept = f"has(self.{name}) == has(oldSelf.{name})"
         _attach(schema, node, {"rule": kept, "message": IMMUTABLE_MESSAGE, "fieldPath": f".{name}"})
+    for path in LAYOUT:
+        name = path.removeprefix("spec.training.")
+        kept = f"self.suspend && oldSelf.suspend || self.training.?{name} == oldSelf.training.?{name}"
+        _attach(schema, "spec", {"rule": kept, "message": LAYOUT_MESSAGE, "fieldPath": f".training.{name}"})
     _leave_out_empty(schema)
     return schema
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from rlhf_api.names import API_VERSION, KIND
-from rlhf_api.rules.table import IMMUTABLE, IMMUTABLE_MESSAGE, RULES
+from rlhf_api.rules.table import IMMUTABLE, IMMUTABLE_MESSAGE, LAYOUT, LAYOUT_MESSAGE, RULES
 from rlhf_api.rules.unavailable import UNAVAILABLE
 from rlhf_api.structural_schema import Schema, fields, job_schema
 from rlhf_api.validation_messages import expected_value
@@ -37,7 +37,9 @@ def text() -> str:
             *(f"- `{rule.field}`: {rule.message}." for rule in RULES),
             "\n## What cannot be changed in an existing job\n",
             f"Of these the API server says: {IMMUTABLE_MESSAGE}. Everything else may change while the job runs.\n",
-            *(f"- `{path}`" for path in IMMUTABLE),
+            *(f"- `{path}`" for path in IMMUTABLE if path not in LAYOUT),
+            f"\nAnd of these: {LAYOUT_MESSAGE}. `rlhf run --resume` takes all of them too.\n",
+            *(f"- `{path}`" for path in LAYOUT),
             "\n## Not available in this version\n",
             *([f"- `{lack.field}: {lack.value}`; use {lack.instead}." for lack in UNAVAILABLE] or ["Nothing."]),
             "\n## Status\n\nWritten by the operator.\n",

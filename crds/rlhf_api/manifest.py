@@ -24,7 +24,7 @@ from rlhf_api.job.rollout import Prompts, Rollout
 from rlhf_api.names import API_VERSION, GROUP, KIND
 from rlhf_api.problems import ManifestError, Problem
 from rlhf_api.rules.rule import UnknownValueError, Values
-from rlhf_api.rules.table import IMMUTABLE, IMMUTABLE_MESSAGE, LAYOUT, RULES
+from rlhf_api.rules.table import IMMUTABLE, IMMUTABLE_MESSAGE, LAYOUT, LAYOUT_MESSAGE, RULES
 from rlhf_api.rules.unavailable import UNAVAILABLE
 from rlhf_api.structural_schema import job_schema, with_defaults, without_nulls
 from rlhf_api.yaml_document import Document, read_documents
@@ -131,15 +131,13 @@ def forbidden_changes(old: RLHFJob, new: RLHFJob, *, ended: bool = False) -> lis
     """Return the changed fields that may not change in a live job, as the API server's transition rules would; or in a
     run that goes on after all its processes have `ended`."""
     before, after = Values(_plain(old)), Values(_plain(new))
+    free = LAYOUT if ended or (old.spec.suspend and new.spec.suspend) else ()
     problems = []
     for path in IMMUTABLE:
-        if ended and path in LAYOUT:
-            continue
         was, now = _value(before, path), _value(after, path)
-        if was != now:
-            problems.append(
-                Problem(path, now, f"{IMMUTABLE_MESSAGE} (it was {Problem(path, was, '').shown_value or 'unset'})")
-            )
+        if was != now and path not in free:
+            message = LAYOUT_MESSAGE if path in LAYOUT else IMMUTABLE_MESSAGE
+            problems.append(Problem(path, now, f"{message} (it was {Problem(path, was, '').shown_value or 'unset'})"))
     return problems
 
 

@@ -31,6 +31,8 @@ TOLERANCE = 1e-5
 """Of the largest number of a tensor: float32 sums in another order."""
 FAMILIES = ("llama", "qwen2", "gemma2")
 """Untied; tied with biases; tied with scaled embeddings and a cap on logits."""
+EVERY = [(family, tied) for family in models.ARCHITECTURES for tied in (True, False)]
+"""Of what is loaded, published and saved: every family, with a head that is its embeddings and with one of its own."""
 SHARDS = (2, 4)
 ABSTAINED = (0, 1, 2, 3)
 """Half of the batch: micro-batches of no token."""
@@ -42,6 +44,16 @@ AGAIN = {"ppo": {"miniBatchSize": 8, "epochs": 2, "oldLogProbabilities": "Traine
 def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     root = tmp_path_factory.mktemp("models")
     return {family: models.write_policy(root / family, family, seed=1) for family in FAMILIES}
+
+
+@pytest.fixture(scope="module")
+def every(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    root = tmp_path_factory.mktemp("every")
+    named = {f"{family}-{'tied' if tied else 'untied'}": (family, tied) for family, tied in EVERY}
+    return {
+        name: models.write_policy(root / name, family, seed=1, tie_word_embeddings=tied)
+        for name, (family, tied) in named.items()
+    }
 
 
 @pytest.fixture(scope="module")
@@ -60,6 +72,7 @@ def saved(folders: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) ->
 def ranks(
     request: pytest.FixtureRequest,
     folders: dict[str, Path],
+    every: dict[str, Path],
     saved: Path,
     tmp_path_factory: pytest.TempPathFactory,
 ) -> Iterator[ShardedRanks]:
@@ -78,7 +91,7 @@ def ranks(
         order("abstained", trained, gradients=True, abstained=ABSTAINED),
         order("recomputed", recomputed, gradients=True),
         order("half", half, gradients=True),
-        *(order(f"initial-{family}", halved(path)) for family, path in folders.items()),
+        *(order(f"initial-{name}", halved(path), save=str(root / f"initial-{name}")) for name, path in every.items()),
         order("trained", trained, after=2),
         order("again", job_of(folders, algorithm=AGAIN), after=2),
         order("first", trained, after=1, save=str(root / "checkpoint")),
@@ -175,16 +188,20 @@ def test_passes_of_forwards_alone_and_a_held_actor_train_what_a_rank_that_holds_
         assert got == pytest.approx(expected, rel=1e-3, abs=1e-4)
 
 
-def test_initial_weights_are_published_bit_by_bit_and_by_one_rank_each(
-    ranks: ShardedRanks, folders: dict[str, Path]
+def test_what_was_loaded_is_published_and_saved_bit_by_bit_and_by_one_rank_each(
+    ranks: ShardedRanks, every: dict[str, Path]
 ) -> None:
-    for family, path in folders.items():
+    for family, path in every.items():
         source = load_file(path / "model.safetensors")
+        assert ("lm_head.weight" in source) == family.endswith("-untied")
         published = united(ranks.reports(f"initial-{family}"), "published")
         assert {name.removeprefix("actor:") for name in published if name.startswith("actor:")} == source.keys()
         for name, value in source.items():
             assert torch.equal(published[f"actor:{name}"].view(torch.int16), value.bfloat16().view(torch.int16)), name
-    found = ranks.reports("initial-llama")
+        parts = [load_file(file) for file in (ranks.folder / f"initial-{family}" / "actor").glob("*.safetensors")]
+        assert sum(map(len, parts)) == len(source)
+        assert_same_bits({name: value for part in parts for name, value in part.items()}, source)
+    found = ranks.reports("initial-llama-untied")
     published = united(found, "published")
     sizes = [sum(value.numel() for value in report["published"].values()) for report in found]
     largest = max(value.numel() for value in published.values())

@@ -27,10 +27,11 @@ from rlhf_workers.training import checkpoint
 from rlhf_workers.training.trainer import Trainer
 
 
-def fused_job(root: Path) -> RLHFJob:
+def fused_job(root: Path, key_value_heads: int = 2) -> RLHFJob:
     """Actor and critic of different family, depth and width; 4 optimizer steps an iteration."""
-    actor = models.write_policy(root / "actor", "qwen2", seed=1, num_hidden_layers=4)
-    critic = models.write_policy(root / "critic", "llama", seed=2, num_hidden_layers=5, hidden_size=48)
+    heads = {"num_key_value_heads": key_value_heads}
+    actor = models.write_policy(root / "actor", "qwen2", seed=1, num_hidden_layers=4, **heads)
+    critic = models.write_policy(root / "critic", "llama", seed=2, num_hidden_layers=5, hidden_size=48, **heads)
     return make_job(
         actor,
         critic,

@@ -314,6 +314,7 @@ LAYOUT: Final[tuple[str, ...]] = (
     "spec.training.packing",
 )
 """Of them, how ranks share a step: the same sums in another order. Checkpoints are the same under all of them, so a run
-whose processes have all ended may go on by others."""
+whose processes have all ended, or a suspended job, may go on by others."""
 
 IMMUTABLE_MESSAGE: Final = "cannot be changed in an existing job: set it back, or create a new job"
+LAYOUT_MESSAGE: Final = "can be changed in a suspended job only: set it back, or set spec.suspend first"

@@ -13,7 +13,7 @@ from tests.support.manifest_cases import Pair, rule_pairs
 from rlhf_api.job.status import RLHFJobStatus
 from rlhf_api.manifest import ManifestError, dump, forbidden_changes, parse
 from rlhf_api.rules.rule import Rule, Values
-from rlhf_api.rules.table import IMMUTABLE_MESSAGE, RULES
+from rlhf_api.rules.table import IMMUTABLE_MESSAGE, LAYOUT, LAYOUT_MESSAGE, RULES
 from rlhf_api.structural_schema import job_schema, with_defaults
 from rlhf_api.yaml_document import read_document
 
@@ -50,7 +50,8 @@ def test_every_rule_of_the_definition_has_a_pair() -> None:
 
 
 def test_every_field_that_is_fixed_in_a_live_job_has_another_value() -> None:
-    assert dict.fromkeys(rows.FIXED, IMMUTABLE_MESSAGE) == rows.TRANSITIONS
+    fixed = {field: LAYOUT_MESSAGE if field in LAYOUT else IMMUTABLE_MESSAGE for field in rows.FIXED}
+    assert fixed == rows.TRANSITIONS
     before = parse(yaml.safe_dump(rows.whole("")))
     for field, (put, drop) in rows.FIXED.items():
         data = rows.whole("")

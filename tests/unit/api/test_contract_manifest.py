@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -211,6 +212,18 @@ def test_a_run_that_ended_may_go_on_by_another_layout_of_ranks_and_nothing_else(
     new = parse(changed("ppo", {**layout, "spec.seed": 8}, []))
     assert [problem.field for problem in forbidden_changes(old, new)] == ["spec.seed", *layout]
     assert [problem.field for problem in forbidden_changes(old, new, ended=True)] == ["spec.seed"]
+
+
+def test_a_suspended_job_takes_another_layout_of_ranks() -> None:
+    def job(**more: Any) -> RLHFJob:
+        return parse(changed("ppo", {f"spec.{field}": value for field, value in more.items()}, []))
+
+    other = {"training.microBatchSize": 2}
+    suspended = job(suspend=True)
+    assert forbidden_changes(suspended, job(suspend=True, **other)) == []
+    for before, after in ((job(), job(**other)), (suspended, job(**other)), (job(), job(suspend=True, **other))):
+        (problem,) = forbidden_changes(before, after)
+        assert str(problem).startswith("spec.training.microBatchSize = 2: can be changed in a suspended job only")
 
 
 def test_job_built_in_python_is_checked_by_the_same_rules() -> None:

@@ -122,12 +122,13 @@ def test_fused_and_split_train_the_same_bits_as_serial(tmp_path: Path) -> None:
     assert_fused_and_split_train_the_bits_of_serial(job, 2, 1)
 
 
+@pytest.mark.parametrize("tied", [True, False], ids=["tied", "untied"])
 @pytest.mark.parametrize("family", MODELS)
-def test_what_was_loaded_is_published_and_saved_bit_by_bit(
-    family: str, folders: dict[str, Path], tmp_path: Path
-) -> None:
-    job, _ = both(folders[family], precision="BFloat16")
-    source = load_file(folders[family] / "model.safetensors")
+def test_what_was_loaded_is_published_and_saved_bit_by_bit(family: str, tied: bool, tmp_path: Path) -> None:
+    policy = models.write_policy(tmp_path / family, family, seed=1, num_hidden_layers=4, tie_word_embeddings=tied)
+    job, _ = both(policy, precision="BFloat16")
+    source = load_file(policy / "model.safetensors")
+    assert ("lm_head.weight" in source) != tied
     trainers = on_ranks(2, lambda rank, peers: trainer_of(job, serial(job, 2, 1), rank, 2, peers))
     published = {name: value for one in trainers for name, value in TorchBackend(one).published("actor")}
     assert published.keys() == source.keys()

@@ -156,21 +156,25 @@ def test_losses_and_norms_are_those_of_one_rank(
             assert metrics[0][name] == pytest.approx(expected[0][name], rel=TOLERANCE, abs=1e-6), name
 
 
-def test_fused_and_split_train_the_same_bits_as_serial(tmp_path: Path) -> None:
-    job = fused_job(tmp_path)
-    body = job.model_dump(by_alias=True, exclude_unset=True)
-    body["spec"]["training"] |= {"backend": "megatron", "parallelism": {"pipeline": 2, "tensor": 2}}
-    assert_fused_and_split_train_the_bits_of_serial(RLHFJob.model_validate(body), 2, 1)
+@pytest.mark.parametrize(("tensor", "pipeline", "data"), [(2, 2, 1), (4, 2, 1), (2, 4, 1), (2, 2, 2), (1, 4, 2)])
+def test_fused_and_split_train_the_same_bits_as_serial(tensor: int, pipeline: int, data: int, tmp_path: Path) -> None:
+    body = fused_job(tmp_path, key_value_heads=4).model_dump(by_alias=True, exclude_unset=True)
+    body["spec"]["training"] |= {"backend": "megatron", "parallelism": {"tensor": tensor}}
+    assert_fused_and_split_train_the_bits_of_serial(RLHFJob.model_validate(body), pipeline, data)
 
 
+@pytest.mark.parametrize("tied", [True, False], ids=["tied", "untied"])
 @pytest.mark.parametrize("tensor", [2, 4])
-@pytest.mark.parametrize("family", MODELS)
+@pytest.mark.parametrize("family", ["llama", "mistral", "qwen2", "qwen3"])
 def test_what_was_loaded_is_published_and_saved_bit_by_bit(
-    family: str, tensor: int, folders: dict[str, Path], tmp_path: Path
+    family: str, tensor: int, tied: bool, tmp_path: Path
 ) -> None:
     """By one rank each: the ranks of the first replica have every tensor whole among them, and no other has one."""
-    job, _ = both(folders[family], tensor, precision="BFloat16")
-    source = load_file(folders[family] / "model.safetensors")
+    policy = models.write_policy(tmp_path / family, family, seed=1, **HEADS, tie_word_embeddings=tied)
+    write_critic(policy)
+    job, _ = both(policy, tensor, precision="BFloat16")
+    source = load_file(policy / "model.safetensors")
+    assert ("lm_head.weight" in source) != tied
     trainers = on_ranks(2 * tensor, lambda rank, peers: trainer_of(job, serial(job, 1, 2), rank, 2 * tensor, peers))
     found = [dict(TorchBackend(one).published("actor")) for one in trainers]
     assert sum(map(len, found)) == len(source)
