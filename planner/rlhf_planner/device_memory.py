@@ -4,7 +4,8 @@ Counted: weights; on workers that decode the key-value cache at the full batch a
 likewise; on training ranks float32 master weights, gradients and the two AdamW moments, and weights once more in half
 precision where they are cast, of a draft model that is trained likewise; of models in parts (parallelism.shard and
 parallelism.tensor) a rank's part of each, and its share of whole parameters to publish. Norms, which every rank of a
-tensor group has, count as if they were split. Not counted: gathered layers, activations, logits, communicators, the
+tensor group has, count as if they were split, and shares of moments (parallelism.shardOptimizer) as if all were equal.
+Not counted: gathered layers, activations, logits, communicators, the
 runtime itself. So what does not fit here fits nowhere, and what fits here may still not.
 Rule: arithmetic over sizes that come in; a model of unknown size is said to be, never zero.
 """
@@ -209,7 +210,8 @@ def training(spec: RLHFJobSpec, sizes: Sizes) -> Estimate:
         if settings.parallelism.shard * settings.parallelism.tensor > 1:  # kept whole, shared out
             item["published weights"] = FLOAT32_BYTES
         for name, count in item.items():
-            parts[name] = parts.get(name, 0) + -(-trained // settings.parallelism.keepers) * count
+            ranks = settings.parallelism.writers if name == "optimizer" else settings.parallelism.keepers
+            parts[name] = parts.get(name, 0) + -(-trained // ranks) * count
         if lora is not None and not (lora.trunk == "Shared" and shared):
             stage = -(-size.parameters // settings.parallelism.pipeline) * COMPUTE_BYTES[spec.compute_type]
             parts["frozen weights"] = parts.get("frozen weights", 0) + stage

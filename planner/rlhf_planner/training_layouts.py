@@ -1,6 +1,7 @@
 """Ways to split the trained models over training ranks: what a rank holds by each, and how busy it is.
 
-A layout is pipeline x data x tensor ranks, or models in parts over the data ranks (shard). Memory is `device_memory`'s
+A layout is pipeline x data x tensor ranks, whose copies may share moments out (shardOptimizer), or models in parts
+over the data ranks (shard). Memory is `device_memory`'s
 count. The time of a layout is that of serial 1F1B with equal stages: of a mini-batch with m micro-batches a copy, p
 stages are busy m / (m + p - 1) of it; transfers, sums and gathered parts come on top and are not counted.
 Rule: pure. Only layouts that validation and workers take are listed. A layout whose memory is not known fits nothing.
@@ -40,6 +41,7 @@ class TrainingLayout:
         """Fields that differ from 1, such as `pipeline 4, data 2`."""
         fields = ("pipeline", "data", "tensor", "shard")
         named = [f"{name} {value}" for name in fields if (value := getattr(self.parallelism, name)) > 1]
+        named += ["shardOptimizer"] if self.parallelism.shard_optimizer else []
         return ", ".join(named) or "one rank"
 
     def fits(self, device_bytes: int) -> bool:
@@ -108,6 +110,8 @@ def _possible(spec: RLHFJobSpec, sizes: Sizes, ranks: int) -> Iterator[TrainingP
             pipeline = ranks // data // tensor
             if pipeline <= layers:
                 yield TrainingParallelism(pipeline=pipeline, data=data, tensor=tensor)
+                if data > 1:
+                    yield TrainingParallelism(pipeline=pipeline, data=data, tensor=tensor, shard_optimizer=True)
         if data == ranks > 1 and whole and spec.training.backend == "torch":
             yield TrainingParallelism(data=data, shard=data)
 

@@ -1,4 +1,5 @@
-"""A real job whose ranks compute every layer together: it ends, and a rank killed on the way changes no weight."""
+"""Real jobs whose ranks compute every layer together, or share their moments out: they end, and a rank killed on the
+way changes no weight."""
 
 from pathlib import Path
 
@@ -12,9 +13,14 @@ SEED = 22
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_ranks_killed_once_go_on_from_a_checkpoint_to_the_same_weights(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("backend", "parallelism"),
+    [("megatron", {"pipeline": 1, "tensor": 2}), ("torch", {"pipeline": 1, "data": 2, "shardOptimizer": "true"})],
+)
+def test_ranks_killed_once_go_on_from_a_checkpoint_to_the_same_weights(
+    backend: str, parallelism: dict[str, object], tmp_path: Path
+) -> None:
     manifest = write_job(tmp_path, iterations=3, every=1)
-    sizes = {"pipeline": 1, "tensor": 2}
-    options = [part for name, size in sizes.items() for part in ("--set", f"spec.training.parallelism.{name}={size}")]
-    options += ["--set", "spec.training.backend=megatron"]
+    chosen = {f"parallelism.{name}": value for name, value in parallelism.items()} | {"backend": backend}
+    options = [part for name, value in chosen.items() for part in ("--set", f"spec.training.{name}={value}")]
     assert_killed_ranks_change_no_weight(manifest, tmp_path, options, SEED)

@@ -103,6 +103,8 @@ class RendezvousCommunicator:
 
     def all_reduce_max(self, tensor: torch.Tensor, ranks: tuple[int, ...]) -> None: ...
 
+    def broadcast(self, tensor: torch.Tensor, source: int, ranks: tuple[int, ...]) -> None: ...
+
     def _post(self, sends: bool, peer: int, tensor: torch.Tensor) -> _Transfer:
         transfer = _Transfer(self._network, sends, peer, tensor)
         self._network.post(self._rank, transfer)

@@ -87,6 +87,9 @@ class ThreadCommunicator:
         for part in self._meet(tensor, ranks):
             torch.maximum(tensor, part, out=tensor)
 
+    def broadcast(self, tensor: torch.Tensor, source: int, ranks: tuple[int, ...]) -> None:
+        tensor.copy_(self._meet(tensor, ranks)[ranks.index(source)])
+
     def _meet(self, tensor: torch.Tensor, ranks: tuple[int, ...]) -> list[torch.Tensor]:
         self._met[ranks] += 1
         with self.hub.changed:

@@ -54,7 +54,7 @@ class CheckpointSaver:
         except OSError as error:
             self.failed(storage_error("a checkpoint", self._path, error, checkpoint.FIELD).failure)
             return
-        writers = run.state.fleet.ranks()[: run.context.spec.training.parallelism.keepers]
+        writers = run.state.fleet.ranks()[: run.context.spec.training.parallelism.writers]
         self._version, self._results, self._start_ns = version, [], time.time_ns()
         # A version that is made late is what the iteration in progress began with.
         ledger = run.state.ledger

@@ -135,6 +135,8 @@ class TrainingParallelism(ApiModel):
     tensor: Annotated[int, Field(ge=1, le=64)] = 1
     """Ranks over which every layer of a stage is split (tensor parallel): a power of two that divides the models'
     heads, with backend megatron."""
+    shard_optimizer: bool = False
+    """True shares AdamW's moments out over the copies of each stage (ZeRO 1): the same bits with less memory."""
 
     @property
     def ranks(self) -> int:
@@ -145,6 +147,11 @@ class TrainingParallelism(ApiModel):
     def keepers(self) -> int:
         """Number of first ranks that hold every parameter among them, and so publish and save it."""
         return self.pipeline * self.shard * self.tensor
+
+    @property
+    def writers(self) -> int:
+        """Number of first ranks that have something to save."""
+        return self.ranks if self.shard_optimizer else self.keepers
 
 
 class Schedule(ApiModel):

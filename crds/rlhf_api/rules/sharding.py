@@ -36,6 +36,13 @@ def of_sharding() -> Iterator[Rule]:
         holds=lambda values: _whole(values) or (values["spec.training.backend"] == "torch" and not values.has(_LORA)),
         message=f"must be 1 with spec.training.backend megatron, and with {_LORA}: only whole torch models have parts",
     )
+    yield Rule(
+        field=f"{_PARALLELISM}.shardOptimizer",
+        node=_PARALLELISM,
+        cel="!self.shardOptimizer || self.shard == 1",
+        holds=lambda values: not values[f"{_PARALLELISM}.shardOptimizer"] or _whole(values),
+        message="must be false with shard above 1, which shares moments too: use one of the two",
+    )
     yield from of_parts("shard")
 
 

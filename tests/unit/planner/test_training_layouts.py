@@ -59,14 +59,25 @@ def test_every_layout_that_is_listed_is_one_that_validation_takes(
 def test_a_pipeline_waits_and_copies_hold_all_of_it() -> None:
     """Of 64 samples in micro-batches of two: 32 of them in a pipeline of four, 8 a copy where there are four."""
     by_words = {layout.words: layout for layout in layouts(spec(), SIZES, 4)}
-    assert list(by_words) == ["data 4, shard 4", "data 4", "pipeline 2, data 2", "pipeline 4"]
+    assert list(by_words) == [
+        "data 4, shard 4",
+        "data 4, shardOptimizer",
+        "data 4",
+        "pipeline 2, data 2, shardOptimizer",
+        "pipeline 2, data 2",
+        "pipeline 4",
+    ]
     assert by_words["pipeline 4"].busy == 32 / 35
     assert by_words["pipeline 4"].seconds_by_rank == pytest.approx(35 / 32 / 4)
     assert by_words["data 4"].busy == 1
-    assert by_words["data 4"].memory.total == 4 * by_words["pipeline 4"].memory.total
+    whole, shared = (by_words[words].memory for words in ("data 4", "data 4, shardOptimizer"))
+    assert whole.total == 4 * by_words["pipeline 4"].memory.total
+    assert {name: whole.parts[name] / shared.parts[name] for name in whole.parts} == {
+        "weights": 1, "gradients": 1, "optimizer": 4, "half-precision weights": 1,
+    }  # fmt: skip
     tensor = {layout.words for layout in layouts(spec("megatron"), SIZES, 8)}
     assert {"tensor 8", "pipeline 2, tensor 4", "pipeline 2, data 2, tensor 2"} <= tensor
-    assert not any("shard" in words for words in tensor)
+    assert not any("shard " in words for words in tensor)
 
 
 def test_a_layout_that_does_not_fit_is_told_with_the_one_that_does() -> None:

@@ -30,15 +30,16 @@ STATE_FILE: Final = "trainer.json"
 
 
 def save(trainer: Trainer, folder: Path, version: int) -> list[pb.CheckpointFile]:
-    """Write this rank's part; replicas beyond the first have none. WorkError StorageFull, StorageDenied."""
+    """Write this rank's part; replicas beyond the first have none, but moments where those are shared out. WorkError
+    StorageFull, StorageDenied."""
     files = []
     for model, stage in trainer.layout.held:
-        if not trainer.writes(model, stage):
-            continue
-        optimizer = trainer.optimizers[model, stage]
-        files += _save_weights(trainer, folder, model, stage)
-        moments = f"optimizer/{model}-stage-{stage:05d}{optimizer.part}.safetensors"
-        files.append(write_tensors(folder, moments, optimizer.state(), ""))
+        optimizer, whole = trainer.optimizers[model, stage], trainer.writes(model, stage)
+        if whole:
+            files += _save_weights(trainer, folder, model, stage)
+        if whole or optimizer.shares.part:
+            moments = f"optimizer/{model}-stage-{stage:05d}{optimizer.part}{optimizer.shares.part}.safetensors"
+            files.append(write_tensors(folder, moments, optimizer.state(), ""))
     if trainer.draft is not None:
         files += save_draft(trainer.draft, folder)
     if trainer.layout.rank == 0:

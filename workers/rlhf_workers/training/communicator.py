@@ -1,7 +1,7 @@
-"""Everything of a training rank that crosses to other ranks: transfers and reductions, over torch.distributed.
+"""Everything of a training rank that crosses to other ranks: transfers, reductions, broadcasts, over torch.distributed.
 
 `Communicator` is the seam; `TorchCommunicator` is gloo on CPU and NCCL on CUDA, `host_transport` what ranks on one GPU
-use. Sends and receives do not block; shapes are known from the data, so none travel. Reductions block (on CUDA: the
+use. Sends and receives do not block; shapes are known from the data, so none travel. The others block (on CUDA: the
 stream), and every rank must ask for them in the same order. A peer that is gone makes a call raise PeerLostError; one
 that hangs is ended by the coordinator, or after the group's time-out by PeerLostError too.
 
@@ -72,12 +72,15 @@ class Communicator(Protocol):
     def all_reduce_max(self, tensor: torch.Tensor, ranks: tuple[int, ...]) -> None:
         """Take the element-wise maximum in place over `ranks`."""
 
+    def broadcast(self, tensor: torch.Tensor, source: int, ranks: tuple[int, ...]) -> None:
+        """Copy what `source` has, one of `ranks`, into the others' tensors."""
+
 
 class TorchCommunicator:
     """Over the default process group, which must exist; groups are made at once, in the same order everywhere."""
 
     def __init__(self, rank: int, groups: list[tuple[int, ...]], transport: GroupTransport) -> None:
-        """`groups`: every set of ranks that will ever reduce, the same list on every rank."""
+        """`groups`: every set of ranks that will ever reduce or broadcast, the same list on every rank."""
         self.transport = transport
         everyone = tuple(range(dist.get_world_size()))
         self._groups: dict[tuple[int, ...], dist.ProcessGroup | None] = {everyone: dist.group.WORLD}
@@ -100,6 +103,11 @@ class TorchCommunicator:
 
     def all_reduce_max(self, tensor: torch.Tensor, ranks: tuple[int, ...]) -> None:
         self._reduce(tensor, ranks, dist.ReduceOp.MAX)
+
+    def broadcast(self, tensor: torch.Tensor, source: int, ranks: tuple[int, ...]) -> None:
+        if len(ranks) > 1:
+            with waiting_for(f"ranks {', '.join(map(str, ranks))} to join a broadcast of rank {source}"):
+                dist.broadcast(tensor, source, group=self._groups[ranks])
 
     def _reduce(self, tensor: torch.Tensor, ranks: tuple[int, ...], operation: "dist.ReduceOp.RedOpType") -> None:
         if len(ranks) > 1:

@@ -1,4 +1,5 @@
-"""The sums of a mini-batch's gradients over ranks, between its backward passes and its optimizer step.
+"""The sums of a mini-batch's gradients over ranks, and of their sizes and losses, between its backward passes and its
+optimizer step.
 
 Rule: over data replicas first, then over a tensor group where each rank has a part of a sum, then over the two copies
 of a tied embedding; every rank in the same order. Gradients of stages in parts over the data parallel ranks are summed
@@ -9,6 +10,7 @@ from collections.abc import Collection, Mapping
 
 import torch
 
+from rlhf_workers.algorithms.objectives import Objective, Statistics
 from rlhf_workers.training.communicator import Communicator
 from rlhf_workers.training.optimizer import StageOptimizer
 from rlhf_workers.training.pipeline_stage import PipelineStage
@@ -47,3 +49,31 @@ def _sum_embeddings(
             other.copy_(first)
         elif layout.rank in ends:
             communicator.all_reduce_sum(gradient(0 if layout.rank == ends[0] else last), ends)
+
+
+def sum_sizes(
+    objectives: Mapping[str, Objective],
+    before: Mapping[str, Statistics],
+    layout: RankLayout,
+    optimizers: Optimizers,
+    communicator: Communicator,
+) -> tuple[dict[str, float], dict[tuple[str, int], float]]:
+    """Return the loss of each model since its statistics were as `before`, and the squared gradient norm of each stage,
+    the same on all ranks.
+
+    Each stage fills its own slot, so that the sum over ranks only adds zeros, or the other parts of a stage; losses add
+    up over replicas, of which the first rank of a tensor group speaks for the others.
+    """
+    slots = [(model, stage) for model in layout.models for stage in range(layout.stages(model))]
+    device = next(iter(optimizers.values())).gradients.device
+    sums = torch.zeros(len(slots) + len(objectives), dtype=torch.float64, device=device)
+    for place, key in enumerate(slots):
+        if key in optimizers and (layout.writes(*key) or optimizers[key].over_data):
+            sums[place] = optimizers[key].norm_squared()
+    for place, (model, objective) in enumerate(objectives.items(), len(slots)):
+        if not layout.tensor_rank:
+            sums[place] = objective.statistics["loss"] - before[model]["loss"]
+    communicator.all_reduce_sum(sums, tuple(range(layout.world)))
+    values = sums.tolist()
+    losses = dict(zip(objectives, values[len(slots) :], strict=True))
+    return losses, dict(zip(slots, values, strict=False))

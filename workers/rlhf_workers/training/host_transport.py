@@ -135,6 +135,12 @@ class HostCommunicator:
     def all_reduce_max(self, tensor: torch.Tensor, ranks: tuple[int, ...]) -> None:
         self._reduce(tensor, ranks, self._inner.all_reduce_max)
 
+    def broadcast(self, tensor: torch.Tensor, source: int, ranks: tuple[int, ...]) -> None:
+        if len(ranks) > 1:
+            host = tensor.to("cpu", copy=True)
+            self._inner.broadcast(host, source, ranks)
+            tensor.copy_(host)
+
     @staticmethod
     def _reduce(
         tensor: torch.Tensor, ranks: tuple[int, ...], reduce: Callable[[torch.Tensor, tuple[int, ...]], None]

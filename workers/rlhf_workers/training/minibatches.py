@@ -11,6 +11,10 @@ from typing import Final
 
 import numpy as np
 
+from rlhf_api.job import RLHFJobSpec
+from rlhf_workers.failures import WorkError
+from rlhf_workers.training.rank_layout import RankLayout
+
 ORDER_STREAM: Final = 0x6F72646572
 """Keeps this use of the seed apart from every other one (the bytes of "order")."""
 
@@ -77,3 +81,13 @@ def shared_out(given: Sequence[list[int]], tokens: Sequence[int], replicas: int)
         shares[replica].append(one)
         load[replica] += count
     return shares
+
+
+def check_mini_batch(spec: RLHFJobSpec, layout: RankLayout) -> None:
+    """WorkError where a job's mini-batch does not divide into the micro-batches of a layout's schedule."""
+    size, field = spec.algorithm.fields.mini_batch_size, f"spec.algorithm.{spec.algorithm.name}.miniBatchSize"
+    for model in layout.models:
+        cells = layout.replicas(model) * layout.microbatches(model)
+        if size % cells:
+            why = f"{field}: {size} does not divide into the {cells} micro-batches of the {model}'s schedule"
+            raise WorkError("BadSchedule", why, field=field)

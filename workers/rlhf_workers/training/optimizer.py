@@ -3,7 +3,8 @@
 All gradients of a stage live in one flat float32 array that the parameters' `.grad` are views of: summing over
 replicas is one call, the norm one reduction, zeroing one fill. Parameters that another stage owns (a tied embedding's
 copy), or that another rank of a tensor group counts, come last, so the norm over the first `counted` elements counts
-every parameter of the model once.
+every parameter of the model once. Moments are of the parameters that this copy steps: all, or its share
+(`shared_moments`).
 """
 
 import math
@@ -17,6 +18,7 @@ import torch
 from rlhf_api.job.groups import Optimizer
 from rlhf_workers.training.communicator import Communicator
 from rlhf_workers.training.pipeline_stage import PipelineStage
+from rlhf_workers.training.shared_moments import WHOLE, MomentShares
 from rlhf_workers.training.tensor_file import TensorFolder
 from rlhf_workers.training.tensor_parts import read_parts
 
@@ -85,25 +87,27 @@ class StageOptimizer:
     over_data = False
     """Whether each data parallel rank has a part of its own, whose gradients the backward has summed."""
 
-    def __init__(self, stage: PipelineStage, fields: Optimizer, peak: float) -> None:
+    def __init__(self, stage: PipelineStage, fields: Optimizer, peak: float, shares: MomentShares = WHOLE) -> None:
         named = self._trained(stage)
         owned = {name: value for name, value in named.items() if name not in stage.duplicates}
         elsewhere = stage.duplicates | self._counted_elsewhere(stage)
         counted = {name: value for name, value in named.items() if name not in elsewhere}
-        self.fields, self.peak, self._stage = fields, peak, stage
+        self.fields, self.peak, self._stage, self.shares = fields, peak, stage, shares
         self.owned = tuple(owned)
         self.parameters: dict[str, torch.Tensor] = {**counted, **owned, **named}
         self.counted = sum(parameter.numel() for parameter in counted.values())
-        values = list(self.parameters.values())
-        self._device = values[0].device
+        self.stepped = shares.own(self.parameters)
+        """Names of what this copy of the stage steps, and keeps moments of."""
+        self._device = next(iter(self.parameters.values())).device
         self.gradients = torch.empty(0)
         self._views: dict[str, torch.Tensor] = {}
         self.make_gradients()
-        matrices = [value for value in values if value.ndim >= 2 and value.numel()]
-        others = [value for value in values if value.ndim < 2 and value.numel()]
+        values = [value for name, value in self.parameters.items() if name in self.stepped]
+        matrices = [value for value in values if value.ndim >= 2]
+        others = [value for value in values if value.ndim < 2]
         groups = [{"params": matrices, "weight_decay": fields.weight_decay}, {"params": others, "weight_decay": 0.0}]
         self._adamw = torch.optim.AdamW(
-            [group for group in groups if group["params"]],
+            [group for group in groups if group["params"]] or [{"params": [torch.empty(0)]}],
             lr=peak, betas=(fields.beta1, fields.beta2), eps=fields.epsilon, fused=True,
         )  # fmt: skip
 
@@ -117,6 +121,10 @@ class StageOptimizer:
 
     def sum_parts(self, communicator: Communicator) -> None:
         """Add up the gradients of which every rank of a tensor group has a part; the group calls it together."""
+
+    def hand_on(self, communicator: Communicator) -> None:
+        """Bring the copies of a stage that share its moments up to date after a step; they call it together."""
+        self.shares.hand_on(self.parameters, communicator)
 
     def gather(self, communicator: Communicator) -> None:
         """Bring whole parameters up to date where ranks hold parts of them; those ranks call it together."""
@@ -139,7 +147,7 @@ class StageOptimizer:
         self.gradients = torch.empty(0)
 
     def moments(self) -> Iterator[torch.Tensor]:
-        """Return the moments of every parameter that was stepped, copies included."""
+        """Return the moments of every parameter that was stepped here, copies included."""
         for parameter in self.parameters.values():
             state = self._adamw.state.get(parameter, {})
             yield from (state[moment] for moment in MOMENTS if state)
@@ -165,9 +173,9 @@ class StageOptimizer:
         self.gradients.zero_()
 
     def state(self) -> dict[str, torch.Tensor]:
-        """Return `<Hugging Face name>.exp_avg` and `.exp_avg_sq` of what it owns; zeros before the first step."""
+        """Return `<Hugging Face name>.exp_avg` and `.exp_avg_sq` of what it owns and steps; zeros before the first."""
         result = {}
-        for name in self.owned:
+        for name in self._kept():
             parameter = self.parameters[name]
             state = self._adamw.state.get(parameter, {})
             for moment in MOMENTS:
@@ -176,14 +184,20 @@ class StageOptimizer:
                     result[f"{saved}.{moment}"] = part
         return result
 
+    def _kept(self) -> tuple[str, ...]:
+        """Return what it owns, and has the moments of."""
+        return tuple(name for name in self.owned if name in self.stepped)
+
     def weights(self) -> Iterator[tuple[str, torch.Tensor]]:
         """Yield (Hugging Face name, master weight) of what it owns, each read when it is asked for."""
         for name in self.owned:
             yield from self._stage.in_folder(name, self.parameters[name].detach())
 
     def load_state(self, tensors: TensorFolder, steps: int) -> None:
-        """Take the moments of every parameter, copies included, as of `steps` steps; WorkError when one is missing."""
-        for name, parameter in self.parameters.items():
+        """Take the moments of every parameter that it steps, copies included, as of `steps` steps; WorkError when one
+        is missing."""
+        for name in self.stepped:
+            parameter = self.parameters[name]
             moments: Mapping[str, torch.Tensor] = {
                 moment: self._stage.of_folder(name, partial(moment_of, tensors, moment)).to(parameter.device, copy=True)
                 for moment in MOMENTS

@@ -17,6 +17,7 @@ from rlhf_workers.training.communicator import Communicator
 from rlhf_workers.training.optimizer import MOMENTS, StageOptimizer, moment_of
 from rlhf_workers.training.pipeline_stage import PipelineStage
 from rlhf_workers.training.sharded_stage import ShardedStage
+from rlhf_workers.training.shared_moments import MomentShares
 from rlhf_workers.training.tensor_file import TensorFolder
 from rlhf_workers.training.tensor_optimizer import TensorOptimizer
 from rlhf_workers.training.tensor_parts import TensorPart
@@ -103,8 +104,8 @@ class ShardedOptimizer(StageOptimizer):
         return len(self._stage.get_parameter(name))
 
 
-def optimizer_of(stage: PipelineStage, fields: Optimizer, peak: float) -> StageOptimizer:
-    """Return the optimizer of a stage, in parts as the stage is."""
+def optimizer_of(stage: PipelineStage, fields: Optimizer, peak: float, shares: MomentShares) -> StageOptimizer:
+    """Return the optimizer of a stage, in parts as the stage is; its parts are moments' too, which need no `shares`."""
     if isinstance(stage, ShardedStage):
         return ShardedOptimizer(stage, fields, peak)
-    return (TensorOptimizer if stage.tensor.size > 1 else StageOptimizer)(stage, fields, peak)
+    return (TensorOptimizer if stage.tensor.size > 1 else StageOptimizer)(stage, fields, peak, shares)

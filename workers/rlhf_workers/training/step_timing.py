@@ -185,6 +185,8 @@ class NoCommunicator:
 
     def all_reduce_max(self, tensor: torch.Tensor, ranks: tuple[int, ...]) -> None: ...
 
+    def broadcast(self, tensor: torch.Tensor, source: int, ranks: tuple[int, ...]) -> None: ...
+
 
 class Arrived:
     """A transfer that is over."""

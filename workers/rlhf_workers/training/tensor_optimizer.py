@@ -14,6 +14,7 @@ from rlhf_api.job.groups import Optimizer
 from rlhf_workers.training.communicator import Communicator
 from rlhf_workers.training.optimizer import MOMENTS, StageOptimizer
 from rlhf_workers.training.pipeline_stage import PipelineStage
+from rlhf_workers.training.shared_moments import WHOLE, MomentShares
 
 PART: Final = "-tensor-{:05d}"
 
@@ -21,9 +22,9 @@ PART: Final = "-tensor-{:05d}"
 class TensorOptimizer(StageOptimizer):
     """Its `parameters` are this rank's parts."""
 
-    def __init__(self, stage: PipelineStage, fields: Optimizer, peak: float) -> None:
+    def __init__(self, stage: PipelineStage, fields: Optimizer, peak: float, shares: MomentShares = WHOLE) -> None:
         self.part = PART.format(stage.tensor.rank)
-        super().__init__(stage, fields, peak)
+        super().__init__(stage, fields, peak, shares)
 
     def _counted_elsewhere(self, stage: PipelineStage) -> frozenset[str]:
         return stage.replicated if stage.tensor.rank else frozenset()
@@ -73,9 +74,9 @@ class TensorOptimizer(StageOptimizer):
         yield from self._stage.kept.items()
 
     def state(self) -> dict[str, torch.Tensor]:
-        """Return the moments of this rank's parts; zeros before the first step."""
+        """Return the moments of the parts that this rank steps; zeros before the first step."""
         result = {}
-        for own in self.owned:
+        for own in self._kept():
             parameter = self.parameters[own]
             state = self._adamw.state.get(parameter, {})
             for moment in MOMENTS:

@@ -9,7 +9,7 @@ batches.
 
 import logging
 import time
-from collections.abc import Generator, Iterator, Mapping
+from collections.abc import Collection, Generator, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, Final
 
@@ -20,22 +20,22 @@ from rlhf_api.job import RLHFJobSpec
 from rlhf_api.job.lora import Lora
 from rlhf_api.schedule import ScheduleTable
 from rlhf_planner.schedule.held_model import without_model
-from rlhf_workers.algorithms.objectives import MISMATCH_WARNING, Objective, Statistics
+from rlhf_workers.algorithms.objectives import MISMATCH_WARNING, Objective
 from rlhf_workers.algorithms.registry import build_algorithm
-from rlhf_workers.failures import WorkError
 from rlhf_workers.precision import shared_casts
 from rlhf_workers.training.backends.registry import SpanSink
 from rlhf_workers.training.communicator import Communicator
 from rlhf_workers.training.draft_training import DraftTraining
 from rlhf_workers.training.executor import TimedAction, execute
 from rlhf_workers.training.finished_pieces import piece_finished
-from rlhf_workers.training.gradient_sums import sum_gradients
-from rlhf_workers.training.minibatches import epoch_order, mini_batches
+from rlhf_workers.training.gradient_sums import sum_gradients, sum_sizes
+from rlhf_workers.training.minibatches import check_mini_batch, epoch_order, mini_batches
 from rlhf_workers.training.old_log_probabilities import OldLogProbabilities
 from rlhf_workers.training.optimizer import Horizon, learning_rate
 from rlhf_workers.training.pipeline_stage import PipelineStage
 from rlhf_workers.training.rank_layout import RankLayout
 from rlhf_workers.training.sharded_optimizer import optimizer_of
+from rlhf_workers.training.shared_moments import moment_shares
 from rlhf_workers.training.stage_copy import StageCopy
 from rlhf_workers.training.stage_work import Note, StageWork
 from rlhf_workers.training.time_marks import time_marks_of
@@ -78,7 +78,10 @@ class Trainer:
         self.progress = TrainingProgress(0, Horizon(self._steps_of(spec.iterations)))
         fields = spec.training.optimizer
         self.peaks = {model: fields.peak_learning_rate(ModelRole(model)) for model in layout.models}
-        self.optimizers = {key: optimizer_of(stage, fields, self.peaks[key[0]]) for key, stage in stages.items()}
+        shares = {key: moment_shares(layout, *key, spec.training.parallelism) for key in stages}
+        self.optimizers = {
+            key: optimizer_of(stage, fields, self.peaks[key[0]], shares[key]) for key, stage in stages.items()
+        }
         self._copies = list(self._stage_copies())
         for stage in stages.values():
             stage.recompute = spec.training.activation_checkpointing
@@ -99,8 +102,7 @@ class Trainer:
         """Of the last iteration: of each sample the mean over its tokens, NaN without any; empty: no such field."""
         self._rates: dict[str, float] = {}
         """Of the last optimizer step, by model."""
-        self._slots = [(model, stage) for model in layout.models for stage in range(layout.stages(model))]
-        _check_sizes(spec, layout)
+        check_mini_batch(spec, layout)
 
     def train(
         self, iteration: int, batch: TrainingBatch, iterations: int = 0
@@ -213,7 +215,7 @@ class Trainer:
                 draft.backward(int(batch.mask[rows].sum()))
         with self._measured("train/gradients"):
             sum_gradients(objectives, self.layout, self.stages, self.optimizers, self.communicator)
-            losses, squares = self._sizes(objectives, before)
+            losses, squares = sum_sizes(objectives, before, self.layout, self.optimizers, self.communicator)
         allowed = self.spec.training.optimizer.max_non_finite_steps
         if problem := self.progress.non_finite.problem(losses, squares, iteration, self.progress.steps, allowed):
             if self.layout.rank == 0:
@@ -228,11 +230,11 @@ class Trainer:
         norms = {model: sum(squares[key] for key in squares if key[0] == model) ** 0.5 for model in objectives}
         with self._measured("train/optimizer"):
             limit = self.spec.training.optimizer.max_gradient_norm
-            for (model, _), optimizer in self.optimizers.items():
-                if model not in objectives:
-                    continue
-                scale = 1.0 if limit is None or norms[model] <= limit else limit / norms[model]
-                optimizer.step(self.rate(model), scale)
+            for model, stage in self.layout.held:
+                if model in objectives:
+                    scale = 1.0 if limit is None or norms[model] <= limit else limit / norms[model]
+                    self.optimizers[model, stage].step(self.rate(model), scale)
+        self._hand_on(objectives)
         if draft is not None:
             with self._measured("train/draft-step"):
                 draft.step()
@@ -310,6 +312,14 @@ class Trainer:
             )
         return work
 
+    def _hand_on(self, models: Collection[str]) -> None:
+        """Bring the copies of a stage that share its moments up to date with what each has stepped."""
+        shared = [key for key in self.layout.held if key[0] in models and self.optimizers[key].shares.part]
+        if shared:
+            with self._measured("train/hand-on"):
+                for key in shared:
+                    self.optimizers[key].hand_on(self.communicator)
+
     def _gather_weights(self) -> None:
         """Make whole parameters of those that ranks hold in parts. Here and nowhere else: a training is what all ranks
         do once and together, while publishing and saving may be asked of one rank, or of one again."""
@@ -318,26 +328,6 @@ class Trainer:
                 for key in self.layout.held:
                     if self.writes(*key):
                         self.optimizers[key].gather(self.communicator)
-
-    def _sizes(
-        self, objectives: Mapping[str, Objective], before: Mapping[str, Statistics]
-    ) -> tuple[dict[str, float], dict[tuple[str, int], float]]:
-        """Return the loss of each model and the squared gradient norm of each stage, the same on all ranks.
-
-        Each stage fills its own slot, so that the sum over ranks only adds zeros, or the other parts of a stage; losses
-        add up over replicas, of which the first rank of a tensor group speaks for the others.
-        """
-        sums = torch.zeros(len(self._slots) + len(objectives), dtype=torch.float64, device=self.device)
-        for place, key in enumerate(self._slots):
-            if key in self.optimizers and self.writes(*key):
-                sums[place] = self.optimizers[key].norm_squared()
-        for place, (model, objective) in enumerate(objectives.items(), len(self._slots)):
-            if not self.layout.tensor_rank:
-                sums[place] = objective.statistics["loss"] - before[model]["loss"]
-        self.communicator.all_reduce_sum(sums, self._everyone)
-        values = sums.tolist()
-        losses = dict(zip(objectives, values[len(self._slots) :], strict=True))
-        return losses, dict(zip(self._slots, values, strict=False))
 
     # ------------------------------------------------------------ metrics
 
@@ -390,16 +380,3 @@ class Trainer:
         yield
         piece_finished()
         self._span(name, start, time.time_ns())
-
-
-def _check_sizes(spec: RLHFJobSpec, layout: RankLayout) -> None:
-    size = spec.algorithm.fields.mini_batch_size
-    for model in layout.models:
-        cells = layout.replicas(model) * layout.microbatches(model)
-        if size % cells:
-            raise WorkError(
-                "BadSchedule",
-                f"spec.algorithm.{spec.algorithm.name}.miniBatchSize: {size} does not divide into the {cells} "
-                f"micro-batches of the {model}'s schedule",
-                field=f"spec.algorithm.{spec.algorithm.name}.miniBatchSize",
-            )

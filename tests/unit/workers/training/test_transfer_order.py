@@ -208,6 +208,8 @@ class SilentPeer:
 
     def all_reduce_max(self, tensor: torch.Tensor, ranks: tuple[int, ...]) -> None: ...
 
+    def broadcast(self, tensor: torch.Tensor, source: int, ranks: tuple[int, ...]) -> None: ...
+
 
 def test_a_wait_that_fails_names_the_peer_and_the_step_of_the_table() -> None:
     receive = Action(kind="RECV_F", pipeline=0, stage=1, microbatch=3, peer=0)
