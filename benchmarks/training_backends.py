@@ -77,7 +77,8 @@ def arguments() -> argparse.Namespace:
 
 def layouts(ranks: int) -> list[Layout]:
     """One rank of `torch` first, then `torch` on data parallel ranks, with which all others are compared."""
-    many = [Layout("torch", data=ranks), Layout("torch", pipeline=ranks), Layout("torch", data=ranks, shard=ranks)]
+    many = [Layout("torch", data=ranks), Layout("torch", data=ranks, shard_optimizer=True)]
+    many += [Layout("torch", pipeline=ranks), Layout("torch", data=ranks, shard=ranks)]
     if find_spec("megatron") is None:
         print("Megatron-core is not installed: its layouts are left out")
     else:

@@ -47,13 +47,15 @@ class Layout:
     data: int = 1
     shard: int = 1
     tensor: int = 1
+    shard_optimizer: bool = False
 
     @property
     def name(self) -> str:
         places = {"pipeline": self.pipeline, "data": self.data, "shard": self.shard, "tensor": self.tensor}
         if self.shard > 1:
             del places["data"]
-        return " ".join([self.backend, *(f"{key} {count}" for key, count in places.items() if count > 1)])
+        named = [self.backend, *(f"{key} {count}" for key, count in places.items() if count > 1)]
+        return " ".join([*named, "shardOptimizer"] if self.shard_optimizer else named)
 
     @property
     def world(self) -> int:
@@ -65,7 +67,7 @@ def job_of(folder: Path, options: argparse.Namespace, layout: Layout) -> RLHFJob
     sizes = ("pipeline", "data", "shard", "tensor")
     training = {
         "backend": layout.backend,
-        "parallelism": {name: getattr(layout, name) for name in sizes},
+        "parallelism": {name: getattr(layout, name) for name in sizes} | {"shardOptimizer": layout.shard_optimizer},
         "optimizer": {"learningRate": STILL, "criticLearningRate": STILL, "weightDecay": 0.0},
     }
     return fused_training.job_of(folder, options, options.microbatches, training)
@@ -102,7 +104,7 @@ class Rank:
         self._remembered = self.trainer.algorithm.state()
 
     def _span(self, name: str, start_ns: int, end_ns: int, **_: str) -> None:
-        if name == "train/gather":
+        if name in ("train/gather", "train/hand-on"):
             self._gathered += (end_ns - start_ns) / 1e9
 
     def step(self, table: str) -> dict[str, float]:

@@ -106,7 +106,9 @@ def _schema() -> Schema:
         _attach(schema, node, {"rule": kept, "message": IMMUTABLE_MESSAGE, "fieldPath": f".{name}"})
     for path in LAYOUT:
         name = path.removeprefix("spec.training.")
-        kept = f"self.suspend && oldSelf.suspend || self.training.?{name} == oldSelf.training.?{name}"
+        # Where a field may be absent; of strings and objects the API server cannot tell what an optional one costs.
+        field = f"training.?{name}" if any(_optional(schema, path)) else f"training.{name}"
+        kept = f"self.suspend && oldSelf.suspend || self.{field} == oldSelf.{field}"
         _attach(schema, "spec", {"rule": kept, "message": LAYOUT_MESSAGE, "fieldPath": f".training.{name}"})
     _leave_out_empty(schema)
     return schema

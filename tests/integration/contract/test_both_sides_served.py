@@ -4,6 +4,7 @@ The rows are read off the definition by the unit tests' `definition_rows`, which
 """
 
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import yaml
@@ -13,7 +14,7 @@ from tests.support.served_definition import Causes, ServedDefinition
 
 from rlhf_api.manifest import dump, parse
 from rlhf_api.rules.rule import Values
-from rlhf_api.rules.table import RULES
+from rlhf_api.rules.table import LAYOUT, LAYOUT_MESSAGE, RULES
 from rlhf_api.structural_schema import job_schema, with_defaults
 from rlhf_api.yaml_document import read_document
 
@@ -64,6 +65,22 @@ def test_what_is_fixed_in_a_live_job_stays_and_the_rest_may_change(served: Serve
         assert served.replaced(live, data) == [], (other.path, value)
         changed.add(other.path)
     assert changed >= LEAVES_NO_OTHER
+
+
+def test_a_suspended_job_takes_another_layout_of_ranks_until_it_is_resumed(served: ServedDefinition) -> None:
+    def job(field: str, *, suspend: bool) -> dict[str, Any]:
+        data = rows.whole("")
+        rows.placed(data, "spec.training.lora", None)  # not every layout has adapters
+        for path, value in (rows.FIXED[field][0] if field else {}).items():
+            rows.placed(data, path, value)
+        data["spec"]["suspend"] = suspend
+        return data
+
+    name = served.store(job("", suspend=True) | {"metadata": {"name": "suspended"}})
+    for field in LAYOUT:
+        assert served.replaced(name, job(field, suspend=True)) == [], field
+        assert says(served.replaced(name, job(field, suspend=False)), field, LAYOUT_MESSAGE), field
+    served.remove(name)
 
 
 def test_every_enum_takes_its_values_and_no_other(served: ServedDefinition, live: str) -> None:
