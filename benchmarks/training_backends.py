@@ -82,7 +82,7 @@ def layouts(ranks: int) -> list[Layout]:
     if find_spec("megatron") is None:
         print("Megatron-core is not installed: its layouts are left out")
     else:
-        many += [Layout("megatron", **{split: ranks}) for split in ("data", "pipeline", "tensor")]
+        many += [Layout("megatron", data=ranks), Layout("megatron", pipeline=ranks), Layout("megatron", tensor=ranks)]
     return [Layout("torch"), *many]
 
 
