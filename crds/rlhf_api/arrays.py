@@ -3,6 +3,7 @@
 Rule: unpacking checks that the byte count fits dtype and shape, and refuses any dtype not listed here.
 """
 
+import math
 from typing import Any, Final
 
 import numpy as np
@@ -12,6 +13,8 @@ from rlhf_api import control_pb2 as pb
 
 DTYPES: Final = frozenset({"int32", "int64", "float32", "float64", "uint8", "bool"})
 """Number types of arrays on the wire."""
+_ON_THE_WIRE: Final = {name: np.dtype(name).newbyteorder("<") for name in DTYPES}
+_HERE: Final = {name: np.dtype(name) for name in DTYPES}
 
 
 def pack(array: npt.NDArray[Any]) -> pb.Array:
@@ -19,17 +22,16 @@ def pack(array: npt.NDArray[Any]) -> pb.Array:
     name = array.dtype.name
     if name not in DTYPES:
         raise ValueError(f"array dtype {name} does not travel; use one of {', '.join(sorted(DTYPES))}")
-    little = np.ascontiguousarray(array).astype(array.dtype.newbyteorder("<"), copy=False)
-    return pb.Array(dtype=name, shape=array.shape, data=little.tobytes())
+    return pb.Array(dtype=name, shape=array.shape, data=array.astype(_ON_THE_WIRE[name], copy=False).tobytes())
 
 
 def unpack(array: pb.Array) -> npt.NDArray[Any]:
     """Return a new writable numpy array. Raises ValueError when dtype, shape and byte count disagree."""
-    if array.dtype not in DTYPES:
-        raise ValueError(f"array dtype {array.dtype!r} does not travel; use one of {', '.join(sorted(DTYPES))}")
-    dtype = np.dtype(array.dtype).newbyteorder("<")
-    shape = tuple(array.shape)
-    expected = dtype.itemsize * int(np.prod(shape, dtype=np.int64))
-    if any(side < 0 for side in shape) or len(array.data) != expected:
-        raise ValueError(f"array of {array.dtype} {shape} needs {expected} bytes, got {len(array.data)}")
-    return np.frombuffer(array.data, dtype=dtype).astype(np.dtype(array.dtype)).reshape(shape)
+    name, data, shape = array.dtype, array.data, tuple(array.shape)
+    dtype = _ON_THE_WIRE.get(name)
+    if dtype is None:
+        raise ValueError(f"array dtype {name!r} does not travel; use one of {', '.join(sorted(DTYPES))}")
+    expected = dtype.itemsize * math.prod(shape)
+    if len(data) != expected or any(side < 0 for side in shape):
+        raise ValueError(f"array of {name} {shape} needs {expected} bytes, got {len(data)}")
+    return np.frombuffer(data, dtype=dtype).astype(_HERE[name]).reshape(shape)

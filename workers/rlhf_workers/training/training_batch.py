@@ -190,38 +190,41 @@ def batch_from(
         raise _incomplete(f"expected samples 0 to {size - 1} once each, got {len(ordered)} samples")
     responses = [_ints(sample, sample.response, "response", least=0 if sample.abstained else 1) for sample in ordered]
     longest = max(len(response) for response in responses)
-    fields: dict[str, torch.Tensor] = {
-        name: torch.zeros(size, longest) for name in needed if name.shape is Shape.PER_TOKEN
+    tokens = np.zeros((size, longest), np.int64)
+    others = np.zeros((size, longest), np.bool_)
+    per_token = [name for name in needed if name.shape is Shape.PER_TOKEN]
+    per_sample = [name for name in needed if name.shape is Shape.PER_SAMPLE]
+    filled = {
+        name: np.zeros((size, longest if name in per_token else 1), np.float32) for name in per_token + per_sample
     }
-    judged: dict[str, torch.Tensor] = {name: torch.zeros(size) for name in needed if name.shape is Shape.PER_SAMPLE}
-    tokens = torch.zeros(size, longest, dtype=torch.int64)
-    others = torch.zeros(size, longest, dtype=torch.bool)
     for row, (sample, response) in enumerate(zip(ordered, responses, strict=True)):
-        tokens[row, : len(response)] = response
-        written = _written(sample, len(response)) if holes else torch.zeros(len(response), dtype=torch.bool)
-        others[row, : len(response)] = written
-        for name in fields:
+        length = len(response)
+        tokens[row, :length] = response
+        if holes:
+            others[row, :length] = _written(sample, length)
+        for name in per_token:
             if not sample.abstained or name in sample.fields:
-                if holes and name == SAMPLED_FIELD:
-                    fields[name][row, : len(response)] = _sampled(sample, written)
-                    continue
-                fields[name][row, : len(response)] = _floats(sample, name, len(response))
-        for name in judged if not sample.abstained else ():
-            judged[name][row] = _floats(sample, name, 1)[0]
+                filled[name][row, :length] = _array(sample, name, length)
+        for name in per_sample if not sample.abstained else ():
+            filled[name][row] = _array(sample, name, 1)
+    if holes:  # tokens that an environment wrote have no log-probability
+        filled[SAMPLED_FIELD][others] = 0
+    fields, judged = ({name: _finite(name, filled[name]) for name in names} for names in (per_token, per_sample))
+    rewards: dict[str, torch.Tensor] = {name: value.flatten() for name, value in judged.items()}
     lengths = torch.tensor([len(response) for response in responses])
     valid = torch.tensor([not sample.abstained for sample in ordered])
     return TrainingBatch(
-        prompts=tuple(_ints(sample, sample.prompt, "prompt") for sample in ordered),
-        responses=tokens,
+        prompts=tuple(torch.from_numpy(_ints(sample, sample.prompt, "prompt").astype(np.int64)) for sample in ordered),
+        responses=torch.from_numpy(tokens),
         response_lengths=lengths,
-        mask=(torch.arange(longest)[None, :] < lengths[:, None]) & valid[:, None] & ~others,
+        mask=(torch.arange(longest)[None, :] < lengths[:, None]) & valid[:, None] & ~torch.from_numpy(others),
         groups=torch.tensor([sample.group for sample in ordered]),
-        rewards=next(iter(judged.values()), torch.zeros(size)),
+        rewards=next(iter(rewards.values()), torch.zeros(size)),
         valid=valid,
         finished=torch.tensor([_finished(sample, max_response_tokens) for sample in ordered]),
         fields=fields | _staleness(ordered, longest, version),
         parts={part: torch.tensor([_part(sample, name) for sample in ordered]) for part, name in parts.items()},
-        judged=judged,
+        judged=rewards,
     )
 
 
@@ -237,22 +240,22 @@ def _staleness(samples: Sequence[pb.TrainSample], longest: int, version: int | N
     return {STALE_FIELD: result} if result.any() else {}
 
 
-def _written(sample: pb.TrainSample, length: int) -> torch.Tensor:
-    """Return which tokens of a response an environment wrote, bool [n]; none of one that has no log-probabilities, as
-    it failed or was cut off."""
+def _written(sample: pb.TrainSample, length: int) -> npt.NDArray[np.bool_]:
+    """Return which tokens of a response an environment wrote, [n]; none of one that has no log-probabilities, as it
+    failed or was cut off."""
     if sample.abstained and SAMPLED_FIELD not in sample.fields:
-        return torch.zeros(length, dtype=torch.bool)
-    return torch.from_numpy(_array(sample, SAMPLED_FIELD, length) == NOT_SAMPLED)
-
-
-def _sampled(sample: pb.TrainSample, written: torch.Tensor) -> torch.Tensor:
-    """Return log-probabilities, float32 [n], 0 for tokens that an environment wrote, which have none."""
-    values = _array(sample, SAMPLED_FIELD, len(written))
-    return _finite(sample, SAMPLED_FIELD, np.where(written.numpy(), np.float32(0), values))
+        return np.zeros(length, np.bool_)
+    written: npt.NDArray[np.bool_] = _array(sample, SAMPLED_FIELD, length) == NOT_SAMPLED
+    return written
 
 
 def _part(sample: pb.TrainSample, name: str) -> float:
-    return float(_floats(sample, name, 1)[0]) if name in sample.fields else math.nan
+    if name not in sample.fields:
+        return math.nan
+    value = float(_array(sample, name, 1)[0])
+    if not math.isfinite(value):
+        raise _not_finite(sample.sample, name)
+    return value
 
 
 def micro_batch(
@@ -303,16 +306,12 @@ def _finished(sample: pb.TrainSample, limit: int | None) -> bool:
     return length > 0 and (limit is None or length < limit)
 
 
-def _ints(sample: pb.TrainSample, array: pb.Array, name: str, least: int = 1) -> torch.Tensor:
-    values = unpack(array)
+def _ints(sample: pb.TrainSample, array: pb.Array, name: str, least: int = 1) -> npt.NDArray[np.int32]:
+    values: npt.NDArray[np.int32] = unpack(array)
     if values.ndim != 1 or len(values) < least or values.dtype != np.int32:
         needs = f"int32 [n >= {least}]"
         raise _incomplete(f"sample {sample.sample}: {name} is {array.dtype} {list(array.shape)}, needs {needs}")
-    return torch.from_numpy(values).long()
-
-
-def _floats(sample: pb.TrainSample, name: str, length: int) -> torch.Tensor:
-    return _finite(sample, name, _array(sample, name, length))
+    return values
 
 
 def _array(sample: pb.TrainSample, name: str, length: int) -> npt.NDArray[np.float32]:
@@ -326,10 +325,16 @@ def _array(sample: pb.TrainSample, name: str, length: int) -> npt.NDArray[np.flo
     return values
 
 
-def _finite(sample: pb.TrainSample, name: str, values: npt.NDArray[np.float32]) -> torch.Tensor:
-    if not np.isfinite(values).all():
-        raise _incomplete(f"sample {sample.sample}: {name} holds a value that is not a finite number")
+def _finite(name: str, values: npt.NDArray[np.float32]) -> torch.Tensor:
+    """Return a field of all samples; WorkError names the first sample of which it holds what is no number."""
+    right = np.isfinite(values)
+    if not right.all():
+        raise _not_finite(int(right.all(axis=1).argmin()), name)
     return torch.from_numpy(values)
+
+
+def _not_finite(sample: int, name: str) -> WorkError:
+    return _incomplete(f"sample {sample}: {name} holds a value that is not a finite number")
 
 
 def _incomplete(message: str) -> WorkError:
