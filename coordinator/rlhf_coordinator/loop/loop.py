@@ -25,8 +25,8 @@ TICK_SECONDS: Final = 0.25
 """Resolution of everything that only time changes."""
 
 DEBOUNCE_SECONDS: Final = 0.002
-"""Messages that arrive together are decided on together; far below the time of a decode step. Longer when deciding
-takes long (hundreds of workers), see DEBOUNCE_FACTOR."""
+"""Messages that arrive together are decided on together; far below the time of a decode step. Longer right after
+deciding took long (hundreds of workers), see DEBOUNCE_FACTOR."""
 
 DEBOUNCE_FACTOR: Final = 4.0
 """Pause after deciding, in times of what deciding took: at most a fifth of the time goes into it."""
@@ -36,6 +36,13 @@ MAX_DEBOUNCE_SECONDS: Final = 0.02
 
 MAX_ROUNDS: Final = 64
 """Decisions that follow from decisions; more means that a decision does not change what it was made from."""
+
+
+def pause_before_tick(start: float, end: float, now: float) -> float:
+    """Return the seconds to wait for more messages when something has changed, where the last tick went from `start` to
+    `end`: what came long after it waits no longer than messages that come together."""
+    rest = end + min(MAX_DEBOUNCE_SECONDS, DEBOUNCE_FACTOR * (end - start)) - now
+    return max(DEBOUNCE_SECONDS, rest)
 
 
 class Loop:
@@ -48,16 +55,16 @@ class Loop:
 
     async def until_over(self) -> None:
         """Tick until the job is Complete, Failed or Stopped."""
-        run, tick_seconds = self._run, 0.0
+        run, start, end = self._run, 0.0, 0.0
         while run.outcome is None:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(TICK_SECONDS):
                     await run.changed.wait()
-                await asyncio.sleep(max(DEBOUNCE_SECONDS, min(MAX_DEBOUNCE_SECONDS, DEBOUNCE_FACTOR * tick_seconds)))
+                await asyncio.sleep(pause_before_tick(start, end, time.monotonic()))
             run.changed.clear()
             start = time.monotonic()
             self.tick()
-            tick_seconds = time.monotonic() - start
+            end = time.monotonic()
 
     def tick(self) -> None:
         """Decide and act until there is nothing left to decide."""

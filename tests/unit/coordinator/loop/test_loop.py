@@ -11,7 +11,7 @@ from rlhf_coordinator.job.job_run import JobRun
 from rlhf_coordinator.job.timeline_spans import draw_last_phase
 from rlhf_coordinator.loop.actions import Actions
 from rlhf_coordinator.loop.event_handlers import EventHandlers
-from rlhf_coordinator.loop.loop import Loop
+from rlhf_coordinator.loop.loop import DEBOUNCE_SECONDS, MAX_DEBOUNCE_SECONDS, Loop, pause_before_tick
 from rlhf_coordinator.scheduling import iteration
 from rlhf_coordinator.scheduling.consolidation import Consolidation
 from rlhf_coordinator.scheduling.decisions import CloseIteration, CommitTrained, Decision
@@ -59,6 +59,14 @@ class LoopBench:
 def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> LoopBench:
     """A job that has begun, before its first tick."""
     return LoopBench(tmp_path, monkeypatch)
+
+
+def test_a_fifth_of_the_time_goes_into_deciding_and_what_comes_after_a_silence_waits_for_no_more() -> None:
+    """What a worker says after half a second of work once waited for four times as long as the tick before it took."""
+    assert pause_before_tick(10.0, 10.004, 10.004) == pytest.approx(0.016)
+    assert pause_before_tick(10.0, 10.004, 10.014) == pytest.approx(0.006)
+    assert pause_before_tick(10.0, 10.004, 10.5) == DEBOUNCE_SECONDS
+    assert pause_before_tick(10.0, 10.1, 10.1) == pytest.approx(MAX_DEBOUNCE_SECONDS)
 
 
 def test_a_phase_that_ends_with_the_decisions_of_its_own_tick_is_not_entered(bench: LoopBench) -> None:
