@@ -12,7 +12,7 @@ import torch
 import transformers
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, processors
 
-ARCHITECTURES: Final = ("llama", "qwen2", "qwen3", "mistral", "gemma2")
+ARCHITECTURES: Final = ("llama", "qwen2", "qwen3", "mistral", "gemma2", "mixtral", "qwen3_moe")
 WINDOW: Final = 8
 """Tokens a sliding-window layer sees (mistral: every layer, gemma2: every other one)."""
 CHARACTERS: Final = "0123456789abcdefghijklmnopqrstuvwxyz+-*=.,:?! \n"

@@ -47,7 +47,7 @@ def _mixed(module: Any, hidden: torch.Tensor, choices: torch.Tensor, weights: to
     # Unbound once: a gradient of the packed tensor is put together once, not for every expert.
     experts = zip(taken.split(counts), module.gate_up_proj.unbind(), module.down_proj.unbind(), strict=True)
     made = torch.cat([feed(rows, gate_up, down) for rows, gate_up, down in experts])
-    made = made.index_select(0, order.argsort()).view(*choices.shape, -1) * weights[..., None]
+    made = made.index_select(0, order.argsort()).view(*choices.shape, hidden.shape[1]) * weights[..., None]
     result = made[:, 0]
     for choice in range(1, choices.shape[1]):
         result = result + made[:, choice]
