@@ -5,7 +5,8 @@ rows meet in an expert depends on all rows of a pass, and kernels sum in another
 Rule: in `TILED` an expert multiplies tiles of exactly 16 rows, the last one filled up with zeros, so that a row's bits
 follow from the row alone; what is between the products is added and multiplied element by element, in the order of
 the row's own choices. `WHOLE` multiplies all rows of an expert at once: its shapes follow from the whole pass. Both
-are differentiable. Must never let a row see how many others chose its expert.
+are differentiable. Must never let a row see how many others chose its expert, nor be asked for models of another
+family, whose experts it would compute otherwise.
 """
 
 from collections.abc import Callable
@@ -21,6 +22,8 @@ WHOLE: Final = "whole"
 EXPERT_ROWS: Final = 16
 """Rows of a tile, as many as the smallest decode pass of the deterministic mode has: the number in which a row's bits
 were found to depend on neither its place nor its neighbours."""
+FAMILIES: Final = ("mixtral", "qwen3_moe")
+"""`model_type`s whose experts are gate, up and down without biases, as is computed here."""
 EXPERT_FIELDS: Final = ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts")
 """Names of the number of experts in configurations."""
 
@@ -35,7 +38,7 @@ def has_experts(config: Any) -> bool:
 
 def in_tiles(model: Any) -> bool:
     """Return whether the experts of a model of transformers compute tile by tile."""
-    return bool(model._can_set_experts_implementation() and model.config._experts_implementation == TILED)
+    return model.config.model_type in FAMILIES and model.config._experts_implementation == TILED
 
 
 def _mixed(module: Any, hidden: torch.Tensor, choices: torch.Tensor, weights: torch.Tensor, feed: Feed) -> torch.Tensor:

@@ -20,7 +20,7 @@ from torch import nn
 
 from rlhf_api.job.lora import Lora
 from rlhf_api.names import ExitCode
-from rlhf_workers.experts import TILED, has_experts
+from rlhf_workers.experts import FAMILIES, TILED
 from rlhf_workers.failures import WorkError
 from rlhf_workers.lora_linear import adapt
 from rlhf_workers.peft_folder import A_SUFFIX, B_SUFFIX
@@ -246,7 +246,7 @@ def _load(
         config = transformers.AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
         if getattr(config.get_text_config(), "attn_logit_softcapping", None) is not None:
             attention = "eager"  # fused attention does not cap scores, and transformers 5.17 does not refuse it
-        if attention == "eager" and has_experts(config.get_text_config()):
+        if attention == "eager" and config.model_type in FAMILIES:
             arguments["experts_implementation"] = TILED
         with stage(f"loading {field} from its folder"):
             try:

@@ -103,17 +103,18 @@ def test_a_model_whose_experts_take_all_their_rows_at_once_is_refused(load: Any,
     assert raised.value.failure.field == "spec.deterministic"
 
 
-def test_a_model_whose_experts_have_one_way_alone_is_refused(tmp_path: Path) -> None:
-    """JetMoe's experts are not of transformers' interface: asking them for tiles changes nothing."""
+def test_experts_of_another_kind_are_refused(tmp_path: Path) -> None:
+    """GPT-OSS has biases and another gate: what computes Mixtral's experts would compute other numbers."""
     with torch.random.fork_rng(devices=[]):
-        config = transformers.JetMoeConfig(
-            vocab_size=50, hidden_size=32, num_hidden_layers=1, num_key_value_heads=2, kv_channels=8,
-            intermediate_size=64, num_local_experts=4, max_position_embeddings=64,
+        config = transformers.GptOssConfig(
+            vocab_size=50, hidden_size=32, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
+            head_dim=8, intermediate_size=64, num_local_experts=4, num_experts_per_tok=2, sliding_window=8,
+            max_position_embeddings=64, rope_parameters={"rope_type": "default", "rope_theta": 1e4},
         )  # fmt: skip
-        transformers.JetMoeForCausalLM(config).save_pretrained(tmp_path)
+        transformers.GptOssForCausalLM(config).save_pretrained(tmp_path)
     device = torch.device("cpu")
     model = load_causal_lm(str(tmp_path), field="model", dtype=torch.float32, device=device, attention="eager")
-    with pytest.raises(WorkError, match="this jetmoe model are not computed tile by tile"):
+    with pytest.raises(WorkError, match="this gpt_oss model are not computed tile by tile"):
         Tiles(CausalForward(model, "model")).require()
 
 

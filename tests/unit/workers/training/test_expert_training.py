@@ -28,6 +28,7 @@ from tests.support.training_ranks import (
 
 from rlhf_api.job import RLHFJob
 from rlhf_api.schedule import Pipeline
+from rlhf_coordinator.model_sizes import read_size
 from rlhf_workers.failures import WorkError
 from rlhf_workers.training import checkpoint
 
@@ -147,3 +148,13 @@ def test_adapters_are_refused_by_field_and_family(family: str, folders: dict[str
     with pytest.raises(WorkError, match=f"'{family}', a mixture of experts, .*: leave the field out") as raised:
         on_ranks(1, lambda rank, peers: trainer_of(job, serial(job, 1, 1, ("actor",)), rank, 1, peers))
     assert raised.value.failure.field == "spec.training.lora"
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_what_is_planned_with_counts_every_expert(family: str, folders: dict[str, Path]) -> None:
+    job, size = make_job(folders[family]), read_size(folders[family])
+    assert size is not None
+    trainer = on_ranks(1, lambda rank, peers: trainer_of(job, serial(job, 1, 1, ("actor",)), rank, 1, peers))[0]
+    assert size.parameters == sum(value.numel() for value in trainer.optimizers["actor", 0].parameters.values())
+    assert {"q_proj", "o_proj"} <= size.map_widths.keys()
+    assert "up_proj" not in size.map_widths, "experts have no adapters"
