@@ -15,7 +15,7 @@ from rlhf_api.job.model_source import ModelSource
 from rlhf_api.names import DRAFT_MODEL
 from rlhf_coordinator.model_folders import local_folder
 from rlhf_planner.device_memory import ModelSize, reward_model
-from rlhf_planner.training_memory import shape_of
+from rlhf_planner.transformer_shape import shape_of
 
 _MAX_HEADER: Final = 100 * 1024 * 1024
 """Bytes of a safetensors header, as the format's own library limits it."""
@@ -75,7 +75,8 @@ def _map_widths(config: Mapping[str, Any]) -> dict[str, int]:
         return {}
     hidden, queries, keys, inner = shape.hidden, shape.queries, shape.keys, shape.intermediate
     widths = {"q_proj": hidden + queries, "k_proj": hidden + keys, "v_proj": hidden + keys, "o_proj": queries + hidden}
-    widths |= dict.fromkeys(("gate_proj", "up_proj", "down_proj"), hidden + inner)
+    if shape.experts is None:  # experts have no adapters
+        widths |= dict.fromkeys(("gate_proj", "up_proj", "down_proj"), hidden + inner)
     return {name: width * shape.layers for name, width in widths.items()}
 
 

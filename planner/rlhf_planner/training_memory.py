@@ -9,9 +9,10 @@ allocator cannot use because it is in pieces (FRAGMENTED_SHARE of what it holds)
 Rule: arithmetic; a test counts what the trainer itself keeps, family by family, and holds this module to it.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Final, Literal
+from typing import Final, Literal
+
+from rlhf_planner.transformer_shape import Experts, TransformerShape
 
 RUNTIME_BYTES: Final = 700 * 2**20
 """CUDA context, cuBLAS and kernels of a process, beside what PyTorch allocates; by reading, not yet measured."""
@@ -27,43 +28,12 @@ OPTIMIZER_BYTES: Final = 16
 """Float32 weight, gradient and two moments, a parameter."""
 NORM_CHUNK_BYTES: Final = 16 * 2**20 * 8
 """Gradients in float64 while their norm is taken."""
-HEADS_NORMED: Final = ("qwen3",)
+CHOICE_BYTES: Final = 44
+"""Of each expert that a token chose: its place among the others', there and back, and its weight."""
+HEADS_NORMED: Final = ("qwen3", "qwen3_moe")
 """Families that norm queries and keys."""
 FOUR_NORMS: Final = ("gemma2",)
 """Families with a norm before and after each block, and soft caps, which only written-out attention has."""
-
-
-@dataclass(frozen=True)
-class TransformerShape:
-    """Of a model like Llama."""
-
-    family: str
-    """`model_type` of its config."""
-    hidden: int
-    layers: int
-    heads: int
-    key_value_heads: int
-    head_width: int
-    intermediate: int
-    vocabulary: int
-    tied: bool
-    window: int | None = None
-    """Tokens that a sliding layer sees; None: there is none."""
-
-    @property
-    def queries(self) -> int:
-        """Width of all query heads."""
-        return self.heads * self.head_width
-
-    @property
-    def keys(self) -> int:
-        """Width of all key heads."""
-        return self.key_value_heads * self.head_width
-
-    @property
-    def layer_parameters(self) -> int:
-        """Parameters of the matrices of one layer; norms and biases are left out, less than a thousandth."""
-        return self.hidden * (2 * self.queries + 2 * self.keys + 3 * self.intermediate)
 
 
 @dataclass(frozen=True)
@@ -98,6 +68,21 @@ class StageTraining:
         return base + (self.stage < more)
 
     @property
+    def routed_layers(self) -> int:
+        """Those of them whose tokens are routed to experts."""
+        if self.shape.experts is None:
+            return 0
+        base, more = divmod(self.shape.layers, self.stages)
+        first = self.stage * base + min(self.stage, more)
+        return len(set(range(first, first + self.layers)) - self.shape.experts.dense)
+
+    @property
+    def layers_parameters(self) -> int:
+        """Parameters of the matrices of its layers."""
+        dense = (self.layers - self.routed_layers) * self.shape.layer_parameters(False)
+        return dense + self.routed_layers * self.shape.layer_parameters(True)
+
+    @property
     def last(self) -> bool:
         """The head is on this stage."""
         return self.stage == self.stages - 1
@@ -119,28 +104,7 @@ class StageTraining:
     @property
     def parameters(self) -> int:
         """Parameters of this stage."""
-        return self.layers * self.shape.layer_parameters + self.embedding_parameters
-
-
-def shape_of(config: Mapping[str, Any]) -> TransformerShape:
-    """Return the shape that a config.json tells. KeyError, TypeError or ValueError when it tells none."""
-    heads = int(config["num_attention_heads"])
-    hidden = int(config["hidden_size"])
-    window = config.get("sliding_window")
-    if not config.get("use_sliding_window", True):
-        window = None
-    return TransformerShape(
-        family=str(config["model_type"]),
-        hidden=hidden,
-        layers=int(config["num_hidden_layers"]),
-        heads=heads,
-        key_value_heads=int(config.get("num_key_value_heads") or heads),
-        head_width=int(config.get("head_dim") or hidden // heads),
-        intermediate=int(config["intermediate_size"]),
-        vocabulary=int(config["vocab_size"]),
-        tied=bool(config.get("tie_word_embeddings", False)),
-        window=int(window) if window is not None else None,
-    )
+        return self.layers_parameters + self.embedding_parameters
 
 
 def training_memory(stage: StageTraining) -> dict[str, int]:
@@ -148,7 +112,9 @@ def training_memory(stage: StageTraining) -> dict[str, int]:
     parts = {"weights, gradients, moments": OPTIMIZER_BYTES * stage.parameters, "workspace": WORKSPACE_BYTES}
     if stage.half:
         head = stage.shape.vocabulary * stage.shape.hidden if stage.last and stage.head == "lm" else 0
-        parts["half-precision weights"] = 2 * (stage.layers * stage.shape.layer_parameters + head)
+        parts["half-precision weights"] = 2 * (stage.layers_parameters + head) - stage.routed_layers * _cast_experts(
+            stage
+        )
     parts["activations"] = stage.in_flight * kept_by_layers(stage)
     parts["logits"] = kept_by_head(stage)
     parts["working memory"] = max(_loss_moment(stage), _layer_moment(stage), NORM_CHUNK_BYTES - sum(
@@ -162,7 +128,8 @@ def kept_by_layers(stage: StageTraining) -> int:
     tokens = stage.samples * stage.tokens
     if stage.recompute:
         return stage.layers * tokens * 4 * stage.shape.hidden
-    return stage.layers * tokens * _kept_by_layer(stage)
+    dense = (stage.layers - stage.routed_layers) * tokens * _kept_by_layer(stage, routed=False)
+    return dense + stage.routed_layers * (tokens * _kept_by_layer(stage, routed=True) + _cast_experts(stage))
 
 
 def kept_by_head(stage: StageTraining) -> int:
@@ -182,14 +149,27 @@ def _norm(shape: TransformerShape) -> int:
     return 4 * (2 * shape.hidden + 1)
 
 
-def _kept_by_layer(stage: StageTraining) -> int:
-    """Bytes a token that one layer keeps."""
+def _kept_by_layer(stage: StageTraining, routed: bool) -> int:
+    """Bytes a token that one layer keeps, whose tokens are `routed` to experts or are not."""
     shape, width = stage.shape, stage.width
     norms = 4 if shape.family in FOUR_NORMS else 2
     # Autocast casts the input of every product anew: three of attention, two of the MLP.
     inputs = 2 * 5 * shape.hidden if stage.half else 4 * 2 * shape.hidden
-    blocks = width * 4 * shape.intermediate
+    blocks = _kept_by_experts(stage, shape.experts) if routed and shape.experts else width * 4 * shape.intermediate
     return norms * _norm(shape) + inputs + _kept_by_heads(stage) + _kept_by_attention(stage) + blocks
+
+
+def _kept_by_experts(stage: StageTraining, experts: Experts) -> int:
+    """A copy of the token for each expert that it chose, what that made of it, and the router's choice."""
+    each = stage.width * (2 * stage.shape.hidden + 4 * experts.width) + CHOICE_BYTES
+    return experts.chosen * each + 4 * experts.count
+
+
+def _cast_experts(stage: StageTraining) -> int:
+    """Experts that a micro-batch casts for itself: their matrices are parts of a tensor, whose casts are not shared."""
+    if stage.shape.experts is None or not stage.half:
+        return 0
+    return 2 * stage.shape.experts.parameters(stage.shape.hidden)
 
 
 def _kept_by_heads(stage: StageTraining) -> int:
@@ -223,8 +203,11 @@ def _layer_moment(stage: StageTraining) -> int:
     """What the backward of one layer holds at once: three gradients of the MLP's width or of the scores; what is
     computed again."""
     tokens = stage.samples * stage.tokens
-    again = tokens * _kept_by_layer(stage) if stage.recompute else 0
-    wide = max(3 * stage.width * stage.shape.intermediate, 12 * stage.shape.hidden)
+    routed = stage.routed_layers > 0
+    again = tokens * _kept_by_layer(stage, routed) + (_cast_experts(stage) if routed else 0) if stage.recompute else 0
+    experts = stage.shape.experts
+    inner = experts.chosen * experts.width if routed and experts is not None else stage.shape.intermediate
+    wide = max(3 * stage.width * inner, 12 * stage.shape.hidden)
     if stage.written_out or stage.shape.family in FOUR_NORMS:
         wide = max(wide, 12 * stage.shape.heads * stage.tokens)
     return again + tokens * wide

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+import transformers
 from safetensors.torch import load_file
 from tests.support import models
 from tests.support.fused_ranks import moments_of
@@ -29,9 +30,10 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 TOLERANCE = 1e-5
 """Of the largest number of a tensor: float32 sums in another order."""
-FAMILIES = ("llama", "qwen2", "gemma2")
-"""Untied; tied with biases; tied with scaled embeddings and a cap on logits."""
-EVERY = [(family, tied) for family in models.ARCHITECTURES for tied in (True, False)]
+FAMILIES = ("llama", "qwen2", "gemma2", "mixtral", "qwen3_moe")
+"""Untied; tied with biases; tied with scaled embeddings and a cap on logits; experts; experts in some layers
+alone."""
+EVERY = [(family, tied) for family in (*models.ARCHITECTURES, "mixtral", "qwen3_moe") for tied in (True, False)]
 """Of what is loaded, published and saved: every family, with a head that is its embeddings and with one of its own."""
 SHARDS = (2, 4)
 ABSTAINED = (0, 1, 2, 3)
@@ -194,9 +196,11 @@ def test_what_was_loaded_is_published_and_saved_bit_by_bit_and_by_one_rank_each(
     for family, path in every.items():
         source = load_file(path / "model.safetensors")
         assert ("lm_head.weight" in source) == family.endswith("-untied")
+        model = transformers.AutoModelForCausalLM.from_pretrained(path)
+        parameters = {name: value.detach() for name, value in model.named_parameters()}
         published = united(ranks.reports(f"initial-{family}"), "published")
-        assert {name.removeprefix("actor:") for name in published if name.startswith("actor:")} == source.keys()
-        for name, value in source.items():
+        assert {name.removeprefix("actor:") for name in published if name.startswith("actor:")} == parameters.keys()
+        for name, value in parameters.items():
             assert torch.equal(published[f"actor:{name}"].view(torch.int16), value.bfloat16().view(torch.int16)), name
         parts = [load_file(file) for file in (ranks.folder / f"initial-{family}" / "actor").glob("*.safetensors")]
         assert sum(map(len, parts)) == len(source)

@@ -45,12 +45,12 @@ def _one_thread() -> Iterator[None]:
     torch.set_num_threads(before)
 
 
-@pytest.fixture(scope="module", params=["qwen3", "mixtral"])
+@pytest.fixture(scope="module", params=["qwen3", "mixtral", "qwen3_moe"])
 def served(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Policy]:
-    """A policy whose head is tied to its embeddings, then one of experts, which checkpoints name one by one."""
+    """A policy whose head is tied to its embeddings, then two of experts, which checkpoints name one by one."""
     policy = Policy(tmp_path_factory.mktemp("policy"), request.param)
-    assert ("lm_head.weight" in policy.weights()) == (request.param == "mixtral")
-    assert ("model.layers.0.mlp.experts.gate_up_proj" in policy.weights()) == (request.param == "mixtral")
+    assert ("lm_head.weight" in policy.weights()) == (request.param != "qwen3")
+    assert ("model.layers.0.mlp.experts.gate_up_proj" in policy.weights()) == (request.param != "qwen3")
     yield policy
     policy.engine.close()  # before the next: vLLM has one kind of model in a process
 

@@ -67,13 +67,14 @@ def write_job(
     every: int = 4,
     engine: str = "torch",
     learning_rate: float = 1e-3,
+    family: str = "llama",
 ) -> Path:
     """Writes models, prompts, reward and job.yaml below `folder`; the checkpoints go to the run folder.
 
     With engine vllm the heads are of the size that it serves on a CPU, and the job is not deterministic.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    models.write_policy(folder / "policy", "llama", **({"head_dim": 32} if engine == "vllm" else {}))
+    models.write_policy(folder / "policy", family, **({"head_dim": 32} if engine == "vllm" else {}))
     rng = random.Random(seed)
     texts = ("".join(rng.choice("abcdef012345") for _ in range(rng.randint(2, 10))) for _ in range(40))
     (folder / "prompts.jsonl").write_text("".join(json.dumps({"prompt": text}) + "\n" for text in texts))

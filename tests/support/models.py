@@ -12,7 +12,7 @@ import torch
 import transformers
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, processors
 
-ARCHITECTURES: Final = ("llama", "qwen2", "qwen3", "mistral", "gemma2")
+ARCHITECTURES: Final = ("llama", "qwen2", "qwen3", "mistral", "gemma2", "mixtral", "qwen3_moe")
 WINDOW: Final = 8
 """Tokens a sliding-window layer sees (mistral: every layer, gemma2: every other one)."""
 CHARACTERS: Final = "0123456789abcdefghijklmnopqrstuvwxyz+-*=.,:?! \n"
@@ -42,6 +42,14 @@ _EXTRA: Final[Mapping[str, Mapping[str, Any]]] = {
     "mistral": {"sliding_window": WINDOW, "tie_word_embeddings": False},
     "gemma2": {"sliding_window": WINDOW, "query_pre_attn_scalar": 8, "final_logit_softcapping": 30.0},
     "mixtral": {"num_local_experts": 4, "num_experts_per_tok": 2, "tie_word_embeddings": False},
+    "qwen3_moe": {
+        "moe_intermediate_size": 32,
+        "num_experts": 4,
+        "num_experts_per_tok": 2,
+        "norm_topk_prob": True,
+        "decoder_sparse_step": 1,
+        "mlp_only_layers": [1],
+    },
 }
 
 

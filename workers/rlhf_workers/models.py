@@ -20,6 +20,7 @@ from torch import nn
 
 from rlhf_api.job.lora import Lora
 from rlhf_api.names import ExitCode
+from rlhf_workers.experts import FAMILIES, TILED
 from rlhf_workers.failures import WorkError
 from rlhf_workers.lora_linear import adapt
 from rlhf_workers.peft_folder import A_SUFFIX, B_SUFFIX
@@ -28,7 +29,8 @@ from rlhf_workers.progress import stage
 log = logging.getLogger(__name__)
 
 Attention = Literal["eager", "sdpa"]
-"""eager is attention written out (needed where results must be reproducible); sdpa is the fused kernel."""
+"""eager is attention written out, and experts tile by tile (needed where results must be reproducible); sdpa is the
+fused kernel, and experts as transformers chooses."""
 
 SCORE_HEAD: Final = "score.weight"
 """The head of a sequence classification model."""
@@ -244,6 +246,8 @@ def _load(
         config = transformers.AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
         if getattr(config.get_text_config(), "attn_logit_softcapping", None) is not None:
             attention = "eager"  # fused attention does not cap scores, and transformers 5.17 does not refuse it
+        if attention == "eager" and config.model_type in FAMILIES:
+            arguments["experts_implementation"] = TILED
         with stage(f"loading {field} from its folder"):
             try:
                 model, info = kind.from_pretrained(folder, attn_implementation=attention, **arguments)

@@ -10,17 +10,33 @@ import hashlib
 import math
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from rlhf_api.job.lora import Lora
-from rlhf_api.names import ADAPTER_CONFIG, ADAPTER_WEIGHTS
+from rlhf_api.names import ADAPTER_CONFIG, ADAPTER_WEIGHTS, ExitCode
 from rlhf_workers import peft_folder
+from rlhf_workers.experts import has_experts
+from rlhf_workers.failures import WorkError
 from rlhf_workers.lora_linear import LoraLinear, adapt
 from rlhf_workers.peft_folder import A_SUFFIX, B_SUFFIX
 from rlhf_workers.training.model_stages import ModelStage
 from rlhf_workers.training.pipeline_stage import SCORE_HEAD, VALUE_HEAD, Head, PipelineStage
 from rlhf_workers.training.tensor_file import TensorFolder
+
+
+def require_no_experts(config: Any, field: str) -> None:
+    """WorkError ModelUnsupported for a model whose layers have experts: their matrices lie in one tensor, beside which
+    PEFT has no adapters that engines read, and adapters of the attention alone were not asked for."""
+    if has_experts(config):
+        raise WorkError(
+            "ModelUnsupported",
+            f"{peft_folder.FIELD}: the model of {field} is of model_type {config.model_type!r}, a mixture of experts, "
+            "which has no adapters here: leave the field out, and all weights are trained",
+            field=peft_folder.FIELD,
+            exit_code=ExitCode.BAD_MODEL,
+        )
 
 
 def freeze(stage: ModelStage, compute: torch.dtype) -> None:

@@ -20,6 +20,7 @@ from rlhf_workers import peft_folder
 from rlhf_workers.failures import WorkError
 from rlhf_workers.training import adapters
 from rlhf_workers.training.draft_files import save_draft
+from rlhf_workers.training.expert_files import as_in_files
 from rlhf_workers.training.nonfinite import NonFiniteSteps
 from rlhf_workers.training.optimizer import Horizon
 from rlhf_workers.training.tensor_file import CHECKPOINT_FIELD, TensorFolder, write_file, write_tensors
@@ -62,6 +63,8 @@ def _save_weights(trainer: Trainer, folder: Path, model: str, stage: int) -> lis
     optimizer, settings = trainer.optimizers[model, stage], trainer.adapters(model)
     weights = dict(optimizer.weights())
     if settings is None:
+        family = trainer.stages[model, stage].config.model_type
+        weights = {part: own for name, value in weights.items() for part, own in as_in_files(name, value, family)}
         return [write_tensors(folder, f"{model}/model-stage-{stage:05d}{optimizer.part}.safetensors", weights, model)]
     named = {peft_folder.peft_name(name): value for name, value in weights.items()}
     files = [write_tensors(folder, f"{model}/adapter-stage-{stage:05d}.safetensors", named, model)]

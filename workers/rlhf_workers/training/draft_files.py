@@ -22,6 +22,7 @@ from rlhf_workers.models import model_folder
 from rlhf_workers.precision import compute_dtype
 from rlhf_workers.training.communicator import Communicator
 from rlhf_workers.training.draft_training import DraftTraining
+from rlhf_workers.training.expert_files import as_in_files
 from rlhf_workers.training.model_stages import ModelStage, attention_of, build_stage, read_config
 from rlhf_workers.training.rank_layout import RankLayout
 from rlhf_workers.training.tensor_file import CHECKPOINT_FIELD, TensorFolder, model_tensors, write_tensors
@@ -101,10 +102,11 @@ def _parameters(config: Any) -> int:
 
 def save_draft(draft: DraftTraining, folder: Path) -> list[pb.CheckpointFile]:
     """Write the draft model, on the one rank that does. WorkError StorageFull, StorageDenied."""
-    optimizer = draft.optimizer
-    if optimizer is None or not draft.writes:
+    optimizer, stage = draft.optimizer, draft.stage
+    if optimizer is None or stage is None or not draft.writes:
         return []
-    weights = {name: optimizer.parameters[name] for name in optimizer.owned}
+    family = stage.config.model_type
+    weights = dict(part for name in optimizer.owned for part in as_in_files(name, optimizer.parameters[name], family))
     steps = {STEPS: torch.tensor(float(draft.steps), dtype=torch.float64)}
     return [
         write_tensors(folder, WEIGHTS, weights, DRAFT_MODEL),

@@ -7,7 +7,8 @@ tensors only.
 Rule: batches are padded on the right, so a causal mask alone keeps padding out of every real position; in a packed row
 each sample has positions of its own, and `packed_attention` keeps it apart from the others. Modules stay in eval mode:
 dropout would make the trained policy another one than that which sampled. Only families whose whole forward is
-embedding, layers, norm and head are taken; others would train silently wrong.
+embedding, layers, norm and head are taken; others would train silently wrong. Experts are chosen and weighed by the
+layer's own router, through which the loss's gradient flows; no loss that balances them is added.
 """
 
 from collections.abc import Callable
@@ -21,12 +22,14 @@ from torch.utils.checkpoint import checkpoint
 
 from rlhf_api.job import RLHFJob
 from rlhf_api.names import ExitCode
+from rlhf_workers.experts import WHOLE
 from rlhf_workers.failures import WorkError
+from rlhf_workers.training.expert_files import NAMES, as_parameters
 from rlhf_workers.training.packed_attention import PACKED, WRITTEN_OUT, repeated
 from rlhf_workers.training.pipeline_stage import Attention, Head, PipelineStage, stage_layers
 from rlhf_workers.training.tensor_file import TensorFolder
 
-FAMILIES: Final = ("llama", "mistral", "qwen2", "qwen3", "gemma2")
+FAMILIES: Final = ("llama", "mistral", "qwen2", "qwen3", "gemma2", *NAMES)
 """`model_type`s whose stages are tested to equal the whole model."""
 
 
@@ -131,10 +134,11 @@ def build_stage(
     """
     if getattr(config, "attn_logit_softcapping", None) is not None:
         attention = WRITTEN_OUT[attention]  # the fused kernel has no soft cap
+    chosen: dict[str, Any] = {"attn_implementation": attention, "dtype": torch.float32}
+    if config.model_type in NAMES:
+        chosen["experts_implementation"] = WHOLE
     with torch.device("meta"):
-        skeleton = transformers.AutoModelForCausalLM.from_config(
-            config, attn_implementation=attention, dtype=torch.float32
-        )
+        skeleton = transformers.AutoModelForCausalLM.from_config(config, **chosen)
     layers = stage_layers(config.num_hidden_layers, stages, stage)
     built = (make or ModelStage)(skeleton, layers, stages - 1 - stage, head)
     if freeze is not None:
@@ -145,7 +149,7 @@ def build_stage(
             for parameter in module.parameters(recurse=False) if make else ():
                 parameter._is_hf_initialized = True  # type: ignore[attr-defined]  # random numbers would need all ranks
             skeleton._init_weights(module)  # rotations and scales that no file holds
-    built.fill(tensors)
+    built.fill(as_parameters(tensors, config.model_type))
     built.eval()
     if freeze is None:
         built.requires_grad_()

@@ -20,7 +20,7 @@ import torch
 from torch import nn
 
 from rlhf_workers.training.communicator import Communicator
-from rlhf_workers.training.tensor_file import TensorFolder
+from rlhf_workers.training.expert_files import Tensors
 from rlhf_workers.training.tensor_group import TensorGroup
 from rlhf_workers.training.tensor_parts import TensorPart
 
@@ -127,7 +127,7 @@ class PipelineStage(nn.Module, ABC):
         """Return a tensor laid out as parameter `name`, of those that `read` has by Hugging Face's names."""
         return read(name, self.get_parameter(name).shape)
 
-    def fill(self, tensors: TensorFolder) -> None:
+    def fill(self, tensors: Tensors) -> None:
         """Read all parameters, whatever type the files have. A folder without a value head gives that of a reward
         model, or one of zeros. WorkError ModelCorrupt when a tensor is missing or misshapen."""
         with torch.no_grad():

@@ -8,7 +8,7 @@ import pytest
 import torch
 import transformers
 from tests.support.engine_driving import MakeEngine
-from tests.support.models import build_config, write_policy
+from tests.support.models import write_policy
 
 from rlhf_workers.failures import WorkError
 from rlhf_workers.generation.engine import EngineLimits, SamplingParameters
@@ -89,17 +89,33 @@ def test_layers_of_odd_size_are_refused_or_harmless(tmp_path: Path) -> None:
         Tiles(CausalForward(model, "model")).require()
 
 
-def test_a_model_that_gathers_rows_by_expert_is_refused(load: Any) -> None:
+def test_a_model_whose_experts_take_all_their_rows_at_once_is_refused(load: Any, policy: Any) -> None:
     """How many rows reach an expert, and with it the kernel that multiplies them, depends on the neighbours."""
-    config = build_config("llama").to_dict() | {"num_local_experts": 4, "num_experts_per_tok": 2}
-    config = transformers.MixtralConfig(**{key: value for key, value in config.items() if key != "model_type"})
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        model = transformers.MixtralForCausalLM._from_config(config, attn_implementation="eager").eval()
+    folder, device = str(policy("mixtral")), torch.device("cpu")
+    model = load_causal_lm(folder, field="model", dtype=torch.float32, device=device, attention="sdpa")
+    model.set_attn_implementation("eager")
     limits = EngineLimits(4, 48, 48)
     TorchEngine(model, load("llama")[1], SamplingParameters(), limits, deterministic=False)
-    with pytest.raises(WorkError, match="the model routes tokens to experts"):
+    with pytest.raises(
+        WorkError, match=r"this mixtral model are not computed tile by tile.* set it to false"
+    ) as raised:
         TorchEngine(model, load("llama")[1], SamplingParameters(), limits, deterministic=True)
+    assert raised.value.failure.field == "spec.deterministic"
+
+
+def test_experts_of_another_kind_are_refused(tmp_path: Path) -> None:
+    """GPT-OSS has biases and another gate: what computes Mixtral's experts would compute other numbers."""
+    with torch.random.fork_rng(devices=[]):
+        config = transformers.GptOssConfig(
+            vocab_size=50, hidden_size=32, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
+            head_dim=8, intermediate_size=64, num_local_experts=4, num_experts_per_tok=2, sliding_window=8,
+            max_position_embeddings=64, rope_parameters={"rope_type": "default", "rope_theta": 1e4},
+        )  # fmt: skip
+        transformers.GptOssForCausalLM(config).save_pretrained(tmp_path)
+    device = torch.device("cpu")
+    model = load_causal_lm(str(tmp_path), field="model", dtype=torch.float32, device=device, attention="eager")
+    with pytest.raises(WorkError, match="this gpt_oss model are not computed tile by tile"):
+        Tiles(CausalForward(model, "model")).require()
 
 
 def test_fast_mode_tries_nothing(make_engine: MakeEngine) -> None:

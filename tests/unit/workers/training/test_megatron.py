@@ -168,6 +168,8 @@ def test_either_backend_goes_on_from_the_others_checkpoint(
     ("family", "changes", "says"),
     [
         ("gemma2", {}, "model_type 'gemma2': spec.training.backend megatron takes llama"),
+        ("mixtral", {}, "model_type 'mixtral': spec.training.backend megatron takes llama, .*; use torch"),
+        ("qwen3_moe", {}, "model_type 'qwen3_moe': spec.training.backend megatron takes llama, .*; use torch"),
         ("llama", {"hidden_act": "gelu"}, "hidden_act is 'gelu'"),
         ("llama", {"rope_parameters": {"rope_type": "yarn", "rope_theta": 1e4, "factor": 2.0}}, "embedding is 'yarn'"),
         ("llama", {"attention_bias": True}, "it has model.layers.0.self_attn"),

@@ -30,7 +30,7 @@ from rlhf_api.schedule import Pipeline
 from rlhf_workers.training.packed_batches import packed_split
 from rlhf_workers.training.training_batch import OLD_FIELD, micro_batch
 
-FAMILIES = ("llama", "qwen2", "qwen3", "mistral", "gemma2")
+FAMILIES = ("llama", "qwen2", "qwen3", "mistral", "gemma2", "mixtral", "qwen3_moe")
 TOLERANCE = 1e-5
 
 

@@ -19,7 +19,7 @@ from rlhf_api.schedule import Pipeline
 from rlhf_workers.training.rank_layout import RankLayout
 from rlhf_workers.training.token_bounds import deal
 
-FAMILIES = ("llama", "qwen2", "qwen3", "mistral", "gemma2")
+FAMILIES = ("llama", "qwen2", "qwen3", "mistral", "gemma2", "mixtral", "qwen3_moe")
 
 
 @pytest.fixture(scope="module")

@@ -9,7 +9,8 @@ from tests.support import models
 from tests.support.training_ranks import CPU, Alone, make_job, serial
 
 from rlhf_api import control_pb2 as pb
-from rlhf_planner.training_memory import StageTraining, kept_by_head, kept_by_layers, shape_of, training_memory
+from rlhf_planner.training_memory import StageTraining, kept_by_head, kept_by_layers, training_memory
+from rlhf_planner.transformer_shape import shape_of
 from rlhf_workers.training.backends.torch_backend import build_trainer
 from rlhf_workers.training.step_timing import activation_bytes, made_up_work
 from rlhf_workers.training.trainer import Trainer
@@ -50,6 +51,10 @@ CASES = [
     ("qwen3", "BFloat16", False, False),
     ("mistral", "BFloat16", False, True),
     ("gemma2", "BFloat16", True, False),
+    ("mixtral", "Float32", True, False),
+    ("mixtral", "BFloat16", False, False),
+    ("qwen3_moe", "Float32", False, False),
+    ("qwen3_moe", "BFloat16", True, True),
 ]
 
 
@@ -87,3 +92,41 @@ def test_recomputing_keeps_less_and_parts_add_up() -> None:
     assert again["activations"] < kept["activations"] / 8
     assert again["weights, gradients, moments"] == kept["weights, gradients, moments"] == 16 * 1_235_746_816
     assert kept["logits"] > 2 * 8 * 512 * 128_256
+
+
+def test_experts_are_counted_by_their_own_widths() -> None:
+    """Of the size of Qwen3-30B-A3B, whose card says 30.5 billion parameters, and of Mixtral 8x7B, 46.7 billion."""
+    qwen, mixtral = (
+        shape_of(
+            {
+                "hidden_size": hidden, "num_attention_heads": 32, "head_dim": 128, "tie_word_embeddings": False,
+                "intermediate_size": inner, "num_experts_per_tok": 8, **more,
+            }
+        )
+        for hidden, inner, more in (
+            (2048, 6144, {
+                "model_type": "qwen3_moe", "num_hidden_layers": 48, "num_key_value_heads": 4, "vocab_size": 151_936,
+                "num_experts": 128, "moe_intermediate_size": 768, "decoder_sparse_step": 1, "mlp_only_layers": [],
+            }),
+            (4096, 14_336, {
+                "model_type": "mixtral", "num_hidden_layers": 32, "num_key_value_heads": 8, "vocab_size": 32_000,
+                "num_local_experts": 8,
+            }),
+        )
+    )  # fmt: skip
+    assert StageTraining(qwen, 1, 0, "lm", 1, 8, 4).parameters == pytest.approx(30.5e9, rel=2e-3)
+    assert StageTraining(mixtral, 1, 0, "lm", 1, 8, 4).parameters == pytest.approx(46.7e9, rel=2e-3)
+    stages = [StageTraining(qwen, 4, number, "lm", 1, 8, 4).parameters for number in range(4)]
+    assert sum(stages) == StageTraining(qwen, 1, 0, "lm", 1, 8, 4).parameters
+
+
+def test_layers_without_experts_are_told_by_their_numbers() -> None:
+    config = {
+        "model_type": "qwen3_moe", "hidden_size": 64, "num_hidden_layers": 6, "num_attention_heads": 4,
+        "intermediate_size": 128, "vocab_size": 512, "num_experts": 8, "num_experts_per_tok": 2,
+        "moe_intermediate_size": 32, "decoder_sparse_step": 2, "mlp_only_layers": [1],
+    }  # fmt: skip
+    shape = shape_of(config)
+    assert shape.experts is not None
+    assert shape.experts.dense == {0, 1, 2, 4}
+    assert [StageTraining(shape, 2, number, "lm", 1, 8, 4).routed_layers for number in (0, 1)] == [0, 2]

@@ -14,6 +14,7 @@ import torch
 
 from rlhf_api.names import ExitCode
 from rlhf_workers.attention_masks import FULL, SLIDING, AttentionMasks
+from rlhf_workers.experts import has_experts, in_tiles
 from rlhf_workers.failures import WorkError
 from rlhf_workers.generation.torch_engine.buckets import TILE_ROWS, length_bucket
 from rlhf_workers.generation.torch_engine.kv_cache import KvPool, PromptCache
@@ -28,8 +29,6 @@ from rlhf_workers.kv_slices import KvShape
 
 log = logging.getLogger(__name__)
 
-EXPERT_FIELDS: Final = ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts")
-"""Names of the number of experts in configurations."""
 VERIFY_TOKENS: Final = 24
 """Length of the sequence `verify` compares; longer than no window matters little, the masks are ours."""
 VERIFY_TOLERANCE: Final = {torch.float32: 2e-3, torch.float64: 2e-3}
@@ -47,8 +46,8 @@ class CausalForward:
         config = model.config.get_text_config()
         self.vocabulary = int(config.vocab_size)
         self.max_positions: int | None = getattr(config, "max_position_embeddings", None)
-        self.experts = any((getattr(config, name, 0) or 0) > 1 for name in EXPERT_FIELDS)
-        """Whether layers route tokens to experts."""
+        self.experts_see_others = has_experts(config) and not in_tiles(model)
+        """Whether layers route tokens to experts whose kernels depend on how many tokens come together."""
         self._field = field
         self._masks = AttentionMasks(config, model.dtype)
         if self._masks.unknown:

@@ -53,8 +53,12 @@ class Tiles:
 
         On another device, where bitwise results are not promised, a warning.
         """
-        if self._forward.experts:
-            why = "the model routes tokens to experts, whose kernels depend on how many tokens come together"
+        if self._forward.experts_see_others:
+            why = (
+                "the model routes tokens to experts, whose kernels depend on how many tokens come together, and those "
+                f"of this {self._forward.model.config.model_type} model are not computed tile by tile, as Mixtral's "
+                "and Qwen3-MoE's are: set it to false"
+            )
         elif self._forward.model.dtype is not torch.float32:
             why = (
                 f"sums of another order mostly come to the same number in {self._forward.model.dtype}, so that no "

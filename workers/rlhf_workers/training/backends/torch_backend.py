@@ -197,6 +197,8 @@ def load_stage(
     saved = Path(checkpoint_folder) / model
     folder, field = weights_folder(job, role, checkpoint_folder if settings is None else "")
     config, attention = read_config(folder, field, layout.stages(model)), attention_of(job)
+    if settings is not None:
+        adapters.require_no_experts(config, field)
     freeze = None if settings is None else partial(adapters.freeze, compute=compute_dtype(job.spec))
     parts = config, model_tensors(folder, field), layout.stages(model), stage, HEADS[role.kind]
     built = build_stage(*parts, device, attention, freeze)

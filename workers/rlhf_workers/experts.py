@@ -1,0 +1,82 @@
+"""How the experts of a layer compute, registered with transformers: each its own rows, all at once or tile by tile.
+
+A mixture of experts sends every row (token) to a few of the layer's feed-forward maps, weighed by a router. How many
+rows meet in an expert depends on all rows of a pass, and kernels sum in another order for another number of rows.
+Rule: in `TILED` an expert multiplies tiles of exactly 16 rows, the last one filled up with zeros, so that a row's bits
+follow from the row alone; what is between the products is added and multiplied element by element, in the order of
+the row's own choices. `WHOLE` multiplies all rows of an expert at once: its shapes follow from the whole pass. Both
+are differentiable. Must never let a row see how many others chose its expert, nor be asked for models of another
+family, whose experts it would compute otherwise.
+"""
+
+from collections.abc import Callable
+from typing import Any, Final, cast
+
+import torch
+from transformers.integrations.moe import ExpertsInterface
+
+TILED: Final = "tiled"
+"""Where results must be reproducible."""
+WHOLE: Final = "whole"
+"""Where all rows of a pass are the same whenever it is repeated, as in training."""
+EXPERT_ROWS: Final = 16
+"""Rows of a tile, as many as the smallest decode pass of the deterministic mode has: the number in which a row's bits
+were found to depend on neither its place nor its neighbours."""
+FAMILIES: Final = ("mixtral", "qwen3_moe")
+"""`model_type`s whose experts are gate, up and down without biases, as is computed here."""
+EXPERT_FIELDS: Final = ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts")
+"""Names of the number of experts in configurations."""
+
+Feed = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
+"""(rows [n, hidden], gate and up [2 x inner, hidden], down [hidden, inner]) -> [n, hidden]."""
+
+
+def has_experts(config: Any) -> bool:
+    """Return whether layers of a model of this (text) configuration route tokens to experts."""
+    return any((getattr(config, name, 0) or 0) > 1 for name in EXPERT_FIELDS)
+
+
+def in_tiles(model: Any) -> bool:
+    """Return whether the experts of a model of transformers compute tile by tile."""
+    return model.config.model_type in FAMILIES and model.config._experts_implementation == TILED
+
+
+def _mixed(module: Any, hidden: torch.Tensor, choices: torch.Tensor, weights: torch.Tensor, feed: Feed) -> torch.Tensor:
+    """Return [n, hidden] of rows [n, hidden] that chose experts [n, k] with `weights` [n, k]."""
+    chosen = choices.flatten()
+    order = chosen.argsort(stable=True)
+    counts = torch.bincount(chosen, minlength=module.num_experts).tolist()
+    taken = hidden.index_select(0, order // choices.shape[1])
+    # Unbound once: a gradient of the packed tensor is put together once, not for every expert.
+    experts = zip(taken.split(counts), module.gate_up_proj.unbind(), module.down_proj.unbind(), strict=True)
+    made = torch.cat([feed(rows, gate_up, down) for rows, gate_up, down in experts])
+    made = made.index_select(0, order.argsort()).view(*choices.shape, hidden.shape[1]) * weights[..., None]
+    result = made[:, 0]
+    for choice in range(1, choices.shape[1]):
+        result = result + made[:, choice]
+    return result.to(hidden.dtype)
+
+
+def _whole(module: Any, hidden: torch.Tensor, choices: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+    def feed(rows: torch.Tensor, gate_up: torch.Tensor, down: torch.Tensor) -> torch.Tensor:
+        gated = module._apply_gate(torch.nn.functional.linear(rows, gate_up))
+        return torch.nn.functional.linear(gated, down)
+
+    return _mixed(module, hidden, choices, weights, feed)
+
+
+def _tiled(module: Any, hidden: torch.Tensor, choices: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+    def feed(rows: torch.Tensor, gate_up: torch.Tensor, down: torch.Tensor) -> torch.Tensor:
+        filled = torch.nn.functional.pad(rows, (0, 0, 0, -len(rows) % EXPERT_ROWS))
+        made = [
+            torch.nn.functional.linear(module._apply_gate(torch.nn.functional.linear(tile, gate_up)), down)
+            for tile in filled.split(EXPERT_ROWS)
+            if len(tile)
+        ]
+        return torch.cat(made)[: len(rows)] if made else rows
+
+    return _mixed(module, hidden, choices, weights, feed)
+
+
+cast(Any, ExpertsInterface).register(TILED, _tiled)
+cast(Any, ExpertsInterface).register(WHOLE, _whole)
