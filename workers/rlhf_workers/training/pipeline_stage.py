@@ -5,7 +5,8 @@ has, which parameter is a copy of another stage's, masks and rotations by length
 
 A stage has parameters of its own names and layouts; a folder and the weights that are published have Hugging Face's.
 `in_folder` and `of_folder` are the only way between the two, for weights and for an optimizer's moments alike, so that
-a checkpoint of one backend is a checkpoint of every other. Rule: a round trip gives every bit back.
+a checkpoint of one backend is a checkpoint of every other. Rule: a round trip gives every bit back. What files alone
+call otherwise, experts one by one, is `expert_files`'.
 
 Tied embeddings: the last stage then holds the embedding a second time, as the head. Both copies start equal, their
 gradients are summed before every step (`trainer`), so they stay equal bit by bit; only the first stage publishes and
