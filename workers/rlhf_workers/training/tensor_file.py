@@ -12,7 +12,7 @@ import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -31,16 +31,18 @@ CHUNK_BYTES: Final = 16 * 1024 * 1024
 
 
 class TensorFolder:
-    """Tensors by name over one or more safetensors files; files are opened once, tensors read when asked for."""
+    """Tensors by name over one or more safetensors files; files are opened once, as a header may name
+    thousands of experts' matrices, and tensors read when asked for."""
 
     def __init__(self, files: Sequence[Path], field: str) -> None:
         """WorkError ModelCorrupt, naming `field` and the file, when one is damaged."""
         self.field = field
         self._files: dict[str, Path] = {}
+        self._opened: dict[Path, Any] = {}
         for file in files:
             try:
-                with safe_open(file, framework="pt") as opened:
-                    self._files.update(dict.fromkeys(opened.keys(), file))
+                self._opened[file] = safe_open(file, framework="pt")
+                self._files.update(dict.fromkeys(self._opened[file].keys(), file))
             except (SafetensorError, OSError) as error:
                 raise self._corrupt(file, f"is missing, truncated or damaged: {error}") from error
 
@@ -57,8 +59,7 @@ class TensorFolder:
             where = ", ".join(sorted({file.name for file in self._files.values()})) or "no file"
             raise self._corrupt(None, f"{name} is missing from {where}")
         try:
-            with safe_open(self._files[name], framework="pt") as opened:
-                tensor: torch.Tensor = opened.get_tensor(name)
+            tensor: torch.Tensor = self._opened[self._files[name]].get_tensor(name)
         except (SafetensorError, OSError) as error:
             raise self._corrupt(self._files[name], f"{name} cannot be read: {error}") from error
         if tensor.shape != shape:
