@@ -15,16 +15,8 @@ ITERATIONS = 6
 EVERY = 4
 """Iterations from one checkpoint to the next, after which all is trained at once."""
 VICTIMS = ("coordinator", "training-1", "generation-0")
-SAME = (
-    "reward",
-    "tokens_cut",
-    "response_tokens_",
-    "kl",
-    "training/actor/",
-    "training/critic/",
-    "training/gradient_norm/",
-    "training/train/",
-)
+OF_TRAINING = tuple(f"training/{part}/" for part in ("actor", "critic", "gradient_norm", "learning_rate", "train"))
+SAME = ("reward", "tokens_cut", "response_tokens_", "kl", *OF_TRAINING)
 TIMES = ("seconds", "time_ns")
 
 

@@ -165,7 +165,7 @@ class Trainer:
     ) -> Generator[None, None, int]:
         """Train the policy on all mini-batches, then the other models on the same, from the same optimizer step on."""
         start, left_out = self.progress.steps, set[int]()
-        policy = {self._policy: objectives[self._policy]}
+        policy: dict[str, Objective] = {self._policy: objectives[self._policy]}
         skipped = yield from self._train_models(iteration, batch, policy, norms, left_out)
         self._gather_weights(policy)
         end, of_policy = self.progress.steps, self.step_seconds

@@ -134,9 +134,7 @@ class TrainingRole:
                 holds = f"trains version {self._version + 1}" if self._running else f"holds version {self._version}"
                 raise WorkError("WrongVersion", f"{model} version {version} was asked for; this rank {holds}")
             if self._half_done is not None and model in self._critics:
-                raise WorkError(
-                    "WrongVersion", f"{model} version {version} was asked for; this rank has yet to train it"
-                )
+                raise WorkError("WrongVersion", f"{model} version {version} was asked for; it is yet to be trained")
             yield parameter, tensor
 
     # ------------------------------------------------------------ commands

@@ -9,8 +9,8 @@ from tests.support.job_states import NOW, decided, finish_all, pend, ready_state
 
 from rlhf_api import control_pb2 as pb
 from rlhf_api.names import Group
-from rlhf_coordinator.scheduling import decisions as d
 from rlhf_coordinator.scheduling import critic_overlap, iteration
+from rlhf_coordinator.scheduling import decisions as d
 from rlhf_coordinator.scheduling.training_schedule import schedule_json
 from rlhf_coordinator.state.job_state import JobContext, JobState, OpenReport, StopOrder, job_context
 from rlhf_coordinator.state.worker import CommandKind
