@@ -24,7 +24,7 @@ from benchmarks.paced_worker import StepPace
 
 from rlhf_coordinator.reports.trackers.facts_jsonl import FILE, read_facts
 from rlhf_coordinator.reports.trackers.metrics_jsonl import read_metrics
-from rlhf_planner.critic_overlap import IterationTimes, overlapped, unchanged
+from rlhf_planner.critic_overlap import OverlapTimes, overlapped, unchanged
 from rlhf_planner.explain.replays import scoring_latency, scoring_rate
 
 BATCH: Final = 32
@@ -79,7 +79,7 @@ def run_way(way: str, arguments: argparse.Namespace) -> dict[str, Any]:
         samples, training = facts.samples, facts.phases["Training"]
         if samples is None:
             continue
-        times = IterationTimes(
+        times = OverlapTimes(
             training,
             training / 2,  # both models are paced alike
             training / 2,

@@ -18,7 +18,7 @@ from rlhf_planner.schedule.simulate import instance_arrays
 
 
 @dataclass(frozen=True, slots=True)
-class IterationTimes:
+class OverlapTimes:
     """What the parts of an iteration take, all in one unit of time."""
 
     together: float
@@ -37,12 +37,12 @@ class IterationTimes:
     """From a response that waits for nothing to its score."""
 
 
-def unchanged(times: IterationTimes) -> float:
+def unchanged(times: OverlapTimes) -> float:
     """Return the time of an iteration in which all models are trained before any is published."""
     return times.together + times.publishing + scoring_end(times.finished, times.apart, times.latency)
 
 
-def overlapped(times: IterationTimes) -> float:
+def overlapped(times: OverlapTimes) -> float:
     """Return the time of an iteration that begins to decode when the policy is published, in a steady state."""
     critics_ready = times.critics + times.publishing
     arrivals = [max(moment, critics_ready) for moment in times.finished]

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlhf_planner.critic_overlap import IterationTimes, alone, overlapped, unchanged
+from rlhf_planner.critic_overlap import OverlapTimes, alone, overlapped, unchanged
 from rlhf_planner.schedule.baselines import serial
 from rlhf_planner.schedule.published import PUBLISHED, Published
 from rlhf_planner.schedule.simulate import instance_arrays
@@ -13,19 +13,19 @@ SECONDS = st.floats(0.0, 100.0)
 
 
 def test_a_critic_shorter_than_decoding_is_hidden_whole() -> None:
-    times = IterationTimes(together=10.0, policy=6.0, critics=4.0, publishing=1.0, finished=(5.0, 8.0, 12.0), apart=0.5)
+    times = OverlapTimes(together=10.0, policy=6.0, critics=4.0, publishing=1.0, finished=(5.0, 8.0, 12.0), apart=0.5)
     assert unchanged(times) == pytest.approx(10 + 1 + 12)
     assert overlapped(times) == pytest.approx(6 + 1 + 12)
 
 
 def test_what_critics_score_waits_for_them() -> None:
-    times = IterationTimes(10.0, 6.0, 4.0, 1.0, finished=(1.0, 2.0, 3.0), apart=2.0, latency=0.5)
+    times = OverlapTimes(10.0, 6.0, 4.0, 1.0, finished=(1.0, 2.0, 3.0), apart=2.0, latency=0.5)
     assert unchanged(times) == pytest.approx(10 + 1 + 6)  # three scores, each 2 s after the one before
     assert overlapped(times) == pytest.approx(6 + 1 + 5.5 + 2 + 2)  # none before 4 s of training, 1 s of publishing
 
 
 def test_beside_a_short_generation_a_fused_table_is_faster() -> None:
-    times = IterationTimes(together=7.0, policy=6.0, critics=5.0, publishing=0.0, finished=(2.0,), apart=0.0)
+    times = OverlapTimes(together=7.0, policy=6.0, critics=5.0, publishing=0.0, finished=(2.0,), apart=0.0)
     assert unchanged(times) == pytest.approx(7 + 2)
     assert overlapped(times) == pytest.approx(6 + 5)
 
@@ -34,7 +34,7 @@ def test_beside_a_short_generation_a_fused_table_is_faster() -> None:
 def test_it_gains_at_most_what_the_critics_add_to_training(
     policy: float, added: float, critics: float, publishing: float, finished: list[float], apart: float, latency: float
 ) -> None:
-    times = IterationTimes(policy + added, policy, critics, publishing, tuple(finished), apart, latency)
+    times = OverlapTimes(policy + added, policy, critics, publishing, tuple(finished), apart, latency)
     gain = unchanged(times) - overlapped(times)
     assert gain <= added + 1e-6
     assert gain >= added - critics - publishing - 1e-6
