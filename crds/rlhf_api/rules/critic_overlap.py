@@ -9,19 +9,19 @@ from rlhf_api.rules.rule import Rule, Values
 _FIELD: Final = "spec.training.criticOverlap"
 _MODE: Final = "spec.fusion.intraStage.mode"
 _FUSED: Final = ("Fused", "FusedSplit")
-_ALONE: Final = tuple(name for name in ALGORITHMS if len(full_graph(name).trained) == 1)
-"""Algorithms that train one model."""
+_SEVERAL: Final = tuple(name for name in ALGORITHMS if len(full_graph(name).trained) > 1)
+"""Algorithms that may train several models."""
 
 
 def of_critic_overlap() -> Iterator[Rule]:
     """Yield every rule of critics that are trained while the next batch is decoded."""
     off = "self.training.criticOverlap == 'Disabled'"
-    chosen = " || ".join(f"has(self.algorithm.{name})" for name in _ALONE)
+    chosen = " || ".join(f"has(self.algorithm.{name})" for name in _SEVERAL)
     yield Rule(
         field=_FIELD,
         node="spec",
-        cel=f"{off} || !({chosen})",
-        holds=lambda values: _off(values) or not any(values.has(f"spec.algorithm.{name}") for name in _ALONE),
+        cel=f"{off} || {chosen}",
+        holds=lambda values: _off(values) or any(values.has(f"spec.algorithm.{name}") for name in _SEVERAL),
         message="must be Disabled with an algorithm that trains one model: use ppo, or Disabled",
     )
     yield Rule(
