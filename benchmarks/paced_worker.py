@@ -1,7 +1,8 @@
 """A real worker process on a device of stated speed: `python -m benchmarks.paced_worker`, started by `pinned_workers`.
 
-Everything is the worker's own (models, tokens, log-probabilities, caches, migration, messages); only that a decode step
-and a pass of scoring never end before the time that `StepPace` says they take; what guessing tokens takes comes on top.
+Everything is the worker's own (models, tokens, log-probabilities, caches, migration, messages); only that a decode
+step, a pass of scoring and a mini-batch of a model never end before the time that `StepPace` says they take; what
+guessing tokens takes comes on top.
 What a shared, noisy machine needs for them hides below that, so that two iterations which do the same take the same
 time, and more workers than cores can be had: what is measured is what the coordinator makes of the samples, and what
 its control and the transfers cost.
@@ -14,7 +15,7 @@ import logging
 import os
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, astuple, dataclass
 from pathlib import Path
 from typing import Any
@@ -42,6 +43,8 @@ class StepPace:
     """For each token in it, padding included."""
     checkpoint: float = 0.0
     """Of a training rank: what it takes to write one, on a disk that is stood in for."""
+    training: float = 0.0
+    """Of a training rank: a mini-batch of one model."""
 
     def slower(self, times: float) -> "StepPace":
         """The pace of a device on which everything takes so many times as long."""
@@ -77,9 +80,10 @@ def pace_workers(pace: StepPace) -> Pacer:
     from rlhf_workers.generation.torch_engine.engine import TorchEngine
     from rlhf_workers.inference.model_scorer import PAD, TokenScorer
     from rlhf_workers.training.backends.torch_backend import TorchBackend
+    from rlhf_workers.training.trainer import Trainer
 
     pacer, step, score, verified = Pacer(), TorchEngine.step, TokenScorer.score, Speculator.verified
-    save = TorchBackend.save
+    save, train = TorchBackend.save, Trainer._step
 
     def paced_step(engine: TorchEngine) -> Any:
         started = time.perf_counter()
@@ -104,6 +108,14 @@ def pace_workers(pace: StepPace) -> Pacer:
         seconds = pace.step + pace.row * rows + pace.key * keys
         verified(speculator, outcomes, rows, keys, drafting, max(passing, seconds))
 
+    def paced_training(
+        trainer: Trainer, iteration: int, batch: Any, rows: list[int], objectives: Mapping[str, Any]
+    ) -> dict[str, float]:
+        started = time.perf_counter()
+        norms = train(trainer, iteration, batch, rows, objectives)
+        pacer.wait(started, pace.training * len(objectives))
+        return norms
+
     def paced_save(backend: TorchBackend, folder: Path, version: int) -> Any:
         started = time.perf_counter()
         files = save(backend, folder, version)
@@ -111,6 +123,7 @@ def pace_workers(pace: StepPace) -> Pacer:
         return files
 
     _replace(TorchBackend, "save", paced_save)
+    _replace(Trainer, "_step", paced_training)
     _replace(TorchEngine, "step", paced_step)
     _replace(Speculator, "verified", learn_paced)
     _replace(TokenScorer, "score", paced_score)

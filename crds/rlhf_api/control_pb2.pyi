@@ -68,6 +68,24 @@ DRAWING_GREEDY: Drawing.ValueType  # 1
 DRAWING_EVALUATION: Drawing.ValueType  # 2
 Global___Drawing: _TypeAlias = Drawing  # noqa: Y015
 
+class _TrainPart:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _TrainPartEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_TrainPart.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    TRAIN_PART_ALL: _TrainPart.ValueType  # 0
+    TRAIN_PART_POLICY: _TrainPart.ValueType  # 1
+    TRAIN_PART_CRITICS: _TrainPart.ValueType  # 2
+
+class TrainPart(_TrainPart, metaclass=_TrainPartEnumTypeWrapper):
+    """Which models of an iteration are trained now: all at once, or the policy first and the others by a further Train."""
+
+TRAIN_PART_ALL: TrainPart.ValueType  # 0
+TRAIN_PART_POLICY: TrainPart.ValueType  # 1
+TRAIN_PART_CRITICS: TrainPart.ValueType  # 2
+Global___TrainPart: _TypeAlias = TrainPart  # noqa: Y015
+
 @_typing.final
 class Array(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
@@ -857,9 +875,14 @@ class TrainResult(_message.Message):
     VERSION_FIELD_NUMBER: _builtins.int
     METRICS_FIELD_NUMBER: _builtins.int
     ADVANTAGES_FIELD_NUMBER: _builtins.int
+    CRITICS_BEHIND_FIELD_NUMBER: _builtins.int
     iteration: _builtins.int
     version: _builtins.int
     """weight version now held"""
+    critics_behind: _builtins.bool
+    """where spec.samples asks for it
+    only the policy is trained: the critics hold the version before, and metrics are to come
+    """
     @_builtins.property
     def metrics(self) -> _containers.ScalarMap[_builtins.str, _builtins.float]:
         """"actor/loss", "actor/kl", "actor/clip_fraction", "critic/loss", "gradient_norm/actor" ..."""
@@ -875,10 +898,11 @@ class TrainResult(_message.Message):
         version: _builtins.int = ...,
         metrics: _abc.Mapping[_builtins.str, _builtins.float] | None = ...,
         advantages: Global___Array | None = ...,
+        critics_behind: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["advantages", b"advantages"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["advantages", b"advantages", "iteration", b"iteration", "metrics", b"metrics", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["advantages", b"advantages", "critics_behind", b"critics_behind", "iteration", b"iteration", "metrics", b"metrics", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -2715,21 +2739,25 @@ class Train(_message.Message):
     ITERATION_FIELD_NUMBER: _builtins.int
     SCHEDULE_FIELD_NUMBER: _builtins.int
     ITERATIONS_FIELD_NUMBER: _builtins.int
+    PART_FIELD_NUMBER: _builtins.int
     iteration: _builtins.int
     schedule: _builtins.str
     """another schedule.ScheduleTable to train by from now on; empty: as before"""
     iterations: _builtins.int
     """of the job, as of this one: where learning rates end to fall; the same in a replay. 0: the manifest's"""
+    part: Global___TrainPart.ValueType
+    """a version that does not know it trains all"""
     def __init__(
         self,
         *,
         iteration: _builtins.int = ...,
         schedule: _builtins.str = ...,
         iterations: _builtins.int = ...,
+        part: Global___TrainPart.ValueType = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["iteration", b"iteration", "iterations", b"iterations", "schedule", b"schedule"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["iteration", b"iteration", "iterations", b"iterations", "part", b"part", "schedule", b"schedule"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -47,7 +47,7 @@ def iteration_metrics(run: JobRun, now: float) -> dict[str, float]:
         **refill_metrics(run.state.ledger),
         **staleness_metrics(run),
         **time_metrics(run, now),
-        **{f"training/{name}": value for name, value in run.training_metrics.items()},
+        **training_rows(run.training_metrics),
         **given_metrics(run),
         **fusion_metrics(run),
         **incremental_metrics(run),
@@ -77,8 +77,6 @@ def time_metrics(run: JobRun, now: float) -> dict[str, float]:
     metrics["seconds/generation_and_inference"] = metrics["seconds/generation"] + metrics["seconds/inference"]
     if times.turn_seconds:
         metrics["seconds/turns"] = max(times.turn_seconds.values())
-    if (skipped := run.training_metrics.get("train/nonfinite_steps_total")) is not None:
-        metrics["nonfinite_steps"] = skipped
     return metrics
 
 
@@ -200,10 +198,19 @@ def given_metrics(run: JobRun) -> dict[str, float]:
 # ---------------------------------------------------------------- training
 
 
-def training_metrics(run: JobRun) -> dict[str, float]:
-    """Return what the ranks measured of their training, and the schedule they trained by, as its place in METHODS."""
+def training_rows(training: Mapping[str, float]) -> dict[str, float]:
+    """Return the metrics of an iteration that its training gives, by the names that people see."""
+    rows = {f"training/{name}": value for name, value in training.items()}
+    if (skipped := training.get("train/nonfinite_steps_total")) is not None:
+        rows["nonfinite_steps"] = skipped
+    return rows
+
+
+def training_metrics(run: JobRun, iteration: int) -> dict[str, float]:
+    """Return what the ranks measured of an iteration's training, and the schedule they trained by, as its place in
+    METHODS."""
     schedule = run.state.schedule
-    metrics = _merged(run.state.fleet.ranks(), run.state.iteration)
+    metrics = _merged(run.state.fleet.ranks(), iteration)
     metrics["schedule"] = float(METHODS.index(schedule.method))
     if schedule.predicted and not metrics.get(CRITIC_ONLY):  # what was predicted is a step of all models
         metrics["predicted_step_seconds"] = schedule.predicted

@@ -9,7 +9,7 @@ import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, Final
 
 from rlhf_api import control_pb2 as pb
 from rlhf_api.algorithms import has_greedy_baseline, samples_begun, samples_of_batch, samples_per_prompt
@@ -17,7 +17,7 @@ from rlhf_api.names import ExitCode, Group
 from rlhf_api.samples import Drawing, SampleKey
 from rlhf_coordinator.evaluation import leases, rounds
 from rlhf_coordinator.fusion import fusion_planning, incremental_scoring, learning, reallocation, sample_moves
-from rlhf_coordinator.job import measurements
+from rlhf_coordinator.job import critic_report, measurements
 from rlhf_coordinator.job.commands import send
 from rlhf_coordinator.job.iteration_facts import record_facts
 from rlhf_coordinator.job.iteration_metrics import iteration_metrics, skipped_steps, training_metrics
@@ -32,6 +32,7 @@ from rlhf_coordinator.scheduling.carrying import taken_up
 from rlhf_coordinator.speculation import learned, sharing
 from rlhf_coordinator.state.carried_sample import CarriedSample
 from rlhf_coordinator.state.evaluation_state import latest_metrics
+from rlhf_coordinator.state.job_state import OpenReport
 from rlhf_coordinator.state.ledger import Ledger, siblings_apart
 from rlhf_coordinator.state.worker import CommandKind, PendingCommand
 from rlhf_coordinator.storage.batch import take_given
@@ -43,6 +44,13 @@ from rlhf_coordinator.training import schedule_choice
 from rlhf_coordinator.training.checkpoint_saver import CheckpointSaver, keep_best
 
 log = logging.getLogger(__name__)
+
+TRAINED_MODELS: Final = {
+    pb.TRAIN_PART_ALL: "",
+    pb.TRAIN_PART_POLICY: "the policy ",
+    pb.TRAIN_PART_CRITICS: "the critics ",
+}
+"""Which part of a training is awaited, in words."""
 
 
 class Actions:
@@ -72,6 +80,7 @@ class Actions:
             d.RestartGroup: self._restart_group,
             d.CommitBatch: lambda _: run.journal.commit(),
             d.CommitTrained: self._commit_trained,
+            d.ReportCritics: lambda _: critic_report.complete(run),
             d.SaveCheckpoint: lambda decision: checkpoints.begin(decision.version),
             d.CloseIteration: self._close_iteration,
             d.BeginEvaluation: lambda decision: rounds.begin(run, decision.version),
@@ -110,7 +119,7 @@ class Actions:
         run.state.ledger = take_given(ledger, run.prompts)
         run.state.ledger.take_up(carried)
         load_iteration_prompts(run.state, run.prompts)
-        run.state.trained = run.state.refill_told = False
+        run.state.trained = run.state.critics_behind = run.state.refill_told = False
         run.state.groups_dropped = 0
         run.training_metrics, run.advantages = {}, ()
         run.state.incremental.begin_iteration()
@@ -233,11 +242,14 @@ class Actions:
     def _train(self, decision: d.Train) -> None:
         rank = self._run.state.fleet.workers[decision.worker]
         order = pb.Train(
-            iteration=decision.iteration, iterations=self._run.state.iteration_totals.iterations_at(decision.iteration)
+            iteration=decision.iteration,
+            iterations=self._run.state.iteration_totals.iterations_at(decision.iteration),
+            part=decision.part,
         )
         if rank.schedule_table != self._table:
             rank.schedule_table = order.schedule = self._table
-        detail = f"train on iteration {decision.iteration}"
+        models = TRAINED_MODELS[decision.part]
+        detail = f"train {models}on iteration {decision.iteration}"
         send(
             self._run,
             rank.name,
@@ -273,7 +285,8 @@ class Actions:
 
     def _commit_trained(self, decision: d.CommitTrained) -> None:
         run = self._run
-        metrics = training_metrics(run)
+        behind = any(rank.critics_behind for rank in run.state.fleet.ranks())
+        metrics = {} if behind else training_metrics(run, run.state.iteration)
         if warning := skipped_steps(metrics, run.state.iteration):
             log.warning(warning)
             run.event("steps-skipped", warning)
@@ -281,6 +294,7 @@ class Actions:
         result = pb.TrainResult(
             iteration=run.state.iteration, version=run.state.iteration + 1, metrics=metrics, advantages=advantages
         )
+        result.critics_behind = run.state.critics_behind = behind
         run.state.ledger.train()
         run.journal.append(Record(trained=Trained(result=result, time_ns=time.time_ns())))
         run.journal.commit()
@@ -293,6 +307,7 @@ class Actions:
         learning.learn(run)
         sharing.iteration_ended(run)
         evaluated = rounds.record(run)
+        report_open = critic_report.stays_open(run, decision.last)
         metrics = iteration_metrics(run, time.monotonic())
         known = latest_metrics(run.state.evaluation.results)
         if evaluated is not None:
@@ -302,12 +317,17 @@ class Actions:
         run.rewards.append(metrics.get("reward", math.nan))
         results = [Evaluated(version=one.version, metrics=one.metrics) for one in run.state.evaluation.results]
         closed = Closed(metrics=metrics, time_ns=time.time_ns(), rewards=run.rewards, evaluations=results)
+        closed.critics_behind = report_open
         run.journal.append(Record(closed=closed))
         run.journal.commit()
         draw_last_phase(run, time.monotonic(), time.time_ns())
         record_samples(run)
         record_histories(run)
-        run.trackers.iteration(iteration, metrics)
+        if report_open:
+            run.state.open_report = OpenReport(iteration, metrics)
+            run.event("critics-behind", f"iteration {iteration + 1} is closed; its critics train beside the next one")
+        else:
+            run.trackers.iteration(iteration, metrics)
         record_facts(run, metrics)
         run.last_metrics = known | metrics
         measurements.iteration_finished(run, metrics["seconds/iteration"])

@@ -97,6 +97,8 @@ def restore_run(
         log.warning(warning)
     closed = restored.last_closed
     first = closed[0] if closed else restored.ledger.iteration
+    if restored.open_report is not None:
+        first = restored.open_report.iteration
     trackers = trackers or open_trackers(
         run_dir, first, services=services_of(context.job), traces=open_traces(context.job, run_dir)
     )
@@ -189,6 +191,8 @@ def _state(context: JobContext, restored: Restored, prompts: PromptSet, now: flo
         restored.ledger,
         fusion_state(context.spec),
         trained=restored.trained,
+        critics_behind=restored.critics_behind,
+        open_report=restored.open_report,
         checkpoint=restored.checkpoint,
         iteration_totals=restored.iteration_totals,
     )

@@ -155,6 +155,7 @@ class Train:
 
     worker: str
     iteration: int
+    part: pb.TrainPart.ValueType = pb.TRAIN_PART_ALL
 
 
 @dataclass(frozen=True)
@@ -186,6 +187,11 @@ class CommitBatch:
 @dataclass(frozen=True)
 class CommitTrained:
     """Write down that every rank holds the next version."""
+
+
+@dataclass(frozen=True)
+class ReportCritics:
+    """Write down what the iteration before came to, now that its critics are trained."""
 
 
 @dataclass(frozen=True)
@@ -264,6 +270,7 @@ Decision = (
     | RestartGroup
     | CommitBatch
     | CommitTrained
+    | ReportCritics
     | SaveCheckpoint
     | CloseIteration
     | BeginEvaluation

@@ -61,9 +61,10 @@ def derive(context: JobContext, state: JobState, now: float) -> Facts:
     decoders = () if measures else ready
     if tail.begun:
         decoders = tuple(worker for worker in decoders if worker.name in tail.pool)
+    group = observe(state, serving)
     released = [state.fleet.workers[name] for name in tail.released]
     return Facts(
-        group=observe(state, serving),
+        group=group,
         serving=serving,
         can_score=can_score,
         ready=ready,
@@ -74,7 +75,7 @@ def derive(context: JobContext, state: JobState, now: float) -> Facts:
             *current[Group.INFERENCE],
             *readiness.current_workers(context, state, released, Group.INFERENCE, serving),
         ),
-        published=state.trained and readiness.is_published(context, state, current),
+        published=state.trained and readiness.is_published(context, state, current, group.critics_behind),
         checkpoint_due=_checkpoint_due(context, state),
     )
 

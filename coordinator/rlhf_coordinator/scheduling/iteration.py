@@ -5,7 +5,7 @@
   Generating     samples are leased, decoded, balanced; what is         no response is unfinished
                  finished is scored; the long tail consolidates
   Scoring        what is left to score, by every worker that can        every sample has all of its fields
-  Training       the ranks train on the batch                           every rank holds the next version
+  Training       the ranks train on the batch                           every rank holds the next version, or its policy
   Publishing     generation and inference workers load that version     who takes part in the next iteration has it
   Checkpointing  ranks write a checkpoint, where one is due             it is complete: the next iteration begins
   Recovering     training is needed, and its group restarts             the group is there again
@@ -22,6 +22,7 @@ from dataclasses import dataclass
 
 from rlhf_coordinator.scheduling import (
     consolidation,
+    critic_overlap,
     dispatch,
     evaluation,
     incremental_dispatch,
@@ -73,6 +74,8 @@ def _decisions(context: JobContext, state: JobState, now: float, facts: Facts) -
         *overdue(context, state, now),
         # The training group forms, or restarts; it trains when the whole batch is scored.
         *training_group.decide(context, state, now, facts.group),
+        # The critics of the iteration before are trained, where its policy was published first.
+        *critic_overlap.decide(context, state, facts),
         # Every worker becomes what it is to be, and loads the weights of the job's version.
         *roles_and_weights.decide(context, state, now, facts),
         # Samples move to the pool, or from a full worker to one that would run dry; costs are measured once.
@@ -103,7 +106,7 @@ def phase(state: JobState, facts: Facts) -> str:
         return "Training" if begun else without_group
     group_ready = group.version == state.version
     if not facts.published:
-        return "Publishing" if group_ready else without_group
+        return "Publishing" if group.policy_version == state.version else without_group
     if facts.checkpoint_due and state.checkpoint.stage == "idle" and not group_ready:
         return without_group
     return "Checkpointing"

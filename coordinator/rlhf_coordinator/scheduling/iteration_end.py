@@ -73,7 +73,7 @@ def decide(context: JobContext, state: JobState, now: float, facts: Facts) -> li
 def _close(context: JobContext, state: JobState, now: float, facts: Facts) -> list[Decision]:
     if state.trained:
         return _after_training(context, state, now, facts)
-    if facts.group.version == state.iteration + 1 and state.ledger.all_scored:
+    if facts.group.policy_version == state.iteration + 1 and state.ledger.all_scored:
         return [CommitTrained()]
     return _stop(state, now, facts) if state.stop is not None else []
 
@@ -88,12 +88,15 @@ def _after_training(context: JobContext, state: JobState, now: float, facts: Fac
     if evaluation.keeps_open(context, state):
         return []
     if context.last(state.iteration):
+        if facts.group.critics_behind:
+            return []
         return [CloseIteration(last=True), Finish("Complete")]
     return [CloseIteration()]
 
 
 def _stop(state: JobState, now: float, facts: Facts) -> list[Decision]:
-    if facts.group.train_under_way or state.checkpoint.stage != "idle":
+    behind = facts.group.formed and facts.group.critics_behind
+    if facts.group.train_under_way or behind or state.checkpoint.stage != "idle":
         return []
     if facts.checkpoint_due and facts.group.version == state.version:
         return _save(state, now, facts)
@@ -109,7 +112,7 @@ def _drain(context: JobContext, state: JobState, now: float, facts: Facts) -> li
     since = min((rank.draining_since for rank in group.draining), default=now)
     if not group.draining or state.stop is not None or now - since < TOGETHER_SECONDS:
         return []
-    busy = group.train_under_way or any(rank.rank_command for rank in group.ranks)
+    busy = group.train_under_way or group.critics_behind or any(rank.rank_command for rank in group.ranks)
     if busy or group.is_read or state.checkpoint.stage != "idle":
         return []
     whole = group.version == state.version

@@ -44,15 +44,20 @@ def current_workers(
     )
 
 
-def is_published(context: JobContext, state: JobState, current: Mapping[Group, Collection[Worker]]) -> bool:
+def is_published(
+    context: JobContext, state: JobState, current: Mapping[Group, Collection[Worker]], critics_behind: bool
+) -> bool:
     """Return whether every worker that can take part in the next iteration is `current`, and each group has one.
+
+    While critics are behind there is only the policy to publish: those who score by critics get them later.
 
     A worker that is away or only just starting is not waited for: it gets the weights when it is there. Nobody needs
     the weights of a last iteration.
     """
     if state.stop is not None or context.last(state.iteration):
         return True
-    for group, models in ((Group.GENERATION, (context.graph.policy,)), (Group.INFERENCE, context.scored_models)):
+    scored = () if critics_behind else context.scored_models
+    for group, models in ((Group.GENERATION, (context.graph.policy,)), (Group.INFERENCE, scored)):
         workers = state.fleet.of(group)
         present = [worker for worker in workers if worker.connected and group in worker.roles]
         up_to_date = {worker.name for worker in current[group]}

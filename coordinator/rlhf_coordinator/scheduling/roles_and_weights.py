@@ -7,7 +7,7 @@ Version 0 is in the manifest's folders; a later one is served by the first train
 between them: the stages of data replica 0, or all ranks where models are in parts. A draft model that is trained comes
 with the policy, both or neither. A worker that came back is stale until it holds the current version: it gets no
 samples.
-Rule: pure. No load from ranks starts while a complete batch waits for them, and none while they train.
+Rule: pure. No load from ranks starts while a complete batch or critics wait for them, and none while they train.
 """
 
 from rlhf_api import control_pb2 as pb
@@ -30,13 +30,14 @@ def decide(context: JobContext, state: JobState, now: float, facts: Facts) -> li
     if state.stop is not None or unneeded:
         return []
     sources = _sources(context, state, facts.group)
+    whole = None if facts.group.critics_behind else sources
     decisions: list[Decision] = []
     for worker in state.fleet.of(Group.GENERATION):
         if worker.idle and now >= worker.not_before and worker.name in facts.serving:
             decisions += _generation(context, state, sources, worker, facts)
     for worker in state.fleet.of(Group.INFERENCE):
         if worker.idle and now >= worker.not_before:
-            decisions += _inference(context, state, sources, worker)
+            decisions += _inference(context, state, whole, worker)
     return decisions
 
 
@@ -44,7 +45,8 @@ def _sources(context: JobContext, state: JobState, group: TrainingGroup) -> Sour
     """Where the job's version of any trained model is, after version 0; None when nobody can serve it now."""
     keepers = group.ranks[: context.spec.training.parallelism.keepers]
     batch_waits = state.ledger.all_scored and not state.trained
-    if batch_waits or not group.formed or not all(rank.serves(state.version) for rank in keepers):
+    critics_wait = group.critics_behind and not state.trained
+    if batch_waits or critics_wait or not group.formed or not all(rank.serves(state.version) for rank in keepers):
         return None
     return [pb.WeightLocation(address=rank.address) for rank in keepers]
 
@@ -68,7 +70,8 @@ def _second_role(
     """The scoring models of a generation worker: at version 0 next to the policy, and current once it is released."""
     if Group.INFERENCE in worker.roles:
         released = worker.name in facts.consolidation.released
-        return _inference(context, state, sources, worker) if released else []
+        whole = None if facts.group.critics_behind else sources
+        return _inference(context, state, whole, worker) if released else []
     if state.ledger.decoding_on(worker.name) or state.ledger.arriving_on(worker.name):
         return []
     tasks = [task.name for task in context.tasks]

@@ -11,6 +11,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Final
 
+from rlhf_coordinator.scheduling import critic_overlap
 from rlhf_coordinator.scheduling.decisions import (
     CommitBatch,
     Decision,
@@ -37,7 +38,11 @@ class TrainingGroup:
     formed: bool
     """All ranks are in one group epoch and none has failed."""
     version: int | None
-    """The version that every rank holds, idle; None while they train, restart, or differ."""
+    """The version that every rank holds, idle; None while they train, restart, or differ, or critics are behind."""
+    policy_version: int | None
+    """The same of the policy alone."""
+    critics_behind: bool
+    """Some rank has yet to train the critics of an iteration whose policy is trained."""
     train_under_way: bool
     """Some rank trains on the current batch, or has."""
     has_devices: bool
@@ -56,10 +61,14 @@ def observe(state: JobState, serving: Collection[str]) -> TrainingGroup:
     one_epoch = len({rank.group_epoch for rank in ranks}) == 1
     formed = one_epoch and all(rank.connected and rank.trains and rank.train_failure is None for rank in ranks)
     held = {rank.trained_version if rank.rank_command is None else None for rank in ranks} if formed else set()
+    policy_version = held.pop() if len(held) == 1 else None
+    behind = any(rank.critics_behind for rank in ranks)
     return TrainingGroup(
         ranks=ranks,
         formed=formed,
-        version=held.pop() if len(held) == 1 else None,
+        version=None if behind else policy_version,
+        policy_version=policy_version,
+        critics_behind=behind,
         train_under_way=not state.trained and any(_has_begun(rank, state.iteration) for rank in ranks),
         has_devices=not any(rank.name in serving for rank in ranks),
         measures=any(_rank_does(rank, CommandKind.MEASURE) for rank in ranks),
@@ -90,7 +99,7 @@ def decide(context: JobContext, state: JobState, now: float, group: TrainingGrou
         return _restart(context, state, members, *reason)
     if not members and all(rank.idle and now >= rank.not_before for rank in group.ranks) and state.stop is None:
         return [FormGroup(state.group_epoch + 1)]
-    return _train(state, group) if group.formed else []
+    return _train(context, state, group) if group.formed else []
 
 
 def _is_member(rank: Worker) -> bool:
@@ -130,7 +139,7 @@ def _restart(context: JobContext, state: JobState, members: list[Worker], reason
     return [RestartGroup(present, reason, counted)]
 
 
-def _train(state: JobState, group: TrainingGroup) -> list[Decision]:
+def _train(context: JobContext, state: JobState, group: TrainingGroup) -> list[Decision]:
     """The next batch, once all of it is scored; with a stop or a rank that drains, only what is under way."""
     if group.is_read or any(
         item.kind is CommandKind.CHECKPOINT for rank in group.ranks for item in rank.pending.values()
@@ -139,13 +148,16 @@ def _train(state: JobState, group: TrainingGroup) -> list[Decision]:
     ending = state.stop is not None or bool(group.draining)
     if state.schedule.stage != "decided":
         return _measure(state, group, ending)
-    if ending and not group.train_under_way:
+    if group.critics_behind or (ending and not group.train_under_way):
         return []
     target = state.version
     if not state.trained and state.ledger.all_scored and not state.evaluation.holds_training:
         target += 1
     ready = [rank for rank in group.ranks if rank.idle and rank.trained_version < target]
-    decisions: list[Decision] = [Train(rank.name, rank.trained_version) for rank in ready]
+    decisions: list[Decision] = [
+        Train(rank.name, rank.trained_version, critic_overlap.part(context, state, rank.trained_version))
+        for rank in ready
+    ]
     new = any(rank.trained_version == state.iteration for rank in ready)
     return [CommitBatch(), *decisions] if new and not state.trained else decisions
 

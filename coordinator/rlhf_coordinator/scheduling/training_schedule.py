@@ -20,7 +20,8 @@ def candidates(spec: RLHFJobSpec) -> tuple[str, ...]:
     """Return the methods whose tables may be chosen instead of the serial one; none when there is nothing to fuse."""
     several = spec.training.parallelism.pipeline > 1 and len(graph_of(spec).trained) > 1
     unlike = spec.training.micro_batch_tokens is not None  # a fused table is searched for one number of micro-batches
-    if not several or unlike or spec.training.schedule.mode == "OneFOneB":
+    apart = spec.training.critic_overlap == "Enabled"  # ranks never train both at once
+    if not several or unlike or apart or spec.training.schedule.mode == "OneFOneB":
         return ()
     return CANDIDATES.get(spec.fusion.intra_stage.mode, ())
 

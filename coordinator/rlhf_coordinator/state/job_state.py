@@ -150,6 +150,15 @@ class ScheduleState:
 
 
 @dataclass(frozen=True)
+class OpenReport:
+    """What is known of an iteration that was closed before its critics were trained."""
+
+    iteration: int
+    metrics: dict[str, float]
+    """All but those of training."""
+
+
+@dataclass(frozen=True)
 class StopOrder:
     """Somebody asked the job to stop."""
 
@@ -170,6 +179,10 @@ class JobState:
     """Line of the prompt file of each sample, by index."""
     trained: bool = False
     """The journal says that the ledger's iteration was trained on."""
+    critics_behind: bool = False
+    """Of that training only the policy's part, which is published first, is done."""
+    open_report: OpenReport | None = None
+    """Of the iteration before."""
     groups_dropped: int = 0
     """Groups that were dropped in this iteration and counted."""
     refill_told: bool = False

@@ -32,6 +32,7 @@ class Record(_message.Message):
     FAILED_FIELD_NUMBER: _builtins.int
     SCORED_GROUP_FIELD_NUMBER: _builtins.int
     CUT_FIELD_NUMBER: _builtins.int
+    CRITICS_TRAINED_FIELD_NUMBER: _builtins.int
     DECODED_BY_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def begun(self) -> Global___Begun:
@@ -64,6 +65,10 @@ class Record(_message.Message):
         """the iteration goes on without these prompts"""
 
     @_builtins.property
+    def critics_trained(self) -> Global___CriticsTrained:
+        """of the iteration before"""
+
+    @_builtins.property
     def decoded_by(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """with `finished`: workers that decoded it, in order"""
 
@@ -79,13 +84,14 @@ class Record(_message.Message):
         failed: _control_pb2.FailedSample | None = ...,
         scored_group: Global___ScoredGroup | None = ...,
         cut: Global___Cut | None = ...,
+        critics_trained: Global___CriticsTrained | None = ...,
         decoded_by: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["begun", b"begun", "closed", b"closed", "cut", b"cut", "failed", b"failed", "finished", b"finished", "prompt", b"prompt", "record", b"record", "scored", b"scored", "scored_group", b"scored_group", "trained", b"trained"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["begun", b"begun", "closed", b"closed", "critics_trained", b"critics_trained", "cut", b"cut", "failed", b"failed", "finished", b"finished", "prompt", b"prompt", "record", b"record", "scored", b"scored", "scored_group", b"scored_group", "trained", b"trained"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["begun", b"begun", "closed", b"closed", "cut", b"cut", "decoded_by", b"decoded_by", "failed", b"failed", "finished", b"finished", "prompt", b"prompt", "record", b"record", "scored", b"scored", "scored_group", b"scored_group", "trained", b"trained"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["begun", b"begun", "closed", b"closed", "critics_trained", b"critics_trained", "cut", b"cut", "decoded_by", b"decoded_by", "failed", b"failed", "finished", b"finished", "prompt", b"prompt", "record", b"record", "scored", b"scored", "scored_group", b"scored_group", "trained", b"trained"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_record: _TypeAlias = _typing.Literal["begun", "finished", "scored", "trained", "closed", "prompt", "failed", "scored_group", "cut"]  # noqa: Y015
+    _WhichOneofReturnType_record: _TypeAlias = _typing.Literal["begun", "finished", "scored", "trained", "closed", "prompt", "failed", "scored_group", "cut", "critics_trained"]  # noqa: Y015
     _WhichOneofArgType_record: _TypeAlias = _typing.Literal["record", b"record"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_record) -> _WhichOneofReturnType_record | None: ...
 
@@ -296,7 +302,10 @@ class Closed(_message.Message):
     TIME_NS_FIELD_NUMBER: _builtins.int
     REWARDS_FIELD_NUMBER: _builtins.int
     EVALUATIONS_FIELD_NUMBER: _builtins.int
+    CRITICS_BEHIND_FIELD_NUMBER: _builtins.int
     time_ns: _builtins.int
+    critics_behind: _builtins.bool
+    """the next segment says when they are trained; metrics lack those of training"""
     @_builtins.property
     def metrics(self) -> _containers.ScalarMap[_builtins.str, _builtins.float]:
         """as given to the recorder"""
@@ -316,14 +325,62 @@ class Closed(_message.Message):
         time_ns: _builtins.int = ...,
         rewards: _abc.Iterable[_builtins.float] | None = ...,
         evaluations: _abc.Iterable[Global___Evaluated] | None = ...,
+        critics_behind: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["evaluations", b"evaluations", "metrics", b"metrics", "rewards", b"rewards", "time_ns", b"time_ns"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["critics_behind", b"critics_behind", "evaluations", b"evaluations", "metrics", b"metrics", "rewards", b"rewards", "time_ns", b"time_ns"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Closed: _TypeAlias = Closed  # noqa: Y015
+
+@_typing.final
+class CriticsTrained(_message.Message):
+    """What an iteration came to that was closed before its critics were trained. Without it they are trained by a replay."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    @_typing.final
+    class MetricsEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.float
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.float = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    METRICS_FIELD_NUMBER: _builtins.int
+    TIME_NS_FIELD_NUMBER: _builtins.int
+    time_ns: _builtins.int
+    @_builtins.property
+    def metrics(self) -> _containers.ScalarMap[_builtins.str, _builtins.float]:
+        """all of the iteration's, as given to the recorder"""
+
+    def __init__(
+        self,
+        *,
+        metrics: _abc.Mapping[_builtins.str, _builtins.float] | None = ...,
+        time_ns: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["metrics", b"metrics", "time_ns", b"time_ns"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___CriticsTrained: _TypeAlias = CriticsTrained  # noqa: Y015
 
 @_typing.final
 class Evaluated(_message.Message):

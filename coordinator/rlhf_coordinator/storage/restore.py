@@ -18,7 +18,7 @@ from rlhf_coordinator.failures import JobError
 from rlhf_coordinator.state.carried_sample import CarriedSample
 from rlhf_coordinator.state.evaluation_state import EvaluationResult
 from rlhf_coordinator.state.iteration_totals import IterationTotals, read_iteration_totals
-from rlhf_coordinator.state.job_state import CheckpointState, JobContext
+from rlhf_coordinator.state.job_state import CheckpointState, JobContext, OpenReport
 from rlhf_coordinator.state.ledger import Ledger, siblings_apart
 from rlhf_coordinator.storage import carried, checkpoint
 from rlhf_coordinator.storage.batch import apply_record, of_evaluation, refill_rule, take_given
@@ -65,6 +65,14 @@ class Restored:
     """What the journal has of the evaluation in progress."""
     handed_on: tuple[CarriedSample, ...] = ()
     """What the iteration before handed on to one that has not begun."""
+    critics_behind: bool = False
+    """`trained` stands for the policy alone."""
+    closed_behind: bool = False
+    """The iteration was closed before its critics were trained."""
+    critics_metrics: dict[str, float] | None = None
+    """Of the iteration before, once its critics were trained."""
+    open_report: OpenReport | None = None
+    """Of the iteration before, whose critics were not trained when it was closed, nor since."""
     advantages: pb.Array | None = None
     """Of each sample, as the training that `trained` stands for computed them."""
 
@@ -149,12 +157,25 @@ def _position(context: JobContext, journal: Journal, prompts: PromptSet, facts: 
         after = _read(context, journal, prompts, facts, iteration + 1)
         after.rewards, after.last_closed = restored.rewards, restored.last_closed
         after.evaluations, after.handed_on = restored.evaluations, handed_on
+        _take_report(after, restored)
         return after
     if iteration - 1 in segments:
         before = _read(context, journal, prompts, facts, iteration - 1)
         restored.rewards, restored.evaluations = before.rewards, before.evaluations
         restored.handed_on = before.ledger.hand_on()
+        _take_report(restored, before)
     return restored
+
+
+def _take_report(restored: Restored, before: Restored) -> None:
+    """Take in that the iteration before was closed without its critics: what it came to then is in this segment."""
+    if before.last_closed is None or not before.closed_behind:
+        return
+    iteration, metrics = before.last_closed
+    if restored.critics_metrics is None:
+        restored.last_closed, restored.open_report = None, OpenReport(iteration, metrics)
+    else:
+        restored.last_closed = iteration, restored.critics_metrics
 
 
 def _take_carried(
@@ -185,11 +206,15 @@ def _read(context: JobContext, journal: Journal, prompts: PromptSet, facts: dict
         elif kind == "trained":
             ledger.train()
             state.trained, state.training_metrics = True, dict(record.trained.result.metrics)
+            state.critics_behind = record.trained.result.critics_behind
             state.advantages = record.trained.result.advantages
         elif kind == "closed":
             state.last_closed = iteration, dict(record.closed.metrics)
+            state.closed_behind = record.closed.critics_behind
             state.rewards = list(record.closed.rewards)
             state.evaluations = [EvaluationResult(one.version, dict(one.metrics)) for one in record.closed.evaluations]
+        elif kind == "critics_trained":
+            state.critics_metrics = dict(record.critics_trained.metrics)
         elif of_evaluation(record) is not None:
             state.evaluation_records.append(record)
         else:

@@ -207,6 +207,8 @@ class Training(GroupFields):
     """Training ranks in one pod, each a process with gpusPerReplica GPUs; divides the number of ranks."""
     schedule: Schedule = Field(default_factory=Schedule)
     """Pipeline schedule of one model."""
+    critic_overlap: Literal["Disabled", "Enabled"] = "Disabled"
+    """Enabled trains critics while the next batch is decoded."""
     micro_batch_size: Annotated[int, Field(ge=1, le=65536)] = 8
     """Samples per micro-batch. The algorithm's miniBatchSize must be a multiple of microBatchSize x
     parallelism.data."""

@@ -58,6 +58,15 @@ SKIPPED_STEPS: Final = _gauge(
     absent="no iteration is finished",
     run_metric="training/train/skipped_steps",
 )
+CRITIC_OVERLAP: Final = _gauge(
+    "rlhf_training_critic_overlap_seconds",
+    unit=Unit.SECONDS,
+    meaning="Time for which the critics of the last reported iteration were trained beside the next one's decoding.",
+    source="the training ranks: from the order to train critics until they are trained",
+    normal="the critics' share of training; less than generation, which else waits for scores",
+    absent="spec.training.criticOverlap is Disabled, or the last iteration trained all models at once",
+    run_metric="training/critic_overlap_seconds",
+)
 PADDING: Final = _gauge(
     "rlhf_training_padding_ratio",
     unit=Unit.RATIO,

@@ -9,6 +9,7 @@ from rlhf_api.job import RLHFJobSpec
 from rlhf_api.names import Group, worker_name
 from rlhf_api.rules.absent_groups import of_absent_groups
 from rlhf_api.rules.common_rules import multiple, nothing_to_fuse
+from rlhf_api.rules.critic_overlap import of_critic_overlap
 from rlhf_api.rules.environment import of_environment
 from rlhf_api.rules.evaluation import of_evaluation
 from rlhf_api.rules.failure import of_failure_policy
@@ -252,6 +253,7 @@ RULES: Final[tuple[Rule, ...]] = (
     *of_parallelism(),
     *of_paths(),
     _FORCED,
+    *of_critic_overlap(),
     *of_placement(),
     *of_failure_policy(),
     *of_reward(),

@@ -20,7 +20,7 @@ from rlhf_api.job import RLHFJobSpec
 from rlhf_api.job.lora import Lora
 from rlhf_api.schedule import ScheduleTable
 from rlhf_planner.schedule.held_model import without_model
-from rlhf_workers.algorithms.objectives import MISMATCH_WARNING, Objective
+from rlhf_workers.algorithms.objectives import Objective
 from rlhf_workers.algorithms.registry import build_algorithm
 from rlhf_workers.precision import shared_casts
 from rlhf_workers.training.backends.registry import SpanSink
@@ -30,6 +30,7 @@ from rlhf_workers.training.executor import TimedAction, execute
 from rlhf_workers.training.finished_pieces import piece_finished
 from rlhf_workers.training.gradient_sums import sum_gradients, sum_sizes
 from rlhf_workers.training.minibatches import check_mini_batch, epoch_order, mini_batches
+from rlhf_workers.training.objective_metrics import Norms, objective_metrics, say_mismatch
 from rlhf_workers.training.old_log_probabilities import OldLogProbabilities
 from rlhf_workers.training.optimizer import Horizon, learning_rate
 from rlhf_workers.training.pipeline_stage import PipelineStage
@@ -47,9 +48,6 @@ log = logging.getLogger(__name__)
 
 NAMES: Final = {"F": "F", "B": "B", "I": "I", "W": "W", "RECV_F": "wait-F", "RECV_B": "wait-B"}
 """Action kind -> last part of its span's name."""
-
-LOSS_SUM: Final = "loss_sum"
-"""Ending of metrics of an objective that are sums over the steps, of which the mean is shown."""
 
 
 class Trainer:
@@ -100,26 +98,32 @@ class Trainer:
         """Of the last iteration: in mini-batches, but in no computation."""
         self.sample_advantages: list[float] = []
         """Of the last iteration: of each sample the mean over its tokens, NaN without any; empty: no such field."""
+        self.critics_behind = False
+        """Of the iteration in progress only the policy is trained, whose weights will not change any more."""
         self._rates: dict[str, float] = {}
         """Of the last optimizer step, by model."""
         check_mini_batch(spec, layout)
 
     def train(
-        self, iteration: int, batch: TrainingBatch, iterations: int = 0
+        self, iteration: int, batch: TrainingBatch, iterations: int = 0, *, policy_first: bool = False
     ) -> Generator[None, None, dict[str, float]]:
         """Train one iteration, one mini-batch per step of the iterator, and return its metrics (`yield from`).
 
-        `iterations`: of the job as of this one; 0: as the manifest has it.
+        `iterations`: of the job as of this one; 0: as the manifest has it. `policy_first`: all mini-batches of the
+        policy come before those of other models; in between is a step after which `critics_behind` holds.
         """
         state, steps = self.algorithm.state(), self.progress.steps
         try:
-            return (yield from self._train(iteration, batch, iterations))
+            return (yield from self._train(iteration, batch, iterations, policy_first))
         except Exception:
-            if self.progress.steps == steps:  # the weights are as they were: so is what the algorithm remembers
+            untouched = self.progress.steps == steps and not self.critics_behind
+            if untouched:  # the weights are as they were: so is what the algorithm remembers
                 self.algorithm.restore(state)
             raise
 
-    def _train(self, iteration: int, batch: TrainingBatch, iterations: int) -> Generator[None, None, dict[str, float]]:
+    def _train(
+        self, iteration: int, batch: TrainingBatch, iterations: int, policy_first: bool
+    ) -> Generator[None, None, dict[str, float]]:
         self.step_seconds, self.bubble_seconds, self._padding = [], 0.0, Padding()
         if self.draft is not None:
             self.draft.begin()
@@ -134,21 +138,18 @@ class Trainer:
         if self._policy_held:
             del objectives[self._policy]
         self.sample_advantages = batch.sample_means("advantages")
-        norms: dict[str, list[float]] = {model: [] for model in objectives}
-        skipped, steps, non_finite = 0, self.progress.steps, self.progress.non_finite.total
-        for epoch in range(self.spec.algorithm.fields.epochs):
-            order = epoch_order(self.spec.seed, iteration, epoch, len(batch.prompts), self._together)
-            for rows in mini_batches(order, self.spec.algorithm.fields.mini_batch_size):
-                if not batch.mask[rows].any():  # every sample abstained: no gradient, so no step either
-                    skipped += 1
-                    continue
-                for objective in objectives.values():
-                    objective.first_pass = self.progress.steps == steps and self._again is None
-                for model, norm in self._step(iteration, batch, rows, objectives).items():
-                    norms[model].append(norm)
-                yield
-        metrics = self._metrics(batch, objectives, norms)
-        self._gather_weights()
+        norms: Norms = {model: [] for model in objectives}
+        non_finite = self.progress.non_finite.total
+        if policy_first and not self._policy_held and len(objectives) > 1:
+            skipped = yield from self._train_policy_first(iteration, batch, objectives, norms)
+        else:
+            skipped = yield from self._train_models(iteration, batch, objectives, norms, set())
+            self._gather_weights(objectives)
+        metrics = self.algorithm.batch_metrics(batch)
+        metrics |= objective_metrics(objectives, norms, self.layout, self.communicator)
+        metrics |= {f"learning_rate/{m}": self._rates[m] if norms[m] else self.rate(m) for m in objectives}
+        if self.layout.rank == 0:
+            say_mismatch(self._policy, metrics)
         if self.draft is not None:
             metrics |= self.draft.metrics()
         metrics |= self._padding.metrics()
@@ -158,7 +159,59 @@ class Trainer:
         if not self.spec.algorithm.fields.trains_policy(0):
             metrics["train/critic_only"] = float(self._policy_held)
         self.algorithm.finish_iteration(metrics)
+        self.critics_behind = False
         return metrics
+
+    def _train_policy_first(
+        self, iteration: int, batch: TrainingBatch, objectives: Mapping[str, Objective], norms: Norms
+    ) -> Generator[None, None, int]:
+        """Train the policy on all mini-batches, then the other models on the same, from the same optimizer step on."""
+        start, left_out = self.progress.steps, set[int]()
+        policy: dict[str, Objective] = {self._policy: objectives[self._policy]}
+        skipped = yield from self._train_models(iteration, batch, policy, norms, left_out)
+        self._gather_weights(policy)
+        end, of_policy = self.progress.steps, self.step_seconds
+        self.progress.steps, self.step_seconds, self.critics_behind = start, [], True
+        yield
+        critics = {model: objective for model, objective in objectives.items() if model != self._policy}
+        yield from self._train_models(iteration, batch, critics, norms, left_out)
+        self._gather_weights(critics)
+        self.step_seconds = [sum(seconds) for seconds in zip(of_policy, self.step_seconds, strict=True)]
+        self.progress.steps = end
+        return skipped
+
+    def _train_models(
+        self,
+        iteration: int,
+        batch: TrainingBatch,
+        objectives: Mapping[str, Objective],
+        norms: Norms,
+        left_out: set[int],
+    ) -> Generator[None, None, int]:
+        """Train some models on every mini-batch; return how many had no sample to train on.
+
+        `left_out`: mini-batches whose step the policy did not take, which others do not take either; added to.
+        """
+        skipped, steps, number = 0, self.progress.steps, -1
+        for epoch in range(self.spec.algorithm.fields.epochs):
+            order = epoch_order(self.spec.seed, iteration, epoch, len(batch.prompts), self._together)
+            for rows in mini_batches(order, self.spec.algorithm.fields.mini_batch_size):
+                number += 1
+                if not batch.mask[rows].any():  # every sample abstained: no gradient, so no step either
+                    skipped += 1
+                    continue
+                if number in left_out:
+                    self.step_seconds.append(0.0)
+                    continue
+                for objective in objectives.values():
+                    objective.first_pass = self.progress.steps == steps and self._again is None
+                taken = self._step(iteration, batch, rows, objectives)
+                if not taken:
+                    left_out.add(number)
+                for model, norm in taken.items():
+                    norms[model].append(norm)
+                yield
+        return skipped
 
     def offload(self) -> None:
         """Move weights and moments to host memory and free the gradients, which are all zero between two trainings."""
@@ -197,13 +250,12 @@ class Trainer:
 
         Return nothing, and take no step, when a loss or a gradient is not finite.
         """
-        draft = None if self._policy_held else self.draft
+        draft = self.draft if self._policy in objectives else None
         training = self.spec.training
         dealt = deal(self.layout, rows, batch.lengths, self._together, training.micro_batch_tokens, training.packing)
-        self._padding.add(dealt, batch.lengths)
-        layout = dealt.layout
-        if self._policy_held:
-            layout = layout.with_table(without_model(layout.table, self._policy))
+        if not self.critics_behind:
+            self._padding.add(dealt, batch.lengths)
+        layout = _training(objectives, dealt.layout)
         work = self.mini_batch(batch, dealt, objectives, None if draft is None else draft.note)
         before = {model: objective.statistics.copy() for model, objective in objectives.items()}
         start = time.time_ns()
@@ -238,7 +290,7 @@ class Trainer:
         if draft is not None:
             with self._measured("train/draft-step"):
                 draft.step()
-        self._rates = {model: self.rate(model) for model in objectives}
+        self._rates |= {model: self.rate(model) for model in objectives}
         self.progress.steps += 1
         self.progress.held_steps += self._policy_held
         return norms
@@ -320,13 +372,13 @@ class Trainer:
                 for key in shared:
                     self.optimizers[key].hand_on(self.communicator)
 
-    def _gather_weights(self) -> None:
-        """Make whole parameters of those that ranks hold in parts. Here and nowhere else: a training is what all ranks
-        do once and together, while publishing and saving may be asked of one rank, or of one again."""
+    def _gather_weights(self, models: Collection[str]) -> None:
+        """Make whole parameters of those of some models that ranks hold in parts. Here and nowhere else: a training is
+        what all ranks do once and together, while publishing and saving may be asked of one rank, or of one again."""
         if any(optimizer.part for optimizer in self.optimizers.values()):
             with self._measured("train/gather"):
                 for key in self.layout.held:
-                    if self.writes(*key):
+                    if key[0] in models and self.writes(*key):
                         self.optimizers[key].gather(self.communicator)
 
     # ------------------------------------------------------------ metrics
@@ -335,31 +387,6 @@ class Trainer:
         """Return trained role -> objective without statistics, in table order."""
         objectives = self.algorithm.objectives()
         return {model: objectives[model] for model in self.layout.models}
-
-    def _metrics(
-        self, batch: TrainingBatch, objectives: Mapping[str, Objective], norms: Mapping[str, list[float]]
-    ) -> dict[str, float]:
-        metrics = self.algorithm.batch_metrics(batch)
-        for model, objective in objectives.items():
-            if self.layout.tensor_rank:  # the first rank of its tensor group has counted the same samples
-                objective.statistics.sums.zero_()
-            self.communicator.all_reduce_sum(objective.statistics.sums, self._everyone)
-            self.communicator.all_reduce_max(objective.statistics.maxima, self._everyone)
-            metrics |= objective.metrics()
-            steps = max(1, len(norms[model]))
-            for name in [name for name in metrics if name.endswith(LOSS_SUM)]:
-                metrics[name.removesuffix("_sum")] = metrics.pop(name) / steps
-            metrics[f"gradient_norm/{model}"] = sum(norms[model]) / steps
-            metrics[f"learning_rate/{model}"] = self._rates[model] if norms[model] else self.rate(model)
-        mismatch = f"{self._policy}/mismatch"
-        if metrics.get(mismatch, 0.0) > MISMATCH_WARNING and self.layout.rank == 0:
-            log.warning(
-                "log-probabilities of generation and training differ by %.3g on average (largest %.3g): the ratio of "
-                "the policy loss is biased by as much",
-                metrics[mismatch],
-                metrics[f"{mismatch}_max"],
-            )
-        return metrics
 
     def _report(self, measured: list[TimedAction], start_ns: int, end_ns: int) -> None:
         busy = sum(step.end_ns - step.start_ns for step in measured if step.action.peer is None)
@@ -380,3 +407,11 @@ class Trainer:
         yield
         piece_finished()
         self._span(name, start, time.time_ns())
+
+
+def _training(models: Collection[str], layout: RankLayout) -> RankLayout:
+    """Return the layout with the parts of its table that train some models."""
+    for model in layout.models:
+        if model not in models:
+            layout = layout.with_table(without_model(layout.table, model))
+    return layout

@@ -1,8 +1,10 @@
 """The training role: becomes a rank of a training group, trains iterations, writes checkpoints, serves its weights.
 
-Rule: a Train runs one mini-batch a `step`, so the worker stays answerable between them. A lost peer ends this process
-with exit code 75 at once, without a word to the coordinator, which sees the session break: the whole group must start
-again, and nothing in this process is worth keeping. Must never answer a Train whose weights it does not hold.
+Rule: a Train runs one mini-batch a `step`, so the worker stays answerable between them. A Train of the policy alone
+leaves the iteration half done: the policy is served, and nothing else is, until a Train of the critics has gone on. A
+lost peer ends this process with exit code 75 at once, without a word to the coordinator, which sees the session break:
+the whole group must start again, and nothing in this process is worth keeping. Must never answer a Train whose weights
+it does not hold.
 """
 
 import logging
@@ -65,6 +67,10 @@ class TrainingRole:
         self._spans = spans
         self._steps_before = 0
         self._running: tuple[pb.Command, Generator[None, None, Any]] | None = None
+        self._half_done: Generator[None, None, Any] | None = None
+        """The training whose critics are behind."""
+        self._paused = self._resumed = 0.0
+        """When that was left, and gone on with; seconds of the monotonic clock, 0: it was not."""
         self._last: pb.TrainResult | None = None
         self._offloaded = False
         self._broken = False  # a Train failed half-way: the weights are those of no version
@@ -83,6 +89,8 @@ class TrainingRole:
         command, work = self._running
         try:
             next(work)
+            if command.train.part == pb.TRAIN_PART_POLICY and self._backend.critics_behind:
+                self._leave_critics(command, work, outbox)
         except StopIteration as finished:
             self._running = None
             if isinstance(finished.value, pb.MeasureResult):
@@ -94,7 +102,8 @@ class TrainingRole:
             logging.shutdown()
             self._leave(error.failure.exit_code)
         except Exception:
-            self._running, self._broken = None, self._backend.steps != self._steps_before
+            changed = self._backend.critics_behind or self._backend.steps != self._steps_before
+            self._running, self._broken = None, changed
             raise
         self._spans.flush(outbox)
         return True
@@ -109,7 +118,7 @@ class TrainingRole:
         return 0
 
     def offload(self) -> None:
-        if self._running is not None:
+        if self._running is not None or self._half_done is not None:
             raise WorkError("WrongVersion", "other work came to a rank that is training", retryable=True)
         self._backend.offload()
         self._offloaded = True
@@ -124,6 +133,8 @@ class TrainingRole:
             if self._version != version or self._running is not None:
                 holds = f"trains version {self._version + 1}" if self._running else f"holds version {self._version}"
                 raise WorkError("WrongVersion", f"{model} version {version} was asked for; this rank {holds}")
+            if self._half_done is not None and model in self._critics:
+                raise WorkError("WrongVersion", f"{model} version {version} was asked for; it is yet to be trained")
             yield parameter, tensor
 
     # ------------------------------------------------------------ commands
@@ -131,11 +142,16 @@ class TrainingRole:
     def _begin_training(self, command: pb.Command, outbox: Outbox) -> None:
         iteration = command.train.iteration
         self._refuse_broken()
+        if self._half_done is not None and command.train.part == pb.TRAIN_PART_CRITICS:
+            self._running, self._half_done = (command, self._half_done), None
+            self._resumed = time.monotonic()
+            return
         if self._last is not None and iteration == self._version - 1:
             outbox.done(pb.CommandDone(command_id=command.id, train=self._last))
             return
-        if iteration != self._version or self._running is not None:
-            state = "is training" if self._running else f"holds version {self._version}"
+        if iteration != self._version or self._running is not None or self._half_done is not None:
+            busy = self._running or self._half_done
+            state = "is training" if busy else f"holds version {self._version}"
             raise WorkError("WrongVersion", f"train iteration {iteration} came to a rank that {state}", retryable=True)
         if command.train.schedule:
             try:
@@ -148,7 +164,7 @@ class TrainingRole:
 
     def _begin_measuring(self, command: pb.Command, outbox: Outbox) -> None:
         self._refuse_broken()
-        if self._running is not None:
+        if self._running is not None or self._half_done is not None:
             raise WorkError("WrongVersion", "measure came to a rank that is training", retryable=True)
         self._wake(self._version, outbox)
         self._steps_before = self._backend.steps
@@ -167,6 +183,7 @@ class TrainingRole:
     def _train(self, order: pb.Train, outbox: Outbox) -> Generator[None, None, dict[str, float]]:
         spec, iteration = self._job.spec, order.iteration
         start, start_ns = time.monotonic(), time.time_ns()
+        self._paused = self._resumed = 0.0
         samples = self._batches.fetch(iteration)
         outbox.span("train/fetch", start_ns, time.time_ns(), iteration)
         graph, longest = graph_of(spec), spec.rollout.max_response_tokens
@@ -177,10 +194,13 @@ class TrainingRole:
         batch, shaping = shaped(given, spec.reward_shaping, graph.combination, longest)
         if has_greedy_baseline(spec):
             batch = without_greedy(batch, samples_per_prompt(spec))
-        metrics = yield from self._backend.train(iteration, batch, order.iterations)
+        policy_first = order.part == pb.TRAIN_PART_POLICY
+        metrics = yield from self._backend.train(iteration, batch, order.iterations, policy_first=policy_first)
         outbox.count(batch.tokens * spec.algorithm.fields.epochs)
         metrics |= shaping
-        metrics["train/seconds"] = time.monotonic() - start
+        metrics["train/seconds"] = time.monotonic() - start - (self._resumed - self._paused)
+        if self._resumed:
+            metrics["critic_overlap_seconds"] = time.monotonic() - self._resumed
         metrics["transport"] = float(TRANSPORTS.index(self._backend.transport))
         self._observe_steps(iteration, outbox)
         metrics["bubble_seconds"] = self._backend.bubble_seconds
@@ -199,14 +219,25 @@ class TrainingRole:
             start_ns = end_ns - int(seconds * 1e9)
             outbox.observe(pb.Observation(start_ns=start_ns, end_ns=end_ns, iteration=iteration, train_step=step))
 
+    def _leave_critics(self, command: pb.Command, work: Generator[None, None, Any], outbox: Outbox) -> None:
+        self._running, self._half_done, self._paused = None, work, time.monotonic()
+        self._answer(command, pb.TrainResult(critics_behind=True), outbox)
+
     def _finish_training(self, command: pb.Command, metrics: dict[str, float], outbox: Outbox) -> None:
-        self._version = command.train.iteration + 1
+        self._answer(command, pb.TrainResult(metrics=metrics), outbox)
+
+    def _answer(self, command: pb.Command, result: pb.TrainResult, outbox: Outbox) -> None:
         iteration, spec = command.train.iteration, self._job.spec
-        self._last = pb.TrainResult(iteration=iteration, version=self._version, metrics=metrics)
+        result.iteration, result.version = iteration, iteration + 1
+        self._version, self._last = result.version, result
         shown = spec.samples.due(iteration, command.train.iterations or spec.iterations)
         if not self._rank and shown and (advantages := self._backend.sample_advantages):
-            self._last.advantages.CopyFrom(pack(np.array(advantages, dtype=np.float32)))
-        outbox.done(pb.CommandDone(command_id=command.id, train=self._last))
+            result.advantages.CopyFrom(pack(np.array(advantages, dtype=np.float32)))
+        outbox.done(pb.CommandDone(command_id=command.id, train=result))
+
+    @property
+    def _critics(self) -> set[str]:
+        return set(self._backend.models) - {graph_of(self._job.spec).policy}
 
     def _refuse_broken(self) -> None:
         if self._broken:
@@ -219,7 +250,7 @@ class TrainingRole:
 
     def _save(self, command: pb.Command, outbox: Outbox) -> None:
         self._refuse_broken()
-        if self._running is not None:
+        if self._running is not None or self._half_done is not None:
             raise WorkError("WrongVersion", "saveCheckpoint came to a rank that is training", retryable=True)
         start = time.time_ns()
         folder = Path(command.save_checkpoint.folder)

@@ -62,8 +62,17 @@ class TrainingBackend(Protocol):
     def bubble_seconds(self) -> float:
         """Seconds of the last iteration's mini-batches in which this rank computed nothing."""
 
-    def train(self, iteration: int, batch: TrainingBatch, iterations: int) -> Generator[None, None, dict[str, float]]:
-        """Train an iteration of a job of so many, one mini-batch per step of the iterator; return its metrics."""
+    @property
+    def critics_behind(self) -> bool:
+        """Whether only the policy of the iteration in progress is trained; its weights will not change any more."""
+
+    def train(
+        self, iteration: int, batch: TrainingBatch, iterations: int, *, policy_first: bool
+    ) -> Generator[None, None, dict[str, float]]:
+        """Train an iteration of a job of so many, one mini-batch per step of the iterator; return its metrics.
+
+        `policy_first`: with a step between the policy's mini-batches and those of other models, where there are both.
+        """
 
     def measure(self, command: pb.Measure) -> Generator[None, None, pb.MeasureResult]:
         """Measure stages, transfers or schedules, a bounded piece per step of the iterator; change nothing."""

@@ -91,8 +91,14 @@ class TorchBackend:
     def sample_advantages(self) -> list[float]:
         return self.trainer.sample_advantages
 
-    def train(self, iteration: int, batch: TrainingBatch, iterations: int) -> Generator[None, None, dict[str, float]]:
-        return self.trainer.train(iteration, batch, iterations)
+    @property
+    def critics_behind(self) -> bool:
+        return self.trainer.critics_behind
+
+    def train(
+        self, iteration: int, batch: TrainingBatch, iterations: int, *, policy_first: bool
+    ) -> Generator[None, None, dict[str, float]]:
+        return self.trainer.train(iteration, batch, iterations, policy_first=policy_first)
 
     def measure(self, command: pb.Measure) -> Generator[None, None, pb.MeasureResult]:
         return step_timing.measure(self.trainer, command)

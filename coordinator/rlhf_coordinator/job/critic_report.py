@@ -1,0 +1,34 @@
+"""The report of an iteration that was closed before its critics were trained: completed when they are.
+
+Rule: what is reported is what the iteration would have reported at its end, with all metrics of training. It is written
+to the journal before the trackers get it, who take a report twice as one. Nothing of the next iteration is changed.
+"""
+
+import math
+import time
+
+from rlhf_coordinator.job.iteration_metrics import training_metrics, training_rows
+from rlhf_coordinator.job.job_run import JobRun
+from rlhf_coordinator.storage.journal_pb2 import CriticsTrained, Record
+
+
+def stays_open(run: JobRun, last: bool) -> bool:
+    """Return whether the report of the iteration that ends waits for its critics; of a `last` one it never does."""
+    if run.state.critics_behind and last:
+        run.training_metrics = training_metrics(run, run.state.iteration)
+        return False
+    return run.state.critics_behind
+
+
+def complete(run: JobRun) -> None:
+    """Report the iteration before with what its training came to. Raises JobError where nothing can be written."""
+    report = run.state.open_report
+    assert report is not None
+    rows = training_rows(training_metrics(run, report.iteration))
+    metrics = report.metrics | {name: value for name, value in rows.items() if math.isfinite(value)}
+    now_ns = time.time_ns()
+    run.journal.append(Record(critics_trained=CriticsTrained(metrics=metrics, time_ns=now_ns)))
+    run.journal.commit()
+    run.state.open_report = None
+    run.trackers.iteration(report.iteration, metrics)
+    run.last_metrics |= metrics

@@ -1,0 +1,44 @@
+"""Rules of `spec.training.criticOverlap`: critics that are trained apart from the policy, beside a decoding fleet."""
+
+from collections.abc import Iterator
+from typing import Final
+
+from rlhf_api.algorithms import ALGORITHMS, full_graph
+from rlhf_api.rules.rule import Rule, Values
+
+_FIELD: Final = "spec.training.criticOverlap"
+_MODE: Final = "spec.fusion.intraStage.mode"
+_FUSED: Final = ("Fused", "FusedSplit")
+_SEVERAL: Final = tuple(name for name in ALGORITHMS if len(full_graph(name).trained) > 1)
+"""Algorithms that may train several models."""
+
+
+def of_critic_overlap() -> Iterator[Rule]:
+    """Yield every rule of critics that are trained while the next batch is decoded."""
+    off = "self.training.criticOverlap == 'Disabled'"
+    chosen = " || ".join(f"has(self.algorithm.{name})" for name in _SEVERAL)
+    yield Rule(
+        field=_FIELD,
+        node="spec",
+        cel=f"{off} || {chosen}",
+        holds=lambda values: _off(values) or any(values.has(f"spec.algorithm.{name}") for name in _SEVERAL),
+        message="must be Disabled with an algorithm that trains one model: use ppo, or Disabled",
+    )
+    yield Rule(
+        field=_FIELD,
+        node="spec",
+        cel=f"{off} || self.placement == 'Dedicated'",
+        holds=lambda values: _off(values) or values["spec.placement"] == "Dedicated",
+        message="must be Disabled with spec.placement Colocated, where ranks and decoding take turns: use Dedicated",
+    )
+    yield Rule(
+        field=_FIELD,
+        node="spec",
+        cel=f"{off} || !(self.fusion.intraStage.mode in ['Fused', 'FusedSplit'])",
+        holds=lambda values: _off(values) or values[_MODE] not in _FUSED,
+        message=f"must be Disabled with {_MODE} Fused or FusedSplit, which train the models at once: use one of them",
+    )
+
+
+def _off(values: Values) -> bool:
+    return bool(values[_FIELD] == "Disabled")

@@ -1,0 +1,55 @@
+"""What training the critics beside the next decoding would gain: an iteration with and without it, by the same times.
+
+Owns the comparison; ranks train all models of an iteration before any of it is published, and nothing here changes
+that. With the overlap they would train the policy's mini-batches first and publish it; while it decodes the next batch
+they would train the critics' mini-batches. What is scored by critics waits until those are trained and published, too.
+A fused table does the critics' work in the policy's bubbles, which the overlap cannot: both alone run as 1F1B.
+Rule: pure; a replay of times that were measured or simulated. Devices of generation and of training must be distinct.
+Source: EuroMLSys'25, opportunity 8: generation of an iteration beside critic training of the one before.
+"""
+
+from collections.abc import Collection
+from dataclasses import dataclass, replace
+
+from rlhf_planner.explain.replays import scoring_end
+from rlhf_planner.schedule.baselines import serial
+from rlhf_planner.schedule.instance import Instance
+from rlhf_planner.schedule.simulate import instance_arrays
+
+
+@dataclass(frozen=True, slots=True)
+class OverlapTimes:
+    """What the parts of an iteration take, all in one unit of time."""
+
+    together: float
+    """Training of all models, by the table in force."""
+    policy: float
+    """Training of the policy alone."""
+    critics: float
+    """Training of all other models alone."""
+    publishing: float
+    """From trained weights to workers that hold them; of the policy, and again of the critics."""
+    finished: tuple[float, ...]
+    """When each response is finished, counted from the first lease."""
+    apart: float
+    """Between two scores, while anything waits for one."""
+    latency: float = 0.0
+    """From a response that waits for nothing to its score."""
+
+
+def unchanged(times: OverlapTimes) -> float:
+    """Return the time of an iteration in which all models are trained before any is published."""
+    return times.together + times.publishing + scoring_end(times.finished, times.apart, times.latency)
+
+
+def overlapped(times: OverlapTimes) -> float:
+    """Return the time of an iteration that begins to decode when the policy is published, in a steady state."""
+    critics_ready = times.critics + times.publishing
+    arrivals = [max(moment, critics_ready) for moment in times.finished]
+    return times.policy + times.publishing + scoring_end(arrivals, times.apart, times.latency)
+
+
+def alone(instance: Instance, pipelines: Collection[int]) -> float:
+    """Return the 1F1B makespan of some pipelines of an instance, by number, without the others."""
+    chosen = tuple(pipe for number, pipe in enumerate(instance.pipelines) if number in pipelines)
+    return serial(instance_arrays(replace(instance, pipelines=chosen))).makespan

@@ -1,0 +1,138 @@
+"""When critics are trained apart from the policy, and what waits for them, from states put together by hand."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.support.coordinated import make_job
+from tests.support.job_states import NOW, decided, finish_all, pend, ready_state
+
+from rlhf_api import control_pb2 as pb
+from rlhf_api.names import Group
+from rlhf_coordinator.scheduling import critic_overlap, iteration
+from rlhf_coordinator.scheduling import decisions as d
+from rlhf_coordinator.scheduling.training_schedule import schedule_json
+from rlhf_coordinator.state.job_state import JobContext, JobState, OpenReport, StopOrder, job_context
+from rlhf_coordinator.state.worker import CommandKind
+
+RANKS = ("training-0", "training-1")
+
+
+def overlapping(folder: Path, **spec: Any) -> JobContext:
+    """A job of 8 samples an iteration and a checkpoint after every second one."""
+    training = {"parallelism": {"pipeline": 2}, "microBatchSize": 4, "criticOverlap": "Enabled"}
+    job = make_job(folder, batch=8, iterations=6, training=training, **spec)
+    return job_context(job, schedule_json(job.spec))
+
+
+@pytest.fixture
+def context(tmp_path: Path) -> JobContext:
+    return overlapping(tmp_path)
+
+
+def leave_critics(state: JobState, version: int) -> None:
+    """The ranks have trained the policy to this version."""
+    for name in RANKS:
+        rank = state.fleet.workers[name]
+        rank.trained_version = version
+        rank.last_train = pb.TrainResult(iteration=version - 1, version=version, critics_behind=True)
+
+
+def next_iteration(context: JobContext, at: int) -> JobState:
+    """Everybody but the critics is at version `at`, and the iteration has begun."""
+    state = ready_state(context, at=at)
+    for worker in state.fleet.of(Group.INFERENCE):
+        worker.versions["critic"] = at - 1
+    leave_critics(state, at)
+    state.open_report = OpenReport(at - 1, {"reward": 1.0})
+    return state
+
+
+def trains(context: JobContext, state: JobState) -> list[d.Train]:
+    return [item for item in decided(context, state, NOW) if isinstance(item, d.Train)]
+
+
+@pytest.mark.parametrize(
+    ("at", "part"),
+    [(0, pb.TRAIN_PART_POLICY), (1, pb.TRAIN_PART_ALL), (2, pb.TRAIN_PART_POLICY), (5, pb.TRAIN_PART_ALL)],
+)
+def test_the_policy_goes_first_where_no_checkpoint_follows(
+    context: JobContext, at: int, part: pb.TrainPart.ValueType
+) -> None:
+    state = ready_state(context, at=at)
+    finish_all(state)
+    assert trains(context, state) == [d.Train(rank, at, part) for rank in RANKS]
+
+
+def test_it_does_not_where_an_evaluation_follows_nor_in_a_replay(tmp_path: Path) -> None:
+    context = overlapping(tmp_path, evaluation={"every": 3, "promptCount": 4})
+    state = ready_state(context, at=2)
+    finish_all(state)
+    assert critic_overlap.part(context, state, 2) == pb.TRAIN_PART_ALL
+    assert critic_overlap.part(context, ready_state(context, at=4), 4) == pb.TRAIN_PART_POLICY
+    replay = ready_state(context, at=4)
+    for name in RANKS:
+        replay.fleet.workers[name].trained_version = 2
+    assert trains(context, replay) == [d.Train(rank, 2) for rank in RANKS]
+
+
+def test_what_the_policy_is_trained_to_is_written_down_before_any_critic_is_trained(context: JobContext) -> None:
+    state = ready_state(context, at=2)
+    finish_all(state)
+    leave_critics(state, 3)
+    assert decided(context, state, NOW) == [d.CommitTrained()]
+
+
+def test_the_policy_alone_is_published_and_the_iteration_closed(context: JobContext) -> None:
+    state = ready_state(context, at=2)
+    finish_all(state)
+    state.ledger.train()
+    leave_critics(state, 3)
+    state.trained = state.critics_behind = True
+    decisions = decided(context, state, NOW)
+    assert iteration.decide(context, state, NOW).phase == "Publishing"
+    assert [item.worker for item in decisions if isinstance(item, d.PrepareWorker)] == ["generation-0", "generation-1"]
+    assert not trains(context, state)
+    for worker in state.fleet.of(Group.GENERATION):
+        worker.versions["actor"] = 3
+    assert decided(context, state, NOW) == [d.CloseIteration()]
+
+
+def test_critics_train_beside_decoding_and_are_loaded_when_they_are_whole(context: JobContext) -> None:
+    state = next_iteration(context, 3)
+    decisions = decided(context, state, NOW)
+    assert trains(context, state) == [d.Train(rank, 2, pb.TRAIN_PART_CRITICS) for rank in RANKS]
+    assert [item.worker for item in decisions if isinstance(item, d.Generate)] == ["generation-0", "generation-1"]
+    assert not [item for item in decisions if isinstance(item, d.PrepareWorker)], "nobody loads critics that are behind"
+    for name in RANKS:
+        pend(state, name, CommandKind.TRAIN)
+    assert not trains(context, state)
+    for name in RANKS:
+        state.fleet.workers[name].pending.clear()
+        state.fleet.workers[name].last_train = pb.TrainResult(iteration=2, version=3)
+    decisions = decided(context, state, NOW)
+    assert d.ReportCritics() in decisions
+    loads = [item for item in decisions if isinstance(item, d.PrepareWorker)]
+    assert [(item.worker, item.model, item.version) for item in loads] == [
+        ("inference-0", "critic", 3),
+        ("inference-1", "critic", 3),
+    ]
+
+
+def test_no_critic_trains_while_a_worker_reads_and_none_is_read_while_it_trains(context: JobContext) -> None:
+    state = next_iteration(context, 3)
+    pend(state, "generation-0", CommandKind.LOAD, from_ranks=True)
+    assert not trains(context, state)
+    late = next_iteration(context, 3)
+    late.fleet.workers["generation-0"].versions["actor"] = 2
+    assert len(trains(context, late)) == 2
+    assert not [item for item in decided(context, late, NOW) if isinstance(item, d.PrepareWorker)]
+
+
+def test_a_stop_waits_for_critics_that_are_behind(context: JobContext) -> None:
+    state = next_iteration(context, 3)
+    state.stop = StopOrder(checkpoint=True, reason="asked")
+    assert decided(context, state, NOW) == [d.Train(rank, 2, pb.TRAIN_PART_CRITICS) for rank in RANKS]
+    for name in RANKS:
+        state.fleet.workers[name].last_train = pb.TrainResult(iteration=2, version=3)
+    assert decided(context, state, NOW) == [d.ReportCritics(), d.SaveCheckpoint(3)]

@@ -1,0 +1,52 @@
+"""The metrics of an iteration's objectives: what was counted on every rank, summed over the group.
+
+Rule: all ranks come here together, once an iteration, with the same objectives in the same order, and get the same
+numbers. Must never change what is trained.
+"""
+
+import logging
+from collections.abc import Mapping
+from typing import Final
+
+from rlhf_workers.algorithms.objectives import MISMATCH_WARNING, Objective
+from rlhf_workers.training.communicator import Communicator
+from rlhf_workers.training.rank_layout import RankLayout
+
+log = logging.getLogger(__name__)
+
+Norms = dict[str, list[float]]
+"""Model -> gradient norm of each of its steps, before clipping."""
+
+LOSS_SUM: Final = "loss_sum"
+"""Ending of metrics of an objective that are sums over the steps, of which the mean is shown."""
+
+
+def objective_metrics(
+    objectives: Mapping[str, Objective], norms: Norms, layout: RankLayout, communicator: Communicator
+) -> dict[str, float]:
+    """Return what the models' losses counted, and their mean gradient norms."""
+    metrics: dict[str, float] = {}
+    everyone = tuple(range(layout.world))
+    for model, objective in objectives.items():
+        if layout.tensor_rank:  # the first rank of its tensor group has counted the same samples
+            objective.statistics.sums.zero_()
+        communicator.all_reduce_sum(objective.statistics.sums, everyone)
+        communicator.all_reduce_max(objective.statistics.maxima, everyone)
+        metrics |= objective.metrics()
+        steps = max(1, len(norms[model]))
+        for name in [name for name in metrics if name.endswith(LOSS_SUM)]:
+            metrics[name.removesuffix("_sum")] = metrics.pop(name) / steps
+        metrics[f"gradient_norm/{model}"] = sum(norms[model]) / steps
+    return metrics
+
+
+def say_mismatch(policy: str, metrics: Mapping[str, float]) -> None:
+    """Warn where generation and training compute other probabilities of the same tokens."""
+    mismatch = f"{policy}/mismatch"
+    if metrics.get(mismatch, 0.0) > MISMATCH_WARNING:
+        log.warning(
+            "log-probabilities of generation and training differ by %.3g on average (largest %.3g): the ratio of "
+            "the policy loss is biased by as much",
+            metrics[mismatch],
+            metrics[f"{mismatch}_max"],
+        )
