@@ -14,7 +14,7 @@ from rlhf_api import control_pb2 as pb
 DTYPES: Final = frozenset({"int32", "int64", "float32", "float64", "uint8", "bool"})
 """Number types of arrays on the wire."""
 _ON_THE_WIRE: Final = {name: np.dtype(name).newbyteorder("<") for name in DTYPES}
-_HERE: Final = {name: np.dtype(name) for name in DTYPES}
+_NATIVE: Final = {name: np.dtype(name) for name in DTYPES}
 
 
 def pack(array: npt.NDArray[Any]) -> pb.Array:
@@ -34,4 +34,4 @@ def unpack(array: pb.Array) -> npt.NDArray[Any]:
     expected = dtype.itemsize * math.prod(shape)
     if len(data) != expected or any(side < 0 for side in shape):
         raise ValueError(f"array of {name} {shape} needs {expected} bytes, got {len(data)}")
-    return np.frombuffer(data, dtype=dtype).astype(_HERE[name]).reshape(shape)
+    return np.frombuffer(data, dtype=dtype).astype(_NATIVE[name]).reshape(shape)

@@ -29,14 +29,14 @@ def of_critic_overlap() -> Iterator[Rule]:
         node="spec",
         cel=f"{off} || self.placement == 'Dedicated'",
         holds=lambda values: _off(values) or values["spec.placement"] == "Dedicated",
-        message="must be Disabled with spec.placement Colocated, where ranks and decoding take turns: use Dedicated",
+        message="must be Disabled with spec.placement Colocated, where all take turns: use Dedicated",
     )
     yield Rule(
         field=_FIELD,
         node="spec",
         cel=f"{off} || !(self.fusion.intraStage.mode in ['Fused', 'FusedSplit'])",
         holds=lambda values: _off(values) or values[_MODE] not in _FUSED,
-        message=f"must be Disabled with {_MODE} Fused or FusedSplit, which train the models at once: use one of them",
+        message=f"must be Disabled with {_MODE} Fused or FusedSplit: use one of them",
     )
 
 

@@ -319,4 +319,4 @@ LAYOUT: Final[tuple[str, ...]] = (
 whose processes have all ended, or a suspended job, may go on by others."""
 
 IMMUTABLE_MESSAGE: Final = "cannot be changed in an existing job: set it back, or create a new job"
-LAYOUT_MESSAGE: Final = "can be changed in a suspended job only: set it back, or set spec.suspend first"
+LAYOUT_MESSAGE: Final = "can be changed in a suspended job only: set it back, or suspend it"

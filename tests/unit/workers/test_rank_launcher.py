@@ -42,7 +42,7 @@ server.timeout = 0.02
 (folder / f"{name}.new").rename(folder / name)
 while True:
     server.handle_request()
-    if (order := folder / f"{name}.exit").exists():
+    if (order := folder / f"{name}.exit").exists() and order.read_text():  # a file is there before what it says
         print(json.dumps({"message": f"{name} has a reason"}), file=sys.stderr, flush=True)
         os._exit(int(order.read_text()))
 """

@@ -7,11 +7,12 @@ another along the pipeline and sum gradients over replicas. Several pipelines of
 replicas of that model. Pure; no torch.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 
 from rlhf_api.schedule import Action, Pipeline, ScheduleTable
+from rlhf_planner.schedule.held_model import without_model
 from rlhf_planner.schedule.serial import METHOD as SERIAL
 from rlhf_planner.schedule.serial import serial_table
 
@@ -87,6 +88,14 @@ class RankLayout:
         if self.table.method != SERIAL:
             raise ValueError(f"a table {self.table.method} is for the micro-batches that it has")
         return replace(self, table=_serial(self.table.pipelines, tuple(sorted(counts.items()))))
+
+    def of_models(self, models: Collection[str]) -> "RankLayout":
+        """Return the same place with the parts of its table that train these models."""
+        layout = self
+        for model in self.models:
+            if model not in models:
+                layout = layout.with_table(without_model(layout.table, model))
+        return layout
 
     @property
     def block(self) -> int:

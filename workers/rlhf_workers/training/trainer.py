@@ -11,7 +11,7 @@ import logging
 import time
 from collections.abc import Collection, Generator, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any, Final
+from typing import Any
 
 import torch
 
@@ -19,7 +19,6 @@ from rlhf_api.algorithms import ModelRole
 from rlhf_api.job import RLHFJobSpec
 from rlhf_api.job.lora import Lora
 from rlhf_api.schedule import ScheduleTable
-from rlhf_planner.schedule.held_model import without_model
 from rlhf_workers.algorithms.objectives import Objective
 from rlhf_workers.algorithms.registry import build_algorithm
 from rlhf_workers.precision import shared_casts
@@ -39,15 +38,13 @@ from rlhf_workers.training.sharded_optimizer import optimizer_of
 from rlhf_workers.training.shared_moments import moment_shares
 from rlhf_workers.training.stage_copy import StageCopy
 from rlhf_workers.training.stage_work import Note, StageWork
+from rlhf_workers.training.step_spans import name_of
 from rlhf_workers.training.time_marks import time_marks_of
 from rlhf_workers.training.token_bounds import Dealt, Padding, deal
 from rlhf_workers.training.training_batch import MicroBatch, TrainingBatch, micro_batch
 from rlhf_workers.training.training_progress import TrainingProgress
 
 log = logging.getLogger(__name__)
-
-NAMES: Final = {"F": "F", "B": "B", "I": "I", "W": "W", "RECV_F": "wait-F", "RECV_B": "wait-B"}
-"""Action kind -> last part of its span's name."""
 
 
 class Trainer:
@@ -255,7 +252,7 @@ class Trainer:
         dealt = deal(self.layout, rows, batch.lengths, self._together, training.micro_batch_tokens, training.packing)
         if not self.critics_behind:
             self._padding.add(dealt, batch.lengths)
-        layout = _training(objectives, dealt.layout)
+        layout = dealt.layout.of_models(objectives)
         work = self.mini_batch(batch, dealt, objectives, None if draft is None else draft.note)
         before = {model: objective.statistics.copy() for model, objective in objectives.items()}
         start = time.time_ns()
@@ -395,11 +392,8 @@ class Trainer:
         number = str(len(self.step_seconds) - 1)
         self._span("train/step", start_ns, end_ns, number=number, schedule=self.layout.table.method)
         for step in measured:
-            action = step.action
-            pipeline = self.layout.table.pipelines[action.pipeline]
-            name = f"train/{pipeline.name}/{NAMES[action.kind]}"
-            attributes = {"stage": str(action.stage), "microbatch": str(action.microbatch)}
-            self._span(name, step.start_ns, step.end_ns, **attributes)
+            name, of = name_of(step.action, self.layout.table), step.action
+            self._span(name, step.start_ns, step.end_ns, stage=str(of.stage), microbatch=str(of.microbatch))
 
     @contextmanager
     def _measured(self, name: str) -> Iterator[Any]:
@@ -407,11 +401,3 @@ class Trainer:
         yield
         piece_finished()
         self._span(name, start, time.time_ns())
-
-
-def _training(models: Collection[str], layout: RankLayout) -> RankLayout:
-    """Return the layout with the parts of its table that train some models."""
-    for model in layout.models:
-        if model not in models:
-            layout = layout.with_table(without_model(layout.table, model))
-    return layout
