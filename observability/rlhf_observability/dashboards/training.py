@@ -81,13 +81,15 @@ SCHEDULE: Final = Row(
             unit=PanelUnit.SECONDS,
             width=THIRD,
             low=0,
-            shows="Median and 95th percentile of optimizer steps, and the time that the schedule was chosen for.",
+            shows="Median and 95th percentile of optimizer steps, the time that the schedule was chosen for, and how "
+            "long critics trained beside decoding.",
             normal=training.PREDICTED_STEP.normal,
             cure="Far from it: lengths changed since it was measured; mode Auto measures again at the next start.",
             queries=(
                 Query(JOBS.quantile(0.5, training.STEP_SECONDS, *JOB), f"median {BY_JOB}"),
                 Query(JOBS.quantile(0.95, training.STEP_SECONDS, *JOB), f"95% {BY_JOB}"),
                 per_job(training.PREDICTED_STEP, "predicted"),
+                per_job(training.CRITIC_OVERLAP, "critics beside decoding"),
             ),
         ),
         lines(
