@@ -150,7 +150,9 @@ class SimulatedRank:
     def _on_save_checkpoint(self, order: pb.SaveCheckpoint, done: pb.CommandDone) -> None:
         folder = Path(order.folder)
         failure = self.pace.fail_checkpoint() if self.pace.fail_checkpoint is not None else None
-        if failure is not None:
+        if not folder.is_dir():  # another rank failed before, and the try is over
+            done.failure.CopyFrom(pb.Failure(reason="StorageDenied", message=f"{folder}: No such file or directory"))
+        elif failure is not None:
             (folder / "half-written").write_bytes(b"?")
             done.failure.CopyFrom(failure)
         else:

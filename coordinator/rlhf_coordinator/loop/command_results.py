@@ -96,7 +96,7 @@ class CommandResults:
         log.warning("%s failed to %s: %s", worker.name, pending.detail, failure.message)
         self._run.event("command-failed", f"{worker.name} to {pending.detail}: {failure.message}", worker=worker.name)
         if pending.kind is CommandKind.CHECKPOINT:
-            self._checkpoints.failed(failure)
+            self._checkpoints.not_written(worker.name, failure)
         elif worker.rank is not None and self._of_rank(pending):
             if pending.kind is CommandKind.MEASURE and failure.exit_code != ExitCode.RESTART:
                 schedule_choice.use_serial_schedule(

@@ -81,6 +81,12 @@ class CheckpointSaver:
         if self._run.state.checkpoint.stage == "saving" and rank in self._waiting:
             self._abandon()
 
+    def not_written(self, rank: str, failure: pb.Failure) -> None:
+        """Take in that a rank could not write its part. The try ends with the first that says so: what others say then
+        is of the same cause, or of their folder, which is gone."""
+        if self._run.state.checkpoint.stage == "saving" and rank in self._waiting:
+            self.failed(failure)
+
     def failed(self, failure: pb.Failure) -> None:
         """Take in that a try failed: retry later, or end the job."""
         state = self._run.state.checkpoint

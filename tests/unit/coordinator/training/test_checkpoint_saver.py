@@ -1,0 +1,68 @@
+"""A checkpoint whose ranks fail: one failed try, however many of them say so, and whenever."""
+
+from pathlib import Path
+
+import pytest
+from tests.support.coordinated import make_job
+from tests.support.in_process_coordinator import begin_in_process
+
+from rlhf_api import control_pb2 as pb
+from rlhf_coordinator.job.job_run import JobRun
+from rlhf_coordinator.loop.actions import Actions
+from rlhf_coordinator.loop.event_handlers import EventHandlers
+from rlhf_coordinator.loop.recovery import resume_iteration
+from rlhf_coordinator.training.checkpoint_saver import MAX_TRIES, CheckpointSaver
+
+RANKS = ("training-0", "training-1")
+
+
+class Saving:
+    """A coordinator that asks two ranks for checkpoints, and what they answer."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder / "checkpoints"
+        self.run: JobRun
+        self.run, restored = begin_in_process(folder, make_job(folder))
+        self.saver = CheckpointSaver(self.run)
+        actions, self.handlers = Actions(self.run, self.saver), EventHandlers(self.run, self.saver)
+        resume_iteration(self.run, restored, actions)
+
+    def begin(self) -> dict[str, int]:
+        """Ask all ranks; return the command of each."""
+        self.saver.begin(1)
+        return {rank: next(iter(self.run.state.fleet.workers[rank].pending)) for rank in RANKS}
+
+    def fails(self, rank: str, command: int, message: str = "No space left on device") -> None:
+        failure = pb.Failure(reason="StorageFull", message=message)
+        self.handlers.message(rank, pb.WorkerMessage(done=pb.CommandDone(command_id=command, failure=failure)))
+
+
+@pytest.fixture
+def saving(tmp_path: Path) -> Saving:
+    return Saving(tmp_path)
+
+
+def test_a_disk_that_is_full_for_all_ranks_is_one_failed_try(saving: Saving) -> None:
+    """Each counted as a try: with three ranks a job ended without a second one."""
+    for tries in range(1, MAX_TRIES):
+        commands = saving.begin()
+        for rank in RANKS:
+            saving.fails(rank, commands[rank])
+        assert (saving.run.state.checkpoint.tries, saving.run.state.failure) == (tries, None)
+        assert saving.run.totals.checkpoint_failures == tries
+        assert list(saving.folder.iterdir()) == []
+    commands = saving.begin()
+    for rank in RANKS:
+        saving.fails(rank, commands[rank])
+    assert saving.run.state.failure is not None
+    assert saving.run.state.failure.field == "spec.checkpoints.path"
+
+
+def test_the_words_of_a_failed_try_are_those_of_the_rank_that_failed_first(saving: Saving) -> None:
+    """The others may find their folder gone, which is what became of the try and not why."""
+    for _ in range(MAX_TRIES):
+        commands = saving.begin()
+        saving.fails(RANKS[1], commands[RANKS[1]])
+        saving.fails(RANKS[0], commands[RANKS[0]], "No such file or directory")
+    assert saving.run.state.failure is not None
+    assert saving.run.state.failure.message == "No space left on device"
