@@ -1,8 +1,8 @@
 """What training the critics beside the next decoding would gain: an iteration with and without it, by the same times.
 
-Owns the comparison; ranks train all models of an iteration before any of it is published, and nothing here changes
-that. With the overlap they would train the policy's mini-batches first and publish it; while it decodes the next batch
-they would train the critics' mini-batches. What is scored by critics waits until those are trained and published, too.
+Owns the comparison and decides nothing: `spec.training.criticOverlap` does. With the overlap ranks train the policy's
+mini-batches first and publish it; while it decodes the next batch they train the critics' mini-batches. What is scored
+by critics waits until those are trained and published, too.
 A fused table does the critics' work in the policy's bubbles, which the overlap cannot: both alone run as 1F1B.
 Rule: pure; a replay of times that were measured or simulated. Devices of generation and of training must be distinct.
 Source: EuroMLSys'25, opportunity 8: generation of an iteration beside critic training of the one before.

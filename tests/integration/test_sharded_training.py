@@ -12,15 +12,22 @@ from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
 import transformers
 from safetensors.torch import load_file
 from tests.support import models
 from tests.support.fused_ranks import moments_of
 from tests.support.gradient_comparison import assert_same_gradients
 from tests.support.sharded_ranks import Order, ShardedRanks, launched, parallel, united, whole
-from tests.support.training_ranks import finish_folder, gradients_of, make_batch, make_job, run, serial, weights_of
-from torch._C._distributed_c10d import HashStore
+from tests.support.training_ranks import (
+    finish_folder,
+    gradients_of,
+    group_of_one,
+    make_batch,
+    make_job,
+    run,
+    serial,
+    weights_of,
+)
 
 from rlhf_api.job import RLHFJob
 from rlhf_api.names import ExitCode
@@ -61,13 +68,11 @@ def every(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 @pytest.fixture(scope="module")
 def saved(folders: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """A checkpoint of two pipeline stages by tensor groups of two ranks, of Megatron's layers, after an iteration."""
-    # Megatron takes every group for one of one rank before torch.distributed has begun; its ranks here are threads.
-    dist.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
     folder = tmp_path_factory.mktemp("whole") / "checkpoint"
-    run(in_tensor_groups(folders), range(1), pipeline=2, save=folder)
-    finish_folder(folder, folders["llama"])
-    yield folder
-    dist.destroy_process_group()
+    with group_of_one():
+        run(in_tensor_groups(folders), range(1), pipeline=2, save=folder)
+        finish_folder(folder, folders["llama"])
+        yield folder
 
 
 @pytest.fixture(scope="module", params=SHARDS)

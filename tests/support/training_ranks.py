@@ -4,15 +4,18 @@ import json
 import queue
 import threading
 from collections import defaultdict, deque
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
 import torch
+import torch.distributed as dist
 from safetensors.torch import load_file
+from torch._C._distributed_c10d import HashStore
 
 from rlhf_api import control_pb2 as pb
 from rlhf_api.algorithms import ALGORITHMS, SampleField, full_graph
@@ -352,6 +355,17 @@ def finish_folder(folder: Path, source: Path, critic: Path | None = None) -> Non
         parts = sorted((folder / model).glob("*.safetensors"))
         index = {name: part.name for part in parts for name in load_file(part)}
         (folder / model / "model.safetensors.index.json").write_text(json.dumps({"weight_map": index}))
+
+
+@contextmanager
+def group_of_one() -> Iterator[None]:
+    """Megatron takes every group for one of one rank before torch.distributed has begun; ranks that are threads are in
+    one of one as well."""
+    dist.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
+    try:
+        yield
+    finally:
+        dist.destroy_process_group()
 
 
 class Alone(ThreadCommunicator):

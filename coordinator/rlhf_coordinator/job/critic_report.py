@@ -12,14 +12,6 @@ from rlhf_coordinator.job.job_run import JobRun
 from rlhf_coordinator.storage.journal_pb2 import CriticsTrained, Record
 
 
-def stays_open(run: JobRun, last: bool) -> bool:
-    """Return whether the report of the iteration that ends waits for its critics; of a `last` one it never does."""
-    if run.state.critics_behind and last:
-        run.training_metrics = training_metrics(run, run.state.iteration)
-        return False
-    return run.state.critics_behind
-
-
 def complete(run: JobRun) -> None:
     """Report the iteration before with what its training came to. Raises JobError where nothing can be written."""
     report = run.state.open_report

@@ -307,7 +307,9 @@ class Actions:
         learning.learn(run)
         sharing.iteration_ended(run)
         evaluated = rounds.record(run)
-        report_open = critic_report.stays_open(run, decision.last)
+        report_open = run.state.critics_behind and not decision.last
+        if run.state.critics_behind and decision.last:  # it became the last one meanwhile, and waited for its critics
+            run.training_metrics = training_metrics(run, iteration)
         metrics = iteration_metrics(run, time.monotonic())
         known = latest_metrics(run.state.evaluation.results)
         if evaluated is not None:

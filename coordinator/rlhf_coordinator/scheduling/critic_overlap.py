@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 def part(context: JobContext, state: JobState, iteration: int) -> pb.TrainPart.ValueType:
     """Return which models the ranks train now of an iteration's batch."""
     spec, version = context.spec, iteration + 1
-    checkpoint = spec.checkpoints is not None and version % spec.checkpoints.every == 0
+    checkpoint = spec.checkpoints is not None and spec.checkpoints.due(version)
     evaluation = spec.evaluation is not None and spec.evaluation.due(version, spec.iterations)
     apart = (
         spec.training.critic_overlap == "Enabled"

@@ -86,4 +86,4 @@ def _checkpoint_due(context: JobContext, state: JobState) -> bool:
         return False
     if state.stop is not None:
         return state.stop.checkpoint
-    return state.trained and (state.version % settings.every == 0 or context.last(state.iteration))
+    return state.trained and (settings.due(state.version) or context.last(state.iteration))

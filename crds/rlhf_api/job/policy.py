@@ -59,6 +59,10 @@ class Checkpoints(ApiModel):
     deletion_deadline_seconds: Annotated[int, Field(ge=1, le=300)] = 300
     """Seconds that the last checkpoint may take; then the job is deleted without it."""
 
+    def due(self, version: int) -> bool:
+        """Return whether a weight version is saved, wherever the job ends."""
+        return version % self.every == 0
+
 
 class RunPolicy(ApiModel):
     """Restarts, deadlines and deletion of the job."""

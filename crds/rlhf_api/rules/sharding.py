@@ -1,5 +1,5 @@
-"""Rules of `spec.training.parallelism.shard`: one copy over all ranks, and what ranks that hold
-parts, by it or by `tensor`, cannot do yet.
+"""Rules of `spec.training.parallelism.shard` and `shardOptimizer`: one copy over all ranks, or moments that copies
+share out; and what ranks that hold parts, by `shard` or by `tensor`, cannot do yet.
 """
 
 from collections.abc import Iterator

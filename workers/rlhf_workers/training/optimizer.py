@@ -96,7 +96,8 @@ class StageOptimizer:
         self.owned = tuple(owned)
         self.parameters: dict[str, torch.Tensor] = {**counted, **owned, **named}
         self.counted = sum(parameter.numel() for parameter in counted.values())
-        self.stepped = shares.own(self.parameters)
+        self._steppers = shares.steppers(self.parameters)
+        self.stepped = frozenset(name for name, number in self._steppers.items() if number == shares.number)
         """Names of what this copy of the stage steps, and keeps moments of."""
         self._device = next(iter(self.parameters.values())).device
         self.gradients = torch.empty(0)
@@ -123,8 +124,11 @@ class StageOptimizer:
         """Add up the gradients of which every rank of a tensor group has a part; the group calls it together."""
 
     def hand_on(self, communicator: Communicator) -> None:
-        """Bring the copies of a stage that share its moments up to date after a step; they call it together."""
-        self.shares.hand_on(self.parameters, communicator)
+        """Bring the copies of a stage that share its moments up to date after a step, one parameter at a time and in
+        one order; they call it together."""
+        holders = self.shares.holders
+        for name, number in self._steppers.items() if len(holders) > 1 else ():
+            communicator.broadcast(self.parameters[name].detach(), holders[number], holders)
 
     def gather(self, communicator: Communicator) -> None:
         """Bring whole parameters up to date where ranks hold parts of them; those ranks call it together."""

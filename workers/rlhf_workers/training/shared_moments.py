@@ -1,4 +1,4 @@
-"""AdamW moments that the copies of a stage share out: which copy steps a parameter, and how the others get it.
+"""AdamW moments that the copies of a stage share out: which copy steps which parameter.
 
 A copy keeps moments, and steps, of its share of the parameters alone, and then hands each on to the other copies, which
 hold whole weights and whole sums of gradients as ever (ZeRO stage 1, Rajbhandari et al. 2020, section 5.1; by whole
@@ -14,7 +14,6 @@ from typing import Final
 import torch
 
 from rlhf_api.job.groups import TrainingParallelism
-from rlhf_workers.training.communicator import Communicator
 from rlhf_workers.training.rank_layout import RankLayout
 from rlhf_workers.training.tensor_parts import near_equal_keepers
 
@@ -36,18 +35,9 @@ class MomentShares:
         """Return the ending of this copy's file of moments."""
         return PART.format(self.number) if len(self.holders) > 1 else ""
 
-    def own(self, parameters: Mapping[str, torch.Tensor]) -> frozenset[str]:
-        """Return the names that this copy steps."""
-        return frozenset(name for name, number in self._steppers(parameters).items() if number == self.number)
-
-    def hand_on(self, parameters: Mapping[str, torch.Tensor], communicator: Communicator) -> None:
-        """Bring every copy's parameters up to date, one at a time and in one order; the copies call it together."""
-        if len(self.holders) > 1:
-            for name, number in self._steppers(parameters).items():
-                communicator.broadcast(parameters[name].detach(), self.holders[number], self.holders)
-
-    def _steppers(self, parameters: Mapping[str, torch.Tensor]) -> dict[str, int]:
-        """Return name -> copy, the largest first: so the largest share is little above the mean."""
+    def steppers(self, parameters: Mapping[str, torch.Tensor]) -> dict[str, int]:
+        """Return name -> number of the copy that steps it, the largest first: so the largest share is little above the
+        mean."""
         sizes = {name: value.numel() for name, value in parameters.items() if value.numel()}
         largest_first = dict(sorted(sizes.items(), key=lambda item: (-item[1], item[0])))
         return near_equal_keepers(largest_first, len(self.holders))

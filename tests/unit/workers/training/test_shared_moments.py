@@ -6,11 +6,17 @@ from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
 from tests.support import models
 from tests.support.fused_ranks import moments_of
-from tests.support.training_ranks import TWO_EPOCHS, assert_bitwise, finish_folder, make_job, run, weights_of
-from torch._C._distributed_c10d import HashStore
+from tests.support.training_ranks import (
+    TWO_EPOCHS,
+    assert_bitwise,
+    finish_folder,
+    group_of_one,
+    make_job,
+    run,
+    weights_of,
+)
 
 from rlhf_api.job import RLHFJob
 from rlhf_workers.failures import WorkError
@@ -23,10 +29,8 @@ LAYOUTS = [("torch", 1, 1, 2), ("torch", 1, 2, 2), ("torch", 1, 1, 4), ("megatro
 
 @pytest.fixture(scope="module", autouse=True)
 def distributed() -> Iterator[None]:
-    """Megatron takes every group for one of one rank before torch.distributed has begun; ranks here are threads."""
-    dist.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
-    yield
-    dist.destroy_process_group()
+    with group_of_one():
+        yield
 
 
 @pytest.fixture(scope="module")
@@ -105,6 +109,8 @@ def test_a_share_that_is_missing_is_named(policy: Path, tmp_path: Path) -> None:
 def test_every_parameter_is_stepped_by_one_copy_and_shares_are_near_equal() -> None:
     sizes = {"embedding": 900, **{f"layer-{number}": 300 for number in range(9)}, "norm": 1, "of-no-rows": 0}
     parameters = {name: torch.empty(size) for name, size in sizes.items()}
-    shares = [MomentShares((4, 6, 8), number).own(parameters) for number in range(3)]
-    assert sorted(name for share in shares for name in share) == sorted(set(sizes) - {"of-no-rows"})
+    of_each = [MomentShares((4, 6, 8), number).steppers(parameters) for number in range(3)]
+    assert of_each[0] == of_each[1] == of_each[2], "every copy works out the same"
+    assert of_each[0].keys() == set(sizes) - {"of-no-rows"}
+    shares = [[name for name, copy in of_each[0].items() if copy == number] for number in range(3)]
     assert sorted(sum(sizes[name] for name in share) for share in shares) == [1200, 1200, 1201]

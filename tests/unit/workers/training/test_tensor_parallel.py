@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
 from safetensors.torch import load_file, save_file
 from tests.support import models
 from tests.support.fused_ranks import assert_fused_and_split_train_the_bits_of_serial, fused_job
@@ -23,6 +22,7 @@ from tests.support.training_ranks import (
     exhaust,
     finish_folder,
     gradients_of,
+    group_of_one,
     make_batch,
     make_job,
     on_ranks,
@@ -31,7 +31,6 @@ from tests.support.training_ranks import (
     trainer_of,
     weights_of,
 )
-from torch._C._distributed_c10d import HashStore
 
 from rlhf_api import control_pb2 as pb
 from rlhf_api.job import RLHFJob
@@ -57,10 +56,8 @@ HEADS = {"num_attention_heads": 8, "num_key_value_heads": 4, "num_hidden_layers"
 
 @pytest.fixture(scope="module", autouse=True)
 def distributed() -> Iterator[None]:
-    """Megatron takes every group for one of one rank before torch.distributed has begun; ranks here are threads."""
-    dist.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
-    yield
-    dist.destroy_process_group()
+    with group_of_one():
+        yield
 
 
 @pytest.fixture(scope="module")
