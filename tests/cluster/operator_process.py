@@ -21,6 +21,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from rlhf_cli.local.ports import free_ports
 
+from . import environment, images
 from .cluster import Cluster
 from .processes import tail, wait_until
 
@@ -28,6 +29,17 @@ START_TIMEOUT = 240.0  # seconds until it leads; three on an idle machine
 LEASE_LOST = "was not renewed for"
 """What an operator says last that could not renew its Lease, for instance as the machine stood still."""
 STOP_TIMEOUT = 120.0  # seconds until it has given its Lease back and ended; one on an idle machine
+
+
+ROOT = Path(__file__).parents[2]
+
+
+def beside_node(cluster: Cluster, *arguments: str) -> OperatorProcess:
+    """The operator, not started, of a cluster with a real node; its jobs' pods find this machine's environment."""
+    cluster.nodes["n1"].import_image(images.mounted(Path(environment.PYTHON).parent))
+    cluster.define(ROOT / "crds" / "rlhfjobs.yaml")
+    image = images.MOUNTED
+    return OperatorProcess(cluster, f"--coordinator-image={image}", f"--worker-image={image}", *arguments)
 
 
 class OperatorProcess:

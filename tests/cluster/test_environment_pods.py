@@ -18,9 +18,8 @@ from tests.support.chaos import run_job
 
 from rlhf_coordinator.reports.trackers.metrics_jsonl import read_metrics
 
-from . import environment, images
 from .cluster import Cluster
-from .operator_process import OperatorProcess
+from .operator_process import OperatorProcess, beside_node
 from .quickstart_job import NAMESPACE, PATIENCE, PLACE, rewards, wait_for
 from .tiny_job import in_pods
 
@@ -42,10 +41,7 @@ if os.environ.get("LICENSE") != {LICENSE!r}:
 @pytest.fixture
 def operator(node_cluster: Cluster) -> Iterator[OperatorProcess]:
     """The operator beside a real node that has an image with this machine's environment."""
-    node_cluster.nodes["n1"].import_image(images.mounted(Path(environment.PYTHON).parent))
-    node_cluster.define(ROOT / "crds" / "rlhfjobs.yaml")
-    image = images.MOUNTED
-    with OperatorProcess(node_cluster, f"--coordinator-image={image}", f"--worker-image={image}") as process:
+    with beside_node(node_cluster) as process:
         yield process
 
 

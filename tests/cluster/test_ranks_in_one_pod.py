@@ -7,15 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from . import environment, images
 from .cluster import Cluster
 from .gated_job import NAME, OPEN, GatedJob, scraped, total
-from .operator_process import OperatorProcess
+from .operator_process import OperatorProcess, beside_node
 from .processes import wait_until
 
 pytestmark = pytest.mark.slow
 
-ROOT = Path(__file__).parents[2]
 PATIENCE = 600.0  # seconds for any one fact; some dozen on two idle cores
 ITERATIONS = 4
 KILL = """
@@ -31,10 +29,7 @@ for entry in pathlib.Path("/proc").glob("[0-9]*"):
 @pytest.fixture
 def operator(node_cluster: Cluster) -> Iterator[OperatorProcess]:
     """The operator beside the node, which finds this machine's environment."""
-    node_cluster.nodes["n1"].import_image(images.mounted(Path(environment.PYTHON).parent))
-    node_cluster.define(ROOT / "crds" / "rlhfjobs.yaml")
-    arguments = (f"--coordinator-image={images.MOUNTED}", f"--worker-image={images.MOUNTED}")
-    with OperatorProcess(node_cluster, *arguments, "--no-leader-election") as process:
+    with beside_node(node_cluster, "--no-leader-election") as process:
         yield process
 
 

@@ -29,10 +29,11 @@ from tests.support.training_ranks import (
 from rlhf_api.job import RLHFJob
 from rlhf_api.schedule import Pipeline
 from rlhf_coordinator.model_sizes import read_size
+from rlhf_workers.experts import FAMILIES
 from rlhf_workers.failures import WorkError
 from rlhf_workers.training import checkpoint
+from rlhf_workers.training.expert_files import NAMES
 
-FAMILIES = ("mixtral", "qwen3_moe")
 TOLERANCE = 1e-5
 
 
@@ -40,6 +41,10 @@ TOLERANCE = 1e-5
 def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     root = tmp_path_factory.mktemp("models")
     return {family: models.write_policy(root / family, family, seed=1, num_hidden_layers=4) for family in FAMILIES}
+
+
+def test_files_are_converted_for_the_families_whose_experts_are_computed() -> None:
+    assert NAMES.keys() == set(FAMILIES)
 
 
 @pytest.mark.parametrize("packing", [False, True])
