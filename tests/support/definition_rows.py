@@ -10,9 +10,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Final
 
-import yaml
 from tests.support import algorithms
-from tests.support.manifest_cases import changed
+from tests.support.manifest_cases import changed_data
 
 from rlhf_api import crd
 from rlhf_api.algorithms import ALGORITHMS, without
@@ -246,7 +245,7 @@ def _of(algorithm: str, more: Json) -> Json:
     given = {field: value for field, value in {**ALL, **more}.items() if not field.startswith(absent or "-")}
     if absent:
         given.pop("spec.models.reward", None)
-    return dict(yaml.safe_load(changed(SHOWN, {**chosen, **given}, [*unset, *absent])))
+    return changed_data(SHOWN, {**chosen, **given}, [*unset, *absent])
 
 
 def placed(data: Json, path: str, value: Any) -> str:

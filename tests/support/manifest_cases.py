@@ -1,6 +1,7 @@
 """The table of invalid manifests as texts; also run against a real API server, so nothing here imports pytest."""
 
 import copy
+import functools
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -123,16 +124,25 @@ def _of_costs(row: dict[str, Any]) -> dict[str, Any]:
 
 def changed(example: str, put: dict[str, Any], drop: list[str]) -> str:
     """An example's text with fields removed, then set."""
-    data = yaml.safe_load(
-        (EXAMPLES / f"{example}.yaml").read_text().replace("1e-6", "1.0e-6").replace("5e-6", "5.0e-6")
-    )
+    return str(yaml.dump(changed_data(example, put, drop), Dumper=yaml.CSafeDumper, sort_keys=False))
+
+
+def changed_data(example: str, put: dict[str, Any], drop: list[str]) -> dict[str, Any]:
+    """The data of an example with fields removed, then set."""
+    data = copy.deepcopy(_example(example))
     for path in drop:
         parent, name = _parent(data, path)
         parent.pop(name, None)
     for path, value in put.items():
         parent, name = _parent(data, path)
         parent[name] = copy.deepcopy(value)
-    return str(yaml.safe_dump(data, sort_keys=False))
+    return data
+
+
+@functools.cache
+def _example(name: str) -> dict[str, Any]:
+    text = (EXAMPLES / f"{name}.yaml").read_text().replace("1e-6", "1.0e-6").replace("5e-6", "5.0e-6")
+    return dict(yaml.load(text, Loader=yaml.CSafeLoader))
 
 
 def _parent(data: dict[str, Any], path: str) -> tuple[dict[str, Any], str]:

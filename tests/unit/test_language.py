@@ -66,9 +66,10 @@ def names(tree: ast.Module) -> Iterator[tuple[str, int]]:
                 yield name, node.lineno
 
 
-def parts(name: str) -> set[str]:
+@cache
+def parts(name: str) -> frozenset[str]:
     """Return the words of a name in lower case."""
-    return {part.lower() for part in re.findall(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])", name)}
+    return frozenset(part.lower() for part in re.findall(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])", name))
 
 
 def test_retired_words_are_no_part_of_a_name() -> None:

@@ -3,6 +3,7 @@
 The same rows are put before a real API server by the integration tests; here they meet the models, and are counted.
 """
 
+import copy
 from typing import Any
 
 import pytest
@@ -10,15 +11,21 @@ import yaml
 from tests.support import definition_rows as rows
 from tests.support.manifest_cases import Pair, rule_pairs
 
+from rlhf_api.job import RLHFJob
 from rlhf_api.job.status import RLHFJobStatus
-from rlhf_api.manifest import ManifestError, dump, forbidden_changes, parse
+from rlhf_api.manifest import ManifestError, checked_job, dump, forbidden_changes
 from rlhf_api.rules.rule import Rule, Values
 from rlhf_api.rules.table import IMMUTABLE_MESSAGE, LAYOUT, LAYOUT_MESSAGE, RULES
 from rlhf_api.structural_schema import job_schema, with_defaults
-from rlhf_api.yaml_document import read_document
+from rlhf_api.yaml_document import Document, read_document
 
 PAIRS = rule_pairs()
 NOT_AVAILABLE = "not available in this version"
+
+
+def read(data: dict[str, Any]) -> RLHFJob:
+    """The checked job of a manifest's data."""
+    return checked_job(Document(copy.deepcopy(data)), "")
 
 
 def broken(text: str) -> list[Rule]:
@@ -30,7 +37,7 @@ def broken(text: str) -> list[Rule]:
 def refused(data: dict[str, Any]) -> list[str]:
     """Fields that the models have something against, but for what only this version lacks."""
     try:
-        parse(yaml.safe_dump(data))
+        read(data)
     except ManifestError as error:
         return [problem.field for problem in error.problems if NOT_AVAILABLE not in problem.message]
     return []
@@ -52,7 +59,7 @@ def test_every_rule_of_the_definition_has_a_pair() -> None:
 def test_every_field_that_is_fixed_in_a_live_job_has_another_value() -> None:
     fixed = {field: LAYOUT_MESSAGE if field in LAYOUT else IMMUTABLE_MESSAGE for field in rows.FIXED}
     assert fixed == rows.TRANSITIONS
-    before = parse(yaml.safe_dump(rows.whole("")))
+    before = read(rows.whole(""))
     for field, (put, drop) in rows.FIXED.items():
         data = rows.whole("")
         for path, value in put.items():
@@ -60,17 +67,16 @@ def test_every_field_that_is_fixed_in_a_live_job_has_another_value() -> None:
         for path in drop:
             del data["spec"][path.removeprefix("spec.")]
         assert any(
-            forbidden_change.field.startswith(field)
-            for forbidden_change in forbidden_changes(before, parse(yaml.safe_dump(data)))
+            forbidden_change.field.startswith(field) for forbidden_change in forbidden_changes(before, read(data))
         ), field
 
 
 def test_a_default_may_be_changed_in_a_live_job() -> None:
-    before = parse(yaml.safe_dump(rows.whole("")))
+    before = read(rows.whole(""))
     assert len(rows.others()) > 20
     for field, value in rows.others():
         data, _ = rows.with_value(field, value)
-        assert forbidden_changes(before, parse(yaml.safe_dump(data))) == [], field.path
+        assert forbidden_changes(before, read(data)) == [], field.path
 
 
 def test_every_enum_value_is_taken_and_a_stranger_is_not() -> None:
@@ -86,7 +92,7 @@ def test_every_enum_value_is_taken_and_a_stranger_is_not() -> None:
 
 
 def test_every_default_is_filled_in_and_of_no_other_type() -> None:
-    stored = [dump(parse(yaml.safe_dump(data))) for data in rows.bare()]
+    stored = [dump(read(data)) for data in rows.bare()]
     for status in (rows.STATUS, {}):
         made = RLHFJobStatus.model_validate(status)
         stored.append({"status": made.model_dump(mode="json", by_alias=True, exclude_none=True)})
