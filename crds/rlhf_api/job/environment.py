@@ -1,6 +1,6 @@
 """`spec.rollout.environment`: what answers the turns of the policy, so that a response has several."""
 
-from typing import Annotated, ClassVar
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
@@ -35,6 +35,9 @@ class Environment(ApiModel):
     length). maxResponseTokens bounds all turns and answers together."""
     timeout_seconds: Annotated[int, Field(ge=1, le=86400)] = 60
     """Seconds that answering one turn may take; then its process is killed and the sample fails, see sampleRetries."""
+
+    cache_between_turns: Literal["Disabled", "Enabled"] = "Enabled"
+    """Enabled keeps a sample's KV cache while its turn is answered."""
 
     def secret_keys(self) -> tuple[SecretKey, ...]:
         """Return the keys of Secrets that its processes are given, in the order of the manifest."""

@@ -141,6 +141,13 @@ ENGINE_PREFILLED: Final = _engine(
     source="reports of steps",
     normal="the prompts of an iteration; more after moves by tokens",
 )
+ENGINE_KEPT: Final = _engine(
+    "rlhf_engine_kept_tokens_total",
+    unit=Unit.TOKENS,
+    meaning="Tokens whose caches were kept from one turn to the next, and did not run through the model again.",
+    source="reports of steps",
+    normal="0 without rollout.environment; with one, more than rlhf_engine_prefilled_tokens_total after two turns",
+)
 ENGINE_DECODE_SECONDS: Final = _engine(
     "rlhf_engine_decode_seconds_total",
     unit=Unit.SECONDS,

@@ -102,6 +102,8 @@ class StepReport:
     """Time of it that prefill took."""
     prefills: list[Prefill] = field(default_factory=list)
     """What that time was spent on."""
+    kept: int = 0
+    """Tokens of samples that went on with the cache of their last turn."""
     replayed: int = 0
     """Rows of decode passes that decoded a known token again."""
     replayed_samples: int = 0
@@ -235,6 +237,18 @@ class Sleeps(Protocol):
 
     def wake(self) -> None:
         """Undoes sleep, where it sleeps."""
+
+
+@runtime_checkable
+class KeepsTurns(Protocol):
+    """An engine by which a sample that was finished goes on with its cache, when it is submitted with more tokens."""
+
+    def keep_turns(self) -> None:
+        """From now on keeps the cache of a response that ends by a stop, until it goes on, `forget_turn` or other
+        weights."""
+
+    def forget_turn(self, key: SampleKey) -> None:
+        """Lets go of what is kept of a sample, if anything is."""
 
 
 @runtime_checkable

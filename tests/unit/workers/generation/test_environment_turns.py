@@ -148,9 +148,13 @@ class NumberedTokens:
         return " ".join(map(str, tokens))
 
 
-def environed(make_engine: MakeEngine, calls: Counter | None = None, **options: object) -> EnvironmentEngine:
+def environed(
+    make_engine: MakeEngine, calls: Counter | None = None, *, kept: bool = False, **options: object
+) -> EnvironmentEngine:
     engine = make_engine(stop_token_ids=STOPS, **options)
     assert isinstance(engine, DecodesTurns)
+    if kept:
+        engine.keep_turns()
     counter: EnvironmentCalls = calls or Counter()
     return EnvironmentEngine(engine, counter, NumberedTokens(), max_turns=5)
 
@@ -178,12 +182,15 @@ def test_a_response_of_several_turns_has_the_environments_tokens_between_them(ma
     assert engine.held == 0
 
 
+@pytest.mark.parametrize("kept", [True, False])
 @pytest.mark.parametrize("deterministic", [True, False])
-def test_a_response_is_the_same_wherever_it_was_interrupted(make_engine: MakeEngine, *, deterministic: bool) -> None:
+def test_a_response_is_the_same_wherever_it_was_interrupted(
+    make_engine: MakeEngine, *, deterministic: bool, kept: bool
+) -> None:
     samples = requests(10, response=60)
     wanted = finish(environed(make_engine, deterministic=deterministic), samples)
     moves, done, known = random.Random(5), {}, by_number(samples)  # type: ignore[var-annotated]
-    engines = [environed(make_engine, Counter(late=3), deterministic=deterministic) for _ in range(2)]
+    engines = [environed(make_engine, Counter(late=3), kept=kept, deterministic=deterministic) for _ in range(2)]
     engines[0].submit(samples)
     while any(engine.held for engine in engines):
         for engine, other in (engines, engines[::-1]):
@@ -196,6 +203,74 @@ def test_a_response_is_the_same_wherever_it_was_interrupted(make_engine: MakeEng
         assert one.tokens.tolist() == wanted[number].tokens.tolist()
         assert one.episode == wanted[number].episode
         assert not deterministic or same_bits(one, wanted[number])
+
+
+def driven(engine: EnvironmentEngine, samples: Sequence[SampleRequest]) -> tuple[dict[int, ResponsePart], int, int]:
+    """Responses by sample, and the tokens that ran through the model as known ones and that were kept."""
+    done: dict[int, ResponsePart] = {}
+    known = kept = 0
+    engine.submit(samples)
+    while engine.held:
+        report = engine.step()
+        done |= {one.key.sample: one for one in report.finished}
+        known, kept = known + report.prefilled, kept + report.kept
+    return done, known, kept
+
+
+@pytest.mark.parametrize("family", ["llama", "gemma2", "mixtral"])
+@pytest.mark.parametrize("options", [{"deterministic": True}, {"deterministic": False}, {"static_shapes": True}])
+def test_a_cache_that_is_kept_between_turns_changes_no_response(
+    make_engine: MakeEngine, family: str, options: Mapping[str, bool]
+) -> None:
+    """Ten samples in slots for four: those that wait for an answer take none."""
+    options = {"architecture": family, "slots": 4, **options}  # type: ignore[dict-item]
+    samples = requests(10, response=60)
+    wanted, all_known, none = driven(environed(make_engine, Counter(late=2), **options), samples)
+    done, known, kept = driven(environed(make_engine, Counter(late=2), kept=True, **options), samples)
+    assert none == 0
+    assert kept > 0
+    assert known < all_known
+    assert done.keys() == wanted.keys()
+    for number, one in done.items():
+        assert one.tokens.tolist() == wanted[number].tokens.tolist()
+        assert one.episode == wanted[number].episode
+        assert not options.get("deterministic") or same_bits(one, wanted[number])
+
+
+@pytest.mark.parametrize("how", ["weights", "sleep"])
+def test_what_is_kept_goes_with_the_weights(make_engine: MakeEngine, how: str) -> None:
+    """A turn that was written by other weights is computed again by those that go on; so are the caches of others."""
+    inner = make_engine(stop_token_ids=STOPS, deterministic=True)
+    assert isinstance(inner, DecodesTurns)
+    inner.keep_turns()
+    samples = requests(6, response=60)
+    ended = finish(inner, samples)
+    again = [resumed(samples[number], one) for number, one in ended.items() if one.finish_reason == "stop"]
+    longer = [replace_tokens(request) for request in again if len(request.tokens) < 50]
+    assert longer
+    if how == "weights":
+        weights = {name: tensor.clone() for name, tensor in inner._model.state_dict().items()}  # type: ignore[attr-defined]
+        inner.load_weights(weights, 0)
+    else:
+        inner.sleep()
+        inner.wake()
+    inner.submit(longer)
+    report = inner.step()
+    assert (report.kept, report.prefilled > 0) == (0, True)
+
+
+def replace_tokens(request: SampleRequest) -> SampleRequest:
+    """The request with an answer of one token behind what it has."""
+    after = following(
+        request,
+        ResponsePart(request.key, 0, request.tokens, request.log_probabilities, request.versions, "stop"),
+        np.full(1, STOPS[0] + 1, np.int32),
+        [step()],
+        9,
+        0,
+    )
+    assert isinstance(after, SampleRequest)
+    return after
 
 
 def test_progress_alone_rebuilds_a_response(make_engine: MakeEngine) -> None:

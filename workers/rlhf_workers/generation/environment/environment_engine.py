@@ -1,11 +1,12 @@
 """An engine whose samples have several turns: what an environment answers is appended, and decoding goes on after it.
 
 An Engine around another one. Where that one finishes a sample, a turn ends; while its environment answers, others are
-decoded, and the sample is this engine's own. Then it is submitted again with the answer, its tokens known: its cache is
-computed anew. Rule: who wrote a token is in the response (`turns.written`), so a sample that was given back, or whose
-worker died, goes on from its tokens anywhere: the environment takes the turns again and must answer what is there, or
-the sample fails. Samples move by their tokens, never by their caches. A failure of an environment fails its sample.
-Must never lose a sample that waits for an answer, and never finish one that the environment has not seen to its end.
+decoded, and the sample is this engine's own. Then it is submitted again with the answer, its tokens known: the engine
+in it goes on with the cache of the turn, if it has kept that, or computes it anew. Rule: who wrote a token is in the
+response (`turns.written`), so a sample that was given back, or whose worker died, goes on from its tokens anywhere: the
+environment takes the turns again and must answer what is there, or the sample fails. Samples move by their tokens,
+never by their caches. A failure of an environment fails its sample. Must never lose a sample that waits for an answer,
+and never finish one that the environment has not seen to its end.
 """
 
 import os
@@ -19,7 +20,15 @@ import torch
 from rlhf_api.job import RLHFJobSpec
 from rlhf_api.names import Group
 from rlhf_api.samples import ResponsePart, SampleKey, SampleRequest, TokenArray
-from rlhf_workers.generation.engine import Engine, EngineCosts, EngineError, MeasuresCosts, Sleeps, StepReport
+from rlhf_workers.generation.engine import (
+    Engine,
+    EngineCosts,
+    EngineError,
+    KeepsTurns,
+    MeasuresCosts,
+    Sleeps,
+    StepReport,
+)
 from rlhf_workers.generation.environment.environment_calls import (
     DIVERGED,
     FIELD,
@@ -34,7 +43,7 @@ from rlhf_workers.user_code.code_settings import resolve_settings
 
 
 @runtime_checkable
-class DecodesTurns(Engine, Sleeps, MeasuresCosts, Speculates, Protocol):
+class DecodesTurns(Engine, Sleeps, MeasuresCosts, Speculates, KeepsTurns, Protocol):
     """An engine that goes on after tokens which it did not draw."""
 
 
@@ -205,6 +214,7 @@ class EnvironmentEngine:
         self._requests.pop(key, None)
         self._waiting.pop(key, None)
         self._untold.pop(key, None)
+        self._engine.forget_turn(key)
         self._calls.forget(key)
 
 
@@ -217,4 +227,6 @@ def with_environment(engine: Engine, spec: RLHFJobSpec, tokenizer: Any) -> Envir
     settings = resolve_settings(given.env, f"{FIELD}.env", known, os.environ, invalid=INVALID)
     calls = EnvironmentCalls(given, spec.generation.cpu_threads, settings)
     calls.start()
+    if given.cache_between_turns == "Enabled":
+        engine.keep_turns()
     return EnvironmentEngine(engine, calls, tokenizer, spec.rollout.environment.max_turns)

@@ -2,7 +2,8 @@
 
 Rule: a step prefills about as many tokens as fit into one pass, so it stays short; samples of one prompt share its
 prefill. In deterministic mode known tokens are no part of it, and prompts share a pass only where that was proven. A
-sample whose prefill failed is back in the queue. Must never take a slot that is reserved.
+sample whose cache was kept from its last turn has no prefill; one whose prefill failed is back in the queue. Must never
+take a slot that is reserved.
 """
 
 from collections.abc import Sequence
@@ -44,9 +45,12 @@ class Admission:
             return
         share = PREFILL_TOKENS
         while state.queue and state.free > 0 and share > 0:
+            if self._kept(state, state.queue[0]):
+                self._go_on(state, report)
+                continue
             batch: list[SampleRequest] = []
             length = 0
-            while state.queue and len(batch) < state.free:
+            while state.queue and len(batch) < state.free and not self._kept(state, state.queue[0]):
                 longest = max(length, padded(len(self._prefix(state.queue[0]))))
                 if batch and (longest * (len(batch) + 1) > PREFILL_TOKENS or (self._tiles and longest != length)):
                     break
@@ -63,6 +67,24 @@ class Admission:
             resumed = self._tiles is None and all(len(request.tokens) for request in batch)
             report.prefills.append(Prefill(len(batch), tokens, resumed))
             report.prefilled += tokens
+
+    def _kept(self, state: EngineState, request: SampleRequest) -> bool:
+        return state.kept_turns is not None and state.kept_turns.fits(request)
+
+    def _go_on(self, state: EngineState, report: StepReport) -> None:
+        """Places the first sample of the queue, whose cache was kept; where that fails it is prefilled next time."""
+        assert state.kept_turns is not None
+        request = state.queue[0]
+        kept = state.kept_turns.take(request.key)
+        slots = np.array([state.table.add(request, kept.position)])
+        try:
+            state.pools.place(slots, state.table.position[slots], kept.states, np.zeros(1, np.int64))
+        except BaseException:
+            state.pools.drop(slots)
+            state.table.remove(int(slots[0]))
+            raise
+        state.queue.popleft()
+        report.kept += kept.position
 
     def _prefix(self, request: SampleRequest) -> np.ndarray[Any, np.dtype[np.int32]]:
         """Tokens that go through prefill."""

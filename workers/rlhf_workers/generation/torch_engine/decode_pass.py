@@ -15,6 +15,7 @@ import torch
 from rlhf_workers.device_copies import CopyToHost, to_device
 from rlhf_workers.generation.engine import SamplingParameters
 from rlhf_workers.generation.sampling import sample
+from rlhf_workers.generation.torch_engine.buckets import TILE_ROWS
 from rlhf_workers.generation.torch_engine.kv_cache import KvPool
 from rlhf_workers.generation.torch_engine.kv_pools import DecodePass
 from rlhf_workers.generation.torch_engine.sample_rows import SampleRows
@@ -26,6 +27,8 @@ ROWS: Final = 3
 INPUTS: Final = 4
 """Rows of what goes in, int64 [INPUTS, width]; uniforms are the bits of float64, and ROWS, where a pass has several of
 one sample, those of the pool."""
+REPLAY_ROWS: Final = 2 * TILE_ROWS
+"""Rows that known tokens may have in a step beside one a sample: the passes of a wider one cost as much a row."""
 OUTPUTS: Final = 2
 """Rows of what comes out, int64 [OUTPUTS, width]: tokens, and log-probabilities as the bits of float64."""
 

@@ -8,7 +8,6 @@ sample is fed again what it was fed and keeps nothing. Must never record a token
 
 import time
 from dataclasses import dataclass
-from typing import Final
 
 import numpy as np
 import numpy.typing as npt
@@ -17,10 +16,10 @@ from rlhf_workers.generation.engine import EngineError, SamplingParameters, Step
 from rlhf_workers.generation.requests import sample_name
 from rlhf_workers.generation.speculation.speculator import Verified
 from rlhf_workers.generation.stopping import StopRule
-from rlhf_workers.generation.torch_engine.buckets import TILE_ROWS
 from rlhf_workers.generation.torch_engine.decode_pass import (
     INPUTS,
     POSITIONS,
+    REPLAY_ROWS,
     ROWS,
     TOKENS,
     UNIFORMS,
@@ -33,9 +32,6 @@ from rlhf_workers.generation.torch_engine.kv_pools import DecodePass
 from rlhf_workers.generation.torch_engine.response_table import Slots
 from rlhf_workers.generation.torch_engine.tiles import Tiles
 from rlhf_workers.generation.torch_engine.verification import cut_at_ends, verdict
-
-REPLAY_ROWS: Final = 2 * TILE_ROWS
-"""Rows that known tokens may have in a step beside one a sample: the passes of a wider one cost as much a row."""
 
 
 @dataclass
@@ -97,7 +93,7 @@ class Decoding:
         """Rows of every slot (None: one each), and how many of them are drafts."""
         table = state.table
         drafted = np.zeros(len(table.requests), np.int64)
-        if not (self.drafting.enabled or self._tiles is not None):
+        if not (self.drafting.enabled or self._tiles is not None or state.kept_turns is not None):
             return None, drafted
         slots = table.occupied()
         wanted = self.drafting.wants(state, slots)
@@ -272,6 +268,9 @@ class Decoding:
     def _complete(self, state: EngineState, slots: Slots, stopped: npt.NDArray[np.bool_]) -> None:
         for slot, stop in zip(slots, stopped, strict=True):
             state.complete.append(state.table.response(int(slot), finish_reason="stop" if stop else "length"))
+            if stop and state.kept_turns is not None:
+                row = state.pools.row(int(slot))
+                state.kept_turns.keep(state.table.key(int(slot)), state.table.sequence(int(slot)), *row)
         self.drafting.tell(state, slots)
         self.free(state, slots)
 

@@ -39,6 +39,7 @@ from rlhf_workers.generation.torch_engine.drafting import Drafting, ProposesDraf
 from rlhf_workers.generation.torch_engine.engine_state import EngineState
 from rlhf_workers.generation.torch_engine.forward import CausalForward
 from rlhf_workers.generation.torch_engine.forward_choice import KernelMode, static_forward
+from rlhf_workers.generation.torch_engine.kept_turns import KeptTurns
 from rlhf_workers.generation.torch_engine.kv_moves import TorchKvMoves
 from rlhf_workers.generation.torch_engine.kv_pools import BucketedPools, KvPools, PoolSize, SinglePool
 from rlhf_workers.generation.torch_engine.response_table import ResponseTable
@@ -127,7 +128,7 @@ class TorchEngine:
             if reason:
                 self._state.complete.append(known_response(request, reason))
             else:
-                self._state.queue.append(request)
+                self._state.enqueue(request)
 
     @torch.inference_mode()
     def step(self) -> StepReport:
@@ -174,6 +175,7 @@ class TorchEngine:
 
     def load_weights(self, tensors: Mapping[str, torch.Tensor], version: int) -> int:
         """See Engine."""
+        self._forget_turns()
         loaded = replace_weights(self._model, tensors, what=f"actor version {version}")
         self.version = version
         return loaded
@@ -182,6 +184,7 @@ class TorchEngine:
         """See Engine."""
         if self._state.held:
             raise EngineError("EngineBusy", f"{len(self._state.held)} samples must be withdrawn before sleep")
+        self._forget_turns()
         if self._graphs is not None:
             self._graphs.drop_graphs()
         self._way.release()
@@ -191,6 +194,15 @@ class TorchEngine:
     def wake(self) -> None:
         """See Engine."""
         self._weights.onload()
+
+    def keep_turns(self) -> None:
+        """See KeepsTurns."""
+        self._state.kept_turns = KeptTurns(self.limits.max_batch_size, replays=self.deterministic)
+
+    def forget_turn(self, key: SampleKey) -> None:
+        """See KeepsTurns."""
+        if self._state.kept_turns is not None:
+            self._state.kept_turns.drop(key)
 
     def measure(self) -> Generator[None, None, EngineCosts]:
         """See Engine."""
@@ -234,6 +246,10 @@ class TorchEngine:
     def graphs(self) -> GraphFigures | None:
         """What capturing did so far; None: passes run as they are."""
         return None if self._graphs is None else self._graphs.figures
+
+    def _forget_turns(self) -> None:
+        if self._state.kept_turns is not None:
+            self._state.kept_turns.clear()
 
     def _check(self, request: SampleRequest) -> None:
         check_request(request, self.limits, self._forward.vocabulary)

@@ -24,6 +24,7 @@ from rlhf_workers.generation.torch_engine.capture import Capture, CaptureError, 
 from rlhf_workers.generation.torch_engine.decode_pass import (
     INPUTS,
     OUTPUTS,
+    REPLAY_ROWS,
     DrawnTokens,
     Inputs,
     PassForward,
@@ -88,7 +89,7 @@ class StaticDecoder:
         self._forward = forward
         self._parameters = parameters
         self._capture: Capture | None = capture
-        self._rows = padded(most_rows * (1 + MAX_DRAFT), TILE_ROWS)
+        self._rows = padded(most_rows * (1 + MAX_DRAFT) + REPLAY_ROWS, TILE_ROWS)
         self._graphs: OrderedDict[GraphShape, Run] = OrderedDict()
         self._seen: dict[GraphShape, int] = {}
         self._bytes = 0
