@@ -29,7 +29,7 @@ from rlhf_api.job.environment import Environment
 from rlhf_api.samples import SampleKey, SampleRequest
 from rlhf_workers.generation.engine import EngineLimits, SamplingParameters
 from rlhf_workers.generation.environment.environment_calls import EnvironmentCalls
-from rlhf_workers.generation.environment.environment_engine import EnvironmentEngine
+from rlhf_workers.generation.environment.environment_engine import DecodesTurns, EnvironmentEngine
 from rlhf_workers.generation.torch_engine.engine import TorchEngine
 
 CHARACTERS = [chr(code) for code in range(0x100, 0x140)]
@@ -117,6 +117,7 @@ def compare(arguments: argparse.Namespace, folder: Path, *, deterministic: bool)
         )
         if way == "kept":
             inner.keep_turns()
+        assert isinstance(inner, DecodesTurns)
         calls = EnvironmentCalls(Environment(file=str(code), name="Tool"), 1)
         calls.start()
         engines[way] = EnvironmentEngine(inner, calls, build_tokenizer(), arguments.turns + 1)
@@ -150,12 +151,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", action="store_true", help="print one object as the last line")
     parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--hidden", type=int, default=256)
+    parser.add_argument("--hidden", type=int, default=192)
     parser.add_argument("--layers", type=int, default=4)
     parser.add_argument("--prompt", type=int, default=128, help="tokens of a prompt")
-    parser.add_argument("--turns", type=int, default=6)
+    parser.add_argument("--turns", type=int, default=5)
     parser.add_argument("--answer", type=int, default=16, help="tokens of an answer")
-    parser.add_argument("--samples", type=int, default=32)
+    parser.add_argument("--samples", type=int, default=24)
     parser.add_argument("--batch", type=int, default=16)
     parser.add_argument("--repeats", type=int, default=3)
     arguments = parser.parse_args()

@@ -249,7 +249,7 @@ def test_what_is_kept_goes_with_the_weights(make_engine: MakeEngine, how: str) -
     longer = [replace_tokens(request) for request in again if len(request.tokens) < 50]
     assert longer
     if how == "weights":
-        weights = {name: tensor.clone() for name, tensor in inner._model.state_dict().items()}  # type: ignore[attr-defined]
+        weights = {name: tensor.clone() for name, tensor in inner._model.state_dict().items()}
         inner.load_weights(weights, 0)
     else:
         inner.sleep()
