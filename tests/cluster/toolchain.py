@@ -1,8 +1,9 @@
 """The binaries of the cluster: built once from pinned Go modules into a cache folder, or taken from KUBEBUILDER_ASSETS.
 
-Owns the three Go modules, the flags and the cache layout `~/.cache/rlhf-operator/cluster/<key>/bin`, where the key
-covers a module's go.mod, go.sum and the flags: a change of any builds the module's binaries anew, everything else costs
-one `stat`. What wants other versions of the same libraries is a module of its own. Nothing prebuilt is ever downloaded.
+Owns the Go module, the flags and the cache layout `~/.cache/rlhf-operator/cluster/<key>/bin`, where the key covers the
+module's files and the flags: a change of any builds the binaries anew, everything else costs one `stat`. It is one
+module, as most of the time goes to libraries that several have in common, which are compiled once only in the same
+versions. Nothing prebuilt is ever downloaded.
 A build that dies half-way leaves a `.partial` file that the next one overwrites; a lock file keeps two runs from
 building at the same time.
 """
@@ -21,8 +22,6 @@ from collections.abc import Sequence
 from pathlib import Path
 
 MODULE = Path(__file__).parent / "binaries"
-ENFORCER = Path(__file__).parent / "enforcer"
-PROMETHEUS = Path(__file__).parent / "prometheus"
 
 KUBERNETES = "1.36.3"
 # Without gitVersion the server reports v0.0.0, which clients refuse.
@@ -43,16 +42,16 @@ PACKAGES = {
     "kwok": "sigs.k8s.io/kwok/cmd/kwok",
     "kubelet": "k8s.io/kubernetes/cmd/kubelet",
     "kube-proxy": "k8s.io/kubernetes/cmd/kube-proxy",
-    "coredns": "github.com/coredns/coredns",
+    "coredns": "./coredns",  # with the plug-ins that are used: all of them bring the libraries of several clouds
     "helm": "helm.sh/helm/v4/cmd/helm",
     "kube-network-policies": "sigs.k8s.io/kube-network-policies/cmd/kube-network-policies/standard",
     "prometheus": "github.com/prometheus/prometheus/cmd/prometheus",
     "promtool": "github.com/prometheus/prometheus/cmd/promtool",
     "alertmanager": "github.com/prometheus/alertmanager/cmd/alertmanager",
 }
-MODULES = {"kube-network-policies": ENFORCER} | dict.fromkeys(("prometheus", "promtool", "alertmanager"), PROMETHEUS)
-"""Those that are not of `binaries/`."""
-TAGS = {PROMETHEUS: "remove_all_sd,enable_kubernetes_sd"}  # much of its code finds targets in clouds
+TAGS = dict.fromkeys(
+    ("prometheus", "promtool", "alertmanager"), "remove_all_sd,enable_kubernetes_sd"
+)  # much of Prometheus finds targets in clouds
 MONITOR_DEFINITIONS = ("podmonitors", "prometheusrules", "servicemonitors")
 KWOK_STAGES = (
     "node/fast/node-initialize.yaml",
@@ -68,11 +67,11 @@ class ToolchainError(RuntimeError):
     """A binary can be neither found nor built; the message says what to install."""
 
 
-def cache_folder(module: Path = MODULE) -> Path:
-    """The folder of a module's pinned versions, with its binaries in `bin/`; images lie beside it."""
-    key = hashlib.sha256((LDFLAGS + TAGS.get(module, "")).encode())
-    for name in ("go.mod", "go.sum"):
-        key.update((module / name).read_bytes())
+def cache_folder() -> Path:
+    """The folder of the pinned versions, with their binaries in `bin/`; images lie beside it."""
+    key = hashlib.sha256((LDFLAGS + repr(TAGS)).encode())
+    for name in ("go.mod", "go.sum", "coredns/main.go"):
+        key.update((MODULE / name).read_bytes())
     root = Path(os.environ.get("XDG_CACHE_HOME", "") or Path.home() / ".cache")
     return root / "rlhf-operator" / "cluster" / key.hexdigest()[:16]
 
@@ -90,9 +89,8 @@ def binary(name: str) -> Path:
         if not path.is_file():
             raise ToolchainError(f"KUBEBUILDER_ASSETS={assets} holds no {name}; unset it to build {name} from source")
         return path
-    module = MODULES.get(name, MODULE)
-    path = cache_folder(module) / "bin" / name
-    return path if path.is_file() else _build(name, path, module)
+    path = cache_folder() / "bin" / name
+    return path if path.is_file() else _build(name, path)
 
 
 def require(level: str) -> None:
@@ -106,21 +104,21 @@ def require(level: str) -> None:
 
 def kwok_stages() -> list[Path]:
     """kwok's own descriptions of how a fake node and a fake pod go on, copied from its Go module into the cache."""
-    return _copied("stages", MODULE, "sigs.k8s.io/kwok", [f"kustomize/stage/{stage}" for stage in KWOK_STAGES])
+    return _copied("stages", "sigs.k8s.io/kwok", [f"kustomize/stage/{stage}" for stage in KWOK_STAGES])
 
 
 def monitor_definitions() -> list[Path]:
     """The Prometheus operator's definitions of what the chart renders for it, copied from its Go module."""
     files = [f"example/prometheus-operator-crd/monitoring.coreos.com_{name}.yaml" for name in MONITOR_DEFINITIONS]
-    return _copied("definitions", PROMETHEUS, "github.com/prometheus-operator/prometheus-operator", files)
+    return _copied("definitions", "github.com/prometheus-operator/prometheus-operator", files)
 
 
-def _copied(name: str, module: Path, dependency: str, files: Sequence[str]) -> list[Path]:
-    """Folder `name` of a module's cache with these files of a module that it requires, fetched if need be."""
-    folder = cache_folder(module) / name
+def _copied(name: str, dependency: str, files: Sequence[str]) -> list[Path]:
+    """Folder `name` of the cache with these files of a module that ours requires, fetched if need be."""
+    folder = cache_folder() / name
     if not folder.is_dir():
         command = [_go(), "mod", "download", "-json", dependency]
-        result = subprocess.run(command, cwd=module, capture_output=True, text=True, check=False)
+        result = subprocess.run(command, cwd=MODULE, capture_output=True, text=True, check=False)
         source = Path(json.loads(result.stdout).get("Dir", "")) if result.stdout else Path()
         if result.returncode or not all((source / file).is_file() for file in files):
             raise ToolchainError(f"{' '.join(command)} got no {' '.join(files)}: {result.stdout}{result.stderr}")
@@ -135,7 +133,7 @@ def _copied(name: str, module: Path, dependency: str, files: Sequence[str]) -> l
     return sorted(folder.iterdir())
 
 
-def _build(name: str, path: Path, module: Path) -> Path:
+def _build(name: str, path: Path) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
     with (path.parent.parent / "build.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
@@ -144,9 +142,9 @@ def _build(name: str, path: Path, module: Path) -> Path:
         print(f"building {name} (once; cached in {path.parent})", file=sys.stderr, flush=True)
         partial = path.with_suffix(".partial")
         command = ["nice", "-n", "15", _go(), "build", "-mod=readonly", "-trimpath", "-buildvcs=false"]
-        command += ["-tags", TAGS.get(module, ""), "-ldflags", LDFLAGS, "-o", str(partial), PACKAGES[name]]
+        command += ["-tags", TAGS.get(name, ""), "-ldflags", LDFLAGS, "-o", str(partial), PACKAGES[name]]
         environment = {"GOFLAGS": "-p=2"} | os.environ | {"CGO_ENABLED": "0"}
-        built = subprocess.run(command, cwd=module, env=environment, capture_output=True, text=True, check=False)
+        built = subprocess.run(command, cwd=MODULE, env=environment, capture_output=True, text=True, check=False)
         if built.returncode:
             raise ToolchainError(f"building {name} failed: {' '.join(command)}\n{built.stderr[-4000:]}")
         partial.rename(path)
