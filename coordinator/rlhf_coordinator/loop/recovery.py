@@ -47,6 +47,7 @@ from rlhf_coordinator.storage.prompt_cache import keep_tokenized, tokenized_befo
 from rlhf_coordinator.storage.prompts import Prompt, PromptSet, load_tokenizer, prompts_digest
 from rlhf_coordinator.storage.restore import Restored, restore
 from rlhf_coordinator.storage.tokenized_prompts import read_prompts
+from rlhf_coordinator.training import overlap_choice
 
 log = logging.getLogger("coordinator")
 
@@ -110,12 +111,14 @@ def restore_run(
 def resume_iteration(run: JobRun, restored: Restored, actions: Actions) -> None:
     """Take steps 6 and 7. Raises JobError when the journal cannot be written."""
     learning.restore_learned(run, restored.inter_stage)
+    overlap_choice.restore_measured(run, restored.critic_overlap)
     learned.restore_learned_drafts(run)
     sharing.restore_earlier(run)
     if restored.begun_ns is None:
         actions.begin_iteration(restored.ledger.iteration, restored.handed_on)
     else:
         run.journal.resume(restored.ledger.iteration)
+        run.state.critic_overlap.apart = restored.critics_apart
         run.state.groups_dropped = len(restored.ledger.refill.dropped)
         fusion_planning.begin_iteration(run)
         rounds.begin_iteration(run)
