@@ -190,8 +190,3 @@ def test_a_job_with_a_critic_says_what_its_overlap_would_give(
     overlap = json.loads(capsys.readouterr().out)["criticOverlap"]
     assert (overlap["mode"], overlap["auto"]) == ("Auto", "Enabled")
     assert overlap["enabledSeconds"] < overlap["disabledSeconds"]
-    assert (
-        plan(monkeypatch, "--json", "--set", "spec.placement=Colocated", "--set", "spec.training.parallelism.data=3")
-        == 0
-    )
-    assert "criticOverlap" not in json.loads(capsys.readouterr().out), "all take turns"
