@@ -42,7 +42,7 @@ def lines(folder: Path) -> list[dict[str, float]]:
 @pytest.mark.parametrize("case", ["wins", "loses"])
 async def test_auto_does_what_it_measured_to_be_faster(jobs: list[Coordinated], tmp_path: Path, case: str) -> None:
     training = {"parallelism": {"pipeline": 2}, "microBatchSize": 4, "criticOverlap": "Auto"}
-    rollout = {"batchSize": 16, "maxResponseTokens": 200}
+    rollout = {"batchSize": 16, "maxResponseTokens": 100}
     job = make_job(tmp_path, iterations=ITERATIONS, every=ITERATIONS, rollout=rollout, training=training)
     coordinated = Coordinated(job, tmp_path / "run")
     jobs.append(coordinated)
