@@ -31,7 +31,9 @@ from benchmarks.paced_worker import StepPace
 
 from rlhf_coordinator.reports.trackers.facts_jsonl import FILE, read_facts
 from rlhf_coordinator.reports.trackers.metrics_jsonl import read_metrics
-from rlhf_planner.critic_overlap_forecast import forecast
+from rlhf_planner.critic_overlap import OverlapTimes, overlapped, unchanged
+from rlhf_planner.explain.facts import IterationFacts
+from rlhf_planner.explain.replays import scoring_latency, scoring_rate
 
 BATCH: Final = 32
 MINI_BATCHES: Final = 4
@@ -44,7 +46,7 @@ SCORER: Final = {"hidden_size": 32, "num_hidden_layers": 2}
 
 
 @dataclass(frozen=True)
-class Case:
+class PacedCase:
     """What a device and a job of it are like."""
 
     max_tokens: int
@@ -53,10 +55,10 @@ class Case:
     """A mini-batch of both models, over one of one model."""
 
 
-CASES: Final = {"wins": Case(max_tokens=256, together=2.0), "loses": Case(max_tokens=64, together=1.2)}
+CASES: Final = {"wins": PacedCase(max_tokens=256, together=2.0), "loses": PacedCase(max_tokens=32, together=1.2)}
 
 
-def write_job(folder: Path, case: Case, way: str, iterations: int) -> Path:
+def write_job(folder: Path, case: PacedCase, way: str, iterations: int) -> Path:
     """Write models, prompts, reward and the resolved manifest, whose path is returned."""
     write_policy(folder / "policy", 2)
     write_scorer(folder / "critic", **SCORER)
@@ -82,7 +84,7 @@ def write_job(folder: Path, case: Case, way: str, iterations: int) -> Path:
     )
 
 
-def run_way(case: Case, way: str, arguments: argparse.Namespace) -> dict[str, Any]:
+def run_way(case: PacedCase, way: str, arguments: argparse.Namespace) -> dict[str, Any]:
     """Run one job; return its seconds an iteration, its weights, and what the overlap is said to make of its times."""
     together = case.together * arguments.training
     pace = StepPace(0.01, 0.0, 0.0, 0.005, 0.0, training=arguments.training, together=together)
@@ -94,16 +96,37 @@ def run_way(case: Case, way: str, arguments: argparse.Namespace) -> dict[str, An
         weights = hashlib.sha256()
         for file in sorted(folder.glob("checkpoints/*/*/*.safetensors")):
             weights.update(file.read_bytes())
-    known = [forecast([one], None, 1 / case.together, LATE) for one in facts if one.iteration >= SETTLED]
+    settled = [one for one in facts if one.iteration >= SETTLED and one.training]
+    known = [ratio for one in settled if (ratio := predicted_ratio(one, case.together)) is not None]
     seconds = [line["seconds/iteration"] for line in lines]
     return {
         "seconds": seconds[SETTLED:-1],
         "mean": statistics.fmean(seconds[1:-1]),
         "overlap": [line.get("training/critic_overlap_seconds", 0.0) for line in lines[SETTLED:-1]],
         "apart": [number for number, line in enumerate(lines) if line.get("critic_overlap/on")],
-        "predicted": [one.disabled / one.enabled for one in known if one is not None],
+        "predicted": known,
         "weights": weights.hexdigest(),
     }
+
+
+def predicted_ratio(facts: IterationFacts, together: float) -> float | None:
+    """Return how many times as long an iteration that trained all at once takes as with the overlap; None where it was
+    not seen whole. `together` as in PacedCase."""
+    samples, seconds = facts.samples, facts.phases["Training"]
+    if samples is None or not samples.scored:
+        return None
+    late = sum(task.busy for task in facts.tasks if task.name in LATE) / sum(task.busy for task in facts.tasks)
+    times = OverlapTimes(
+        seconds,
+        seconds / together,
+        seconds / together,  # both models are paced alike
+        facts.phases["Publishing"],
+        tuple(samples.finished),
+        scoring_rate(samples),
+        scoring_latency(samples),
+        late,
+    )
+    return unchanged(times) / overlapped(times)
 
 
 def run_case(name: str, arguments: argparse.Namespace) -> dict[str, Any]:

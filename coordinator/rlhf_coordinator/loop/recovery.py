@@ -36,6 +36,7 @@ from rlhf_coordinator.reports.trackers.run_trackers import RunTrackers, open_tra
 from rlhf_coordinator.reports.trackers.services import services_of
 from rlhf_coordinator.scheduling.training_schedule import candidates, question
 from rlhf_coordinator.speculation import learned, sharing
+from rlhf_coordinator.state.critic_overlap_state import CriticOverlapState
 from rlhf_coordinator.state.evaluation_state import latest_metrics
 from rlhf_coordinator.state.fleet import Fleet
 from rlhf_coordinator.state.fusion_state import fusion_state
@@ -118,7 +119,6 @@ def resume_iteration(run: JobRun, restored: Restored, actions: Actions) -> None:
         actions.begin_iteration(restored.ledger.iteration, restored.handed_on)
     else:
         run.journal.resume(restored.ledger.iteration)
-        run.state.critic_overlap.apart = restored.critics_apart
         run.state.groups_dropped = len(restored.ledger.refill.dropped)
         fusion_planning.begin_iteration(run)
         rounds.begin_iteration(run)
@@ -196,6 +196,7 @@ def _state(context: JobContext, restored: Restored, prompts: PromptSet, now: flo
         trained=restored.trained,
         critics_behind=restored.critics_behind,
         open_report=restored.open_report,
+        critic_overlap=CriticOverlapState(restored.critics_apart, beside=restored.open_report is not None),
         checkpoint=restored.checkpoint,
         iteration_totals=restored.iteration_totals,
     )

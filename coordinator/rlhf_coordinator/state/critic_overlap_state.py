@@ -27,6 +27,6 @@ class CriticOverlapState:
     trained_tokens: int = 0
     """Of the batch that was last trained on, in this process; 0: none was."""
     warm_epoch: int = 0
-    """The training group that has trained before: what the first training of a group takes tells nothing."""
+    """The group that trained last: what the first training of a group takes tells nothing."""
     warm: bool = False
-    """The training in progress is not the first one of its group."""
+    """The newest training was not the first one of its group."""

@@ -57,18 +57,12 @@ def _say(run: JobRun, choice: OverlapChoice) -> None:
         run.event("critic-overlap-choice", choice.reason)
 
 
-def training_begins(run: JobRun) -> None:
-    """Note whether the group has trained before."""
-    state, epoch = run.state.critic_overlap, run.state.group_epoch
-    state.warm, state.warm_epoch = state.warm_epoch == epoch, epoch
-
-
 def trained(run: JobRun, metrics: Mapping[str, float]) -> None:
     """Take in the training of the iteration in progress; `metrics` of the ranks are empty while critics are behind."""
     state, ledger = run.state.critic_overlap, run.state.ledger
     if not critic_overlap.may_choose(run.context):
         return
-    training_begins(run)
+    state.warm, state.warm_epoch = state.warm_epoch == run.state.group_epoch, run.state.group_epoch
     state.trained_tokens = sum(
         run.state.prompt_tokens[sample.index] + len(sample.response) for sample in ledger.samples if not sample.left_out
     )
