@@ -85,10 +85,11 @@ class MeasuredOverlap:
 
     @property
     def contention(self) -> float:
-        """Return how many times as long a decode step takes while critics are trained, 1 at least."""
-        if not (self.quiet and self.beside):
+        """Return how many times as long a decode step takes while critics are trained, 1 at least: by the quickest
+        iterations of each kind, as other work on a machine only slows down; 1 until two of each were seen."""
+        if min(len(self.quiet), len(self.beside)) < 2:
             return 1.0
-        return max(1.0, statistics.median(self.beside) / statistics.median(self.quiet))
+        return max(1.0, min(self.beside) / min(self.quiet))
 
     def training(self, tokens: float) -> tuple[float, float, float]:
         """Return the seconds of training a batch of so many tokens: all at once, the policy alone, the others alone;

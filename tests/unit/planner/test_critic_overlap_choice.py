@@ -58,9 +58,11 @@ def test_a_fused_table_and_critics_that_outlast_decoding_are_trained_at_once() -
 
 
 def test_decoding_that_is_slowed_down_by_training_beside_it_counts() -> None:
-    known = measured(4.0, 2.0, 2.0).with_step(0.01, beside=False)
+    known = measured(4.0, 2.0, 2.0).with_step(0.01, beside=False).with_step(0.03, beside=False)
     assert choose(known, SEEN, apart=False, pending=False).apart
-    slower = known.with_step(0.014, beside=True)
+    once = known.with_step(0.02, beside=True)
+    assert choose(once, SEEN, apart=True, pending=False).apart, "a machine that is busy for once is not believed"
+    slower = once.with_step(0.014, beside=True)
     assert slower.contention == pytest.approx(1.4)
     assert not choose(slower, SEEN, apart=False, pending=False).apart
     seen_beside = SeenIteration(TOKENS, 0.5, tuple(1.4 * moment for moment in SEEN.finished), beside=True)
