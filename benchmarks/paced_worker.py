@@ -45,6 +45,9 @@ class StepPace:
     """Of a training rank: what it takes to write one, on a disk that is stood in for."""
     training: float = 0.0
     """Of a training rank: a mini-batch of one model."""
+    together: float = 0.0
+    """Of a training rank: a mini-batch of all models, where a fused table does one's work in the bubbles of another; 0:
+    they come one after the other."""
 
     def slower(self, times: float) -> "StepPace":
         """The pace of a device on which everything takes so many times as long."""
@@ -113,7 +116,8 @@ def pace_workers(pace: StepPace) -> Pacer:
     ) -> dict[str, float]:
         started = time.perf_counter()
         norms = train(trainer, iteration, batch, rows, objectives)
-        pacer.wait(started, pace.training * len(objectives))
+        several = pace.together if len(objectives) > 1 else 0.0
+        pacer.wait(started, several or pace.training * len(objectives))
         return norms
 
     def paced_save(backend: TorchBackend, folder: Path, version: int) -> Any:

@@ -1,8 +1,8 @@
 """What training the critics beside the next decoding would gain: an iteration with and without it, by the same times.
 
-Owns the comparison and decides nothing: `spec.training.criticOverlap` does. With the overlap ranks train the policy's
-mini-batches first and publish it; while it decodes the next batch they train the critics' mini-batches. What is scored
-by critics waits until those are trained and published, too.
+Owns the comparison and decides nothing (`critic_overlap_choice` does, where it may). With the overlap ranks train the
+policy's mini-batches first and publish it; while it decodes the next batch they train the critics' mini-batches. What
+is scored by critics waits until those are trained and published, too; other scores do not.
 A fused table does the critics' work in the policy's bubbles, which the overlap cannot: both alone run as 1F1B.
 Rule: pure; a replay of times that were measured or simulated. Devices of generation and of training must be distinct.
 Source: EuroMLSys'25, opportunity 8: generation of an iteration beside critic training of the one before.
@@ -32,9 +32,11 @@ class OverlapTimes:
     finished: tuple[float, ...]
     """When each response is finished, counted from the first lease."""
     apart: float
-    """Between two scores, while anything waits for one."""
+    """Between two samples that are scored, while anything waits for that."""
     latency: float = 0.0
     """From a response that waits for nothing to its score."""
+    late_share: float = 1.0
+    """Of `apart`, what tasks take that are scored by critics, 0..1."""
 
 
 def unchanged(times: OverlapTimes) -> float:
@@ -44,9 +46,15 @@ def unchanged(times: OverlapTimes) -> float:
 
 def overlapped(times: OverlapTimes) -> float:
     """Return the time of an iteration that begins to decode when the policy is published, in a steady state."""
-    critics_ready = times.critics + times.publishing
-    arrivals = [max(moment, critics_ready) for moment in times.finished]
-    return times.policy + times.publishing + scoring_end(arrivals, times.apart, times.latency)
+    ready, late = times.critics + times.publishing, times.apart * times.late_share
+    work = [(moment, times.apart) for moment in times.finished if moment >= ready]
+    for moment in times.finished:
+        if moment < ready:
+            work += [(moment, times.apart - late)] * (times.late_share < 1) + [(ready, late)]
+    end = 0.0
+    for arrival, seconds in sorted(work):
+        end = max(end + seconds, arrival + times.latency)
+    return times.policy + times.publishing + end
 
 
 def alone(instance: Instance, pipelines: Collection[int]) -> float:

@@ -52,6 +52,7 @@ RARE = {
     ("engine", "Most samples", "C"): VLLM,
     ("engine", "Samples taken back, and failed", "D"): VLLM,
     ("training", "Time of a step, against its prediction", "D"): BEHIND,
+    ("training", "Bubbles against their prediction, and padding", "C"): BEHIND,
     ("training", "Draft model against the policy", "A"): TAUGHT,
     ("training", "Draft model against the policy", "B"): TAUGHT,
     ("learning", "What is not trained on", "D"): CARRIED,

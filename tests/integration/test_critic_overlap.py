@@ -54,11 +54,15 @@ def test_critics_that_train_beside_decoding_change_nothing_whoever_dies_meanwhil
     undisturbed = run_job(manifest, tmp_path / "on", options=options("on", "Enabled"))
     kills = Kills(3, len(VICTIMS), VICTIMS, first=VICTIMS, at_event="critics-behind")
     killed = run_job(manifest, tmp_path / "killed", options=options("killed", "Enabled"), kills=kills)
-    for ended, name in ((undisturbed, "on"), (killed, "killed")):
+    once = Kills(3, 1, VICTIMS, first=VICTIMS[:1], at_event="critics-behind")
+    chosen = run_job(manifest, tmp_path / "auto", options=options("auto", "Auto"), kills=once)
+    for ended, name in ((undisturbed, "on"), (killed, "killed"), (chosen, "auto")):
         assert ended.code == 0, f"{ended.kills}\n{ended.output[-3000:]}"
         assert trained(tmp_path / name) == trained(tmp_path / "off"), ended.kills
         assert reports(tmp_path / name) == reports(tmp_path / "off"), ended.kills
     assert len(killed.kills) == len(VICTIMS)
+    assert len(chosen.kills) == 1
+    assert [line["critic_overlap/on"] for line in lines(tmp_path / "auto")][:3] == [0, 0, 1], "the third one is a probe"
 
     beside = ["training/critic_overlap_seconds" in line for line in lines(tmp_path / "on")]
     assert beside == [(number + 1) % EVERY != 0 and number + 1 < ITERATIONS for number in range(ITERATIONS)]

@@ -48,6 +48,9 @@ class Pace:
     token_seconds: float = 0.0
     """Of a score, for every token that was not scored early; workers that take any tell their passes."""
     train_seconds: float = 0.01
+    part_seconds: tuple[float, float, float] | None = None
+    """Of training a token: all models at once, the policy alone, the others alone; instead of `train_seconds`. Ranks
+    then tell these times, and not what a busy machine makes of them."""
     training_metrics: Mapping[str, float] = field(default_factory=dict)
     """Of every training, beside its loss."""
     progress_seconds: float = 0.02
@@ -93,6 +96,9 @@ class SimulatedRank:
     lengths: list[int]
     trained: list[tuple[int, int, int]]
     last_train: pb.TrainResult | None
+    parts: list[tuple[int, int]]
+    critics_seconds: float
+    whole_result: pb.TrainResult
     _answer: pb.CommandDone | None
     _outbox: list[pb.WorkerMessage]
 
@@ -109,6 +115,10 @@ class SimulatedRank:
 
     async def _train(self, command_id: int, order: pb.Train) -> None:
         iteration = order.iteration
+        self.parts.append((iteration, order.part))
+        if order.part == pb.TRAIN_PART_CRITICS:
+            await self._train_critics(command_id, iteration)
+            return
         self.schedule = json.loads(order.schedule)["method"] if order.schedule else self.schedule
         self.schedules.append(self.schedule)
         self.lengths.append(order.iterations)
@@ -116,7 +126,9 @@ class SimulatedRank:
         samples: list[pb.TrainSample] | None = None
         while samples is None:
             samples = await self._fetch(iteration)
-        await asyncio.sleep(self.pace.train_seconds)
+        apart = order.part == pb.TRAIN_PART_POLICY
+        seconds = self._seconds(samples, 1 if apart else 0)
+        await asyncio.sleep(seconds)
         if self.collective is not None:
             await self.collective.meet(self.group_epoch, iteration, self.index)
         self.weights = next_weights(self.weights, samples)
@@ -127,12 +139,32 @@ class SimulatedRank:
             version=iteration + 1,
             metrics={"actor/loss": 1.0 / (iteration + 1), **self.pace.training_metrics},
         )
+        if self.pace.part_seconds is not None:
+            self.critics_seconds = self._seconds(samples, 2) if apart else 0.0
+            result.metrics["train/seconds"] = seconds + self.critics_seconds
+        if apart:
+            self.whole_result = result
+            result = pb.TrainResult(iteration=iteration, version=iteration + 1, critics_behind=True)
         self.last_train = result
         if self.index == 0:
             step = pb.Observation(end_ns=int(1e9 * self.pace.train_seconds), iteration=iteration)
             step.train_step.number = 0
             self._outbox.append(pb.WorkerMessage(observation=step))
         self._answer = pb.CommandDone(command_id=command_id, train=result)
+
+    async def _train_critics(self, command_id: int, iteration: int) -> None:
+        assert self.last_train is not None, "the policy comes first"
+        assert self.last_train.critics_behind, "and the critics once"
+        await asyncio.sleep(self.critics_seconds)
+        self.last_train = self.whole_result
+        self.last_train.metrics["critic_overlap_seconds"] = self.critics_seconds
+        self._answer = pb.CommandDone(command_id=command_id, train=self.last_train)
+
+    def _seconds(self, samples: list[pb.TrainSample], part: int) -> float:
+        if self.pace.part_seconds is None:
+            return self.pace.train_seconds
+        tokens = sum(len(array.data) // 4 for sample in samples for array in (sample.prompt, sample.response))
+        return self.pace.part_seconds[part] * tokens
 
     async def _fetch(self, iteration: int) -> list[pb.TrainSample] | None:
         """On a channel of its own: training goes on when the session, and its channel, are gone."""

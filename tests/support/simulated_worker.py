@@ -105,6 +105,8 @@ class SimulatedWorker(SimulatedSamples, SimulatedRank):
         self.weights = ""
         self.group_epoch = 0
         self.last_train: pb.TrainResult | None = None
+        self.parts: list[tuple[int, int]] = []
+        self.critics_seconds, self.whole_result = 0.0, pb.TrainResult()
         self._running = 0
         self._answer: pb.CommandDone | None = None
         self._hold_nothing()

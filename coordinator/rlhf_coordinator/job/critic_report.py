@@ -12,11 +12,13 @@ from rlhf_coordinator.job.job_run import JobRun
 from rlhf_coordinator.storage.journal_pb2 import CriticsTrained, Record
 
 
-def complete(run: JobRun) -> None:
-    """Report the iteration before with what its training came to. Raises JobError where nothing can be written."""
+def complete(run: JobRun) -> dict[str, float]:
+    """Report the iteration before with what its training came to, which is returned. Raises JobError where nothing can
+    be written."""
     report = run.state.open_report
     assert report is not None
-    rows = training_rows(training_metrics(run, report.iteration))
+    training = training_metrics(run, report.iteration)
+    rows = training_rows(training)
     metrics = report.metrics | {name: value for name, value in rows.items() if math.isfinite(value)}
     now_ns = time.time_ns()
     run.journal.append(Record(critics_trained=CriticsTrained(metrics=metrics, time_ns=now_ns)))
@@ -24,3 +26,4 @@ def complete(run: JobRun) -> None:
     run.state.open_report = None
     run.trackers.iteration(report.iteration, metrics)
     run.last_metrics |= metrics
+    return training

@@ -18,6 +18,7 @@ from rlhf_api.algorithms import Graph
 from rlhf_api.names import Group
 from rlhf_coordinator.job.iteration_stages import stage_seconds
 from rlhf_coordinator.job.job_run import JobRun
+from rlhf_coordinator.job.overlap_metrics import overlap_metrics
 from rlhf_coordinator.job.speculation_metrics import speculation_metrics
 from rlhf_coordinator.job.staleness_metrics import carried_tokens, staleness_metrics
 from rlhf_coordinator.scheduling import incremental_dispatch
@@ -35,6 +36,8 @@ PHASE_METRICS: Final = {
 }
 CRITIC_ONLY: Final = "train/critic_only"
 """Of a rank: 1 while the policy is held for its critics' warm-up."""
+CRITICS_SECONDS: Final = "critic_overlap_seconds"
+"""Of a rank: the critics' part of a training, where it came after the policy was published."""
 FUSED_PHASES: Final = ("Generating", "Scoring")
 """What inter-stage fusion makes shorter, and is to add little to."""
 
@@ -52,6 +55,7 @@ def iteration_metrics(run: JobRun, now: float) -> dict[str, float]:
         **fusion_metrics(run),
         **incremental_metrics(run),
         **speculation_metrics(run),
+        **overlap_metrics(run),
     }
     return {name: value for name, value in metrics.items() if math.isfinite(value)}
 
@@ -212,7 +216,8 @@ def training_metrics(run: JobRun, iteration: int) -> dict[str, float]:
     schedule = run.state.schedule
     metrics = _merged(run.state.fleet.ranks(), iteration)
     metrics["schedule"] = float(METHODS.index(schedule.method))
-    if schedule.predicted and not metrics.get(CRITIC_ONLY):  # what was predicted is a step of all models
+    apart = metrics.get(CRITIC_ONLY) or CRITICS_SECONDS in metrics
+    if schedule.predicted and not apart:  # what was predicted is a step of all models together
         metrics["predicted_step_seconds"] = schedule.predicted
     return metrics
 

@@ -36,6 +36,7 @@ from rlhf_coordinator.reports.trackers.run_trackers import RunTrackers, open_tra
 from rlhf_coordinator.reports.trackers.services import services_of
 from rlhf_coordinator.scheduling.training_schedule import candidates, question
 from rlhf_coordinator.speculation import learned, sharing
+from rlhf_coordinator.state.critic_overlap_state import CriticOverlapState
 from rlhf_coordinator.state.evaluation_state import latest_metrics
 from rlhf_coordinator.state.fleet import Fleet
 from rlhf_coordinator.state.fusion_state import fusion_state
@@ -47,6 +48,7 @@ from rlhf_coordinator.storage.prompt_cache import keep_tokenized, tokenized_befo
 from rlhf_coordinator.storage.prompts import Prompt, PromptSet, load_tokenizer, prompts_digest
 from rlhf_coordinator.storage.restore import Restored, restore
 from rlhf_coordinator.storage.tokenized_prompts import read_prompts
+from rlhf_coordinator.training import overlap_choice
 
 log = logging.getLogger("coordinator")
 
@@ -110,6 +112,7 @@ def restore_run(
 def resume_iteration(run: JobRun, restored: Restored, actions: Actions) -> None:
     """Take steps 6 and 7. Raises JobError when the journal cannot be written."""
     learning.restore_learned(run, restored.inter_stage)
+    overlap_choice.restore_measured(run, restored.critic_overlap)
     learned.restore_learned_drafts(run)
     sharing.restore_earlier(run)
     if restored.begun_ns is None:
@@ -193,6 +196,7 @@ def _state(context: JobContext, restored: Restored, prompts: PromptSet, now: flo
         trained=restored.trained,
         critics_behind=restored.critics_behind,
         open_report=restored.open_report,
+        critic_overlap=CriticOverlapState(restored.critics_apart, beside=restored.open_report is not None),
         checkpoint=restored.checkpoint,
         iteration_totals=restored.iteration_totals,
     )

@@ -4,9 +4,10 @@ The ranks train the policy's mini-batches of a batch, and that counts as trained
 closed, the next one decodes. Then they train the critics on the same mini-batches, and the iteration's report is
 completed. Critics are loaded from ranks, and a checkpoint is made, only when their version is whole; so what critics
 score waits for them. An iteration after which a checkpoint or an evaluation is due, or none follows, trains all at
-once, and so does a replay: a group that restarts in between comes back whole, with the same weights.
-Rule: pure. Which part is trained depends on the job and the iteration alone, so that all ranks are told the same. No
-critic is trained while workers read the policy from ranks, and none is read while critics are trained.
+once, and so does a replay: a group that restarts in between comes back whole, with the same weights. In mode Auto an
+iteration says when it begins whether it trains them apart (`training.overlap_choice`).
+Rule: pure. Which part is trained depends on the job, the iteration and its first record alone, so that all ranks are
+told the same. No critic is trained while workers read the policy from ranks, and none is read while they are trained.
 """
 
 from typing import TYPE_CHECKING
@@ -21,17 +22,24 @@ if TYPE_CHECKING:
 
 def part(context: JobContext, state: JobState, iteration: int) -> pb.TrainPart.ValueType:
     """Return which models the ranks train now of an iteration's batch."""
+    mode = context.spec.training.critic_overlap
+    wanted = mode == "Enabled" or (mode == "Auto" and state.critic_overlap.apart)
+    apart = wanted and iteration == state.iteration and not state.trained and gains(context, iteration)
+    return pb.TRAIN_PART_POLICY if apart else pb.TRAIN_PART_ALL
+
+
+def may_choose(context: JobContext) -> bool:
+    """Return whether each iteration of the job chooses if its critics are trained apart."""
+    return context.spec.training.critic_overlap == "Auto"
+
+
+def gains(context: JobContext, iteration: int) -> bool:
+    """Return whether anything follows an iteration that need not wait for its critics."""
     spec, version = context.spec, iteration + 1
     checkpoint = spec.checkpoints is not None and spec.checkpoints.due(version)
     evaluation = spec.evaluation is not None and spec.evaluation.due(version, spec.iterations)
-    apart = (
-        spec.training.critic_overlap == "Enabled"
-        and iteration == state.iteration
-        and not state.trained
-        and spec.algorithm.fields.trains_policy(iteration)
-        and not (checkpoint or evaluation or context.last(iteration))
-    )
-    return pb.TRAIN_PART_POLICY if apart else pb.TRAIN_PART_ALL
+    due = checkpoint or evaluation or context.last(iteration)
+    return spec.algorithm.fields.trains_policy(iteration) and not due
 
 
 def decide(context: JobContext, state: JobState, facts: "Facts") -> list[Decision]:

@@ -4,7 +4,8 @@ Least loaded first; a worker gets what it can decode at once and a little more, 
 late work is still spread evenly. What takes longest to score is leased first: short samples even out the end. A
 failed task goes to another worker than the one it failed on, if there is one; so does a sample whose worker failed. A
 sample that was there when several workers failed is decoded alone, once nothing else is queued (`decode_faults`).
-Rule: pure; only workers with the current weights get anything.
+Rule: pure; only workers with the current weights of a task's model get it. While critics are behind, the tasks of other
+models do not wait for them.
 """
 
 import heapq
@@ -36,6 +37,9 @@ MAX_SORTED: Final = 4096
 
 SCORE_CHUNK: Final = 16
 """Samples in one Score command; the worker starts on the first ones while more arrive."""
+
+_Kind = tuple[tuple[str, ...], int, tuple[Worker, ...]]
+"""(tasks that are leased together, samples a worker may have them of, who may)."""
 
 
 def decide(context: JobContext, state: JobState, now: float, facts: Facts) -> list[Decision]:
@@ -102,12 +106,12 @@ def _alone(state: JobState, workers: Sequence[Worker]) -> list[Decision]:
 
 
 def _score(context: JobContext, state: JobState, now: float, facts: Facts) -> list[Decision]:
-    ledger, workers = state.ledger, facts.scorers
+    ledger = state.ledger
     waiting = context.spec.inference.overlap == "Disabled" and not ledger.all_generated
     if waiting or not ledger.unscored():
         return []
     given: dict[str, dict[int, list[str]]] = {}
-    for tasks, limit in _kinds(context, state, facts):
+    for tasks, limit, workers in _kinds(context, state, facts):
         load = {worker.name: ledger.scoring_on(worker.name, tasks) for worker in workers}
         for index in _while_room(_longest_first(state), load, limit * len(tasks)):
             sample = ledger.samples[index]
@@ -124,16 +128,20 @@ def _score_groups(context: JobContext, state: JobState, now: float, facts: Facts
     worker. A worker has about as many samples of them as of others."""
     ledger = state.ledger
     waiting = context.spec.inference.overlap == "Disabled" and not ledger.all_generated
-    if waiting or not ledger.open_groups() or not facts.scorers:
+    if waiting or not ledger.open_groups():
         return []
     decisions: list[Decision] = []
-    load = {worker.name: ledger.scoring_on(worker.name) for worker in facts.scorers}
+    load = {worker.name: ledger.scoring_on(worker.name) for worker in (*facts.scorers, *facts.early_scorers)}
+    current, trained = {worker.name for worker in facts.scorers}, _trained_tasks(context)
     for group, task in ledger.open_groups():
         members = ledger.members(group)
         if any(now < sample.not_before for sample in members):
             continue
         failed_on = {sample.failed_on.get(task) for sample in members}
-        others = [name for name in load if name not in failed_on] or list(load)
+        able = [name for name in load if name in current or task not in trained]
+        others = [name for name in able if name not in failed_on] or able
+        if not others:
+            continue
         worker = min(others, key=lambda name: (load[name], name))
         if load[worker] >= SCORES_IN_FLIGHT:
             continue
@@ -142,16 +150,27 @@ def _score_groups(context: JobContext, state: JobState, now: float, facts: Facts
     return decisions
 
 
-def _kinds(context: JobContext, state: JobState, facts: Facts) -> list[tuple[tuple[str, ...], int]]:
-    """Tasks that are leased together, and of how many samples a worker may have them. Where workers are released one
-    after another, calls of user code are apart from models: of calls many are in flight, the last passes of models
-    are spread."""
-    names = tuple(task.name for task in context.tasks)
+def _kinds(context: JobContext, state: JobState, facts: Facts) -> list[_Kind]:
+    """Tasks that are leased together, of how many samples a worker may have them, and who may. Where workers are
+    released one after another, calls of user code are apart from models: of calls many are in flight, the last passes
+    of models are spread. While critics are behind, what needs none of them is apart from what does."""
+    names, everybody = tuple(task.name for task in context.tasks), (*facts.scorers, *facts.early_scorers)
     if not facts.can_score:
-        return [(names, SCORES_IN_FLIGHT)]
-    calls = tuple(name for name in names if name in context.calls)
-    models = tuple(name for name in names if name not in calls)
-    return [kind for kind in ((models, _share(state, len(facts.scorers))), (calls, SCORES_IN_FLIGHT)) if kind[0]]
+        kinds: list[_Kind] = [(names, SCORES_IN_FLIGHT, everybody)]
+    else:
+        calls = tuple(name for name in names if name in context.calls)
+        models = tuple(name for name in names if name not in calls)
+        kinds = [(models, _share(state, len(everybody)), everybody), (calls, SCORES_IN_FLIGHT, everybody)]
+    if facts.early_scorers:
+        trained = _trained_tasks(context)
+        late = [(tuple(n for n in kind if n in trained), limit, facts.scorers) for kind, limit, _ in kinds]
+        kinds = [(tuple(n for n in kind if n not in trained), limit, who) for kind, limit, who in kinds] + late
+    return [kind for kind in kinds if kind[0]]
+
+
+def _trained_tasks(context: JobContext) -> frozenset[str]:
+    """Scoring tasks of models that training changes: they need the job's version."""
+    return frozenset(task.name for task in context.tasks if task.model in context.scored_models)
 
 
 def _share(state: JobState, workers: int) -> int:

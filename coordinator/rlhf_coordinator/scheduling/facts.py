@@ -40,6 +40,8 @@ class Facts:
     """Who of `ready` may be given samples: nobody while costs are measured, the pool once the tail consolidates."""
     scorers: tuple[Worker, ...]
     """Who may be given scoring tasks: of the inference group, and released generation workers."""
+    early_scorers: tuple[Worker, ...]
+    """Who, while critics are behind, may be given the scoring tasks that need none: the rest of those who score."""
     published: bool
     """The iteration is trained, and the next one can begin with its weights."""
     checkpoint_due: bool
@@ -63,6 +65,10 @@ def derive(context: JobContext, state: JobState, now: float) -> Facts:
         decoders = tuple(worker for worker in decoders if worker.name in tail.pool)
     group = observe(state, serving)
     released = [state.fleet.workers[name] for name in tail.released]
+    scorers = (
+        *current[Group.INFERENCE],
+        *readiness.current_workers(context, state, released, Group.INFERENCE, serving),
+    )
     return Facts(
         group=group,
         serving=serving,
@@ -71,9 +77,11 @@ def derive(context: JobContext, state: JobState, now: float) -> Facts:
         measures=measures,
         consolidation=tail,
         decoders=decoders,
-        scorers=(
-            *current[Group.INFERENCE],
-            *readiness.current_workers(context, state, released, Group.INFERENCE, serving),
+        scorers=scorers,
+        early_scorers=(
+            readiness.early_scorers([*state.fleet.of(Group.INFERENCE), *released], scorers, serving)
+            if group.critics_behind
+            else ()
         ),
         published=state.trained and readiness.is_published(context, state, current, group.critics_behind),
         checkpoint_due=_checkpoint_due(context, state),

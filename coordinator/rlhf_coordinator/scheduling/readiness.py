@@ -44,6 +44,18 @@ def current_workers(
     )
 
 
+def early_scorers(
+    workers: Iterable[Worker], scorers: Collection[Worker], serving: Collection[str]
+) -> tuple[Worker, ...]:
+    """Return those of `workers`, beside the `scorers`, that could score if it were not for the critics' version."""
+    ready = {worker.name for worker in scorers}
+    return tuple(
+        worker
+        for worker in workers
+        if worker.idle and Group.INFERENCE in worker.roles and worker.name in serving and worker.name not in ready
+    )
+
+
 def is_published(
     context: JobContext, state: JobState, current: Mapping[Group, Collection[Worker]], critics_behind: bool
 ) -> bool:

@@ -15,6 +15,7 @@ from rlhf_api.algorithms import Graph, ModelRole, Task, graph_of
 from rlhf_api.job import RLHFJob, RLHFJobSpec
 from rlhf_api.job.rewards import Reward
 from rlhf_api.names import Group
+from rlhf_coordinator.state.critic_overlap_state import CriticOverlapState
 from rlhf_coordinator.state.evaluation_state import EvaluationState
 from rlhf_coordinator.state.fleet import Fleet
 from rlhf_coordinator.state.fusion_state import FusionState
@@ -183,6 +184,7 @@ class JobState:
     """Of that training only the policy's part, which is published first, is done."""
     open_report: OpenReport | None = None
     """Of the iteration before."""
+    critic_overlap: CriticOverlapState = field(default_factory=CriticOverlapState)
     groups_dropped: int = 0
     """Groups that were dropped in this iteration and counted."""
     refill_told: bool = False

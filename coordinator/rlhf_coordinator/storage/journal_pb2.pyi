@@ -158,10 +158,13 @@ class Begun(_message.Message):
     TIME_NS_FIELD_NUMBER: _builtins.int
     REFILL_FIELD_NUMBER: _builtins.int
     CARRIED_FIELD_NUMBER: _builtins.int
+    CRITICS_APART_FIELD_NUMBER: _builtins.int
     iteration: _builtins.int
     coordinator_epoch: _builtins.int
     """counts the processes of the job's coordinator: which of them began it"""
     time_ns: _builtins.int
+    critics_apart: _builtins.bool
+    """spec.training.criticOverlap Auto chose so: all ranks are told by this, whoever asks"""
     @_builtins.property
     def refill(self) -> Global___Refill:
         """by which the iteration grows: a function of this and of its scores"""
@@ -178,10 +181,11 @@ class Begun(_message.Message):
         time_ns: _builtins.int = ...,
         refill: Global___Refill | None = ...,
         carried: _abc.Iterable[Global___Carried] | None = ...,
+        critics_apart: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["refill", b"refill"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["carried", b"carried", "coordinator_epoch", b"coordinator_epoch", "iteration", b"iteration", "refill", b"refill", "time_ns", b"time_ns"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["carried", b"carried", "coordinator_epoch", b"coordinator_epoch", "critics_apart", b"critics_apart", "iteration", b"iteration", "refill", b"refill", "time_ns", b"time_ns"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -25,6 +25,7 @@ from rlhf_coordinator.storage.batch import apply_record, of_evaluation, refill_r
 from rlhf_coordinator.storage.journal import Journal
 from rlhf_coordinator.storage.journal_pb2 import Record
 from rlhf_coordinator.storage.prompts import PromptSet
+from rlhf_planner import critic_overlap_facts
 from rlhf_planner.inter_stage.costs import JOB_KEY
 
 log = logging.getLogger(__name__)
@@ -67,6 +68,10 @@ class Restored:
     """What the iteration before handed on to one that has not begun."""
     critics_behind: bool = False
     """`trained` stands for the policy alone."""
+    critics_apart: bool = False
+    """The iteration in progress chose to train its critics apart."""
+    critic_overlap: dict[str, Any] = field(default_factory=dict)
+    """What training took with and without that, when it was stored."""
     closed_behind: bool = False
     """The iteration was closed before its critics were trained."""
     critics_metrics: dict[str, float] | None = None
@@ -102,7 +107,7 @@ def restore(
         _take_carried(restored, newest, journal, identity)
     restored.checkpoint = _base(version, newest, journal, int(facts["base"]))
     restored.schedule = facts.get("schedule", {})
-    restored.inter_stage = facts.get(JOB_KEY, {})
+    restored.inter_stage, restored.critic_overlap = facts.get(JOB_KEY, {}), facts.get(critic_overlap_facts.JOB_KEY, {})
     restored.iteration_totals = read_iteration_totals(facts.get(LENGTHS_KEY, ())).now(
         context.spec.iterations, restored.ledger.iteration
     )
@@ -201,7 +206,7 @@ def _read(context: JobContext, journal: Journal, prompts: PromptSet, facts: dict
     for record in records:
         kind = record.WhichOneof("record")
         if kind == "begun":
-            state.begun_ns = record.begun.time_ns
+            state.begun_ns, state.critics_apart = record.begun.time_ns, record.begun.critics_apart
             apply_record(ledger, record)
         elif kind == "trained":
             ledger.train()

@@ -67,6 +67,15 @@ CRITIC_OVERLAP: Final = _gauge(
     absent="spec.training.criticOverlap is Disabled, or the last iteration trained all models at once",
     run_metric="training/critic_overlap_seconds",
 )
+CRITIC_OVERLAP_ON: Final = _gauge(
+    "rlhf_training_critic_overlap_on",
+    unit=Unit.NUMBER,
+    meaning="Whether the last iteration chose to train its critics beside the next one's decoding: 1 or 0.",
+    source="the coordinator, where spec.training.criticOverlap is Auto",
+    normal="1 where that is faster; 0 else, but for one iteration now and then that measures it",
+    absent="spec.training.criticOverlap is Disabled or Enabled",
+    run_metric="critic_overlap/on",
+)
 PADDING: Final = _gauge(
     "rlhf_training_padding_ratio",
     unit=Unit.RATIO,

@@ -22,7 +22,7 @@ def of_critic_overlap() -> Iterator[Rule]:
         node="spec",
         cel=f"{off} || {chosen}",
         holds=lambda values: _off(values) or any(values.has(f"spec.algorithm.{name}") for name in _SEVERAL),
-        message="must be Disabled with an algorithm that trains one model: use ppo, or Disabled",
+        message="needs an algorithm that trains several models: use ppo, or Disabled",
     )
     yield Rule(
         field=_FIELD,

@@ -98,13 +98,14 @@ SCHEDULE: Final = Row(
             width=THIRD,
             low=0,
             high=1,
-            shows=f"{training.BUBBLE.meaning} {training.PADDING.meaning}",
+            shows=f"{training.BUBBLE.meaning} {training.PADDING.meaning} {training.CRITIC_OVERLAP_ON.meaning}",
             normal=f"{training.BUBBLE.normal}; padding under 0.3.",
             cure="Measured far above predicted: one rank is slow; look for its GPU on the dashboard of workers. "
             "Padding: set spec.training.packing.",
             queries=(
                 Query(JOBS.latest(training.BUBBLE, "source"), f"{{{{source}}}} {BY_JOB}"),
                 per_job(training.PADDING, "padding"),
+                per_job(training.CRITIC_OVERLAP_ON, "critics beside decoding"),
             ),
         ),
         stacked(

@@ -95,18 +95,28 @@ def generation(samples: SampleFacts, costs: DecodeCosts, rows: int, paces: Seque
 
 def scoring_rate(samples: SampleFacts) -> float:
     """Return the seconds between two scores while anything waited to be scored."""
+    return rate_of(samples.finished, samples.scored)
+
+
+def rate_of(finished: Sequence[float], scored: Sequence[float]) -> float:
+    """Return the seconds between two scores while anything waited; moments of each sample, of one at least."""
     busy, until = 0.0, 0.0
-    for arrival, end in sorted(zip(samples.finished, samples.scored, strict=True)):
+    for arrival, end in sorted(zip(finished, scored, strict=True)):
         start = max(arrival, until)
         if end > start:
             busy += end - start
             until = end
-    return busy / len(samples.scored)
+    return busy / len(scored)
 
 
 def scoring_latency(samples: SampleFacts) -> float:
     """Return the least seconds from a finished response to its last score."""
-    return min(max(0.0, end - arrival) for arrival, end in zip(samples.finished, samples.scored, strict=True))
+    return latency_of(samples.finished, samples.scored)
+
+
+def latency_of(finished: Sequence[float], scored: Sequence[float]) -> float:
+    """Return the least seconds from a finished response to its last score; moments of each sample, of one at least."""
+    return min(max(0.0, end - arrival) for arrival, end in zip(finished, scored, strict=True))
 
 
 def scoring_end(arrivals: Sequence[float], apart: float, latency: float) -> float:

@@ -1,6 +1,7 @@
 """`rlhf plan`: what fusion would bring, from assumptions or from what the last run measured."""
 
 import json
+import shutil
 import struct
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from rlhf_planner.inter_stage.costs import JOB_KEY, StageCosts
 from rlhf_planner.inter_stage.fitted_costs import DecodeLines, PassFormula
 from rlhf_planner.speculation.forecast import NO_SPECULATION, SpeculationForecast, SpeculationPoint
 
+RECORDED_FACTS = Path(__file__).parents[2] / "support" / "recorded_facts" / "small-batches.jsonl"
 SPEC = {
     "algorithm": {"grpo": {"groupSize": 2, "miniBatchSize": 32}},
     "models": {"actor": {"path": "policy"}, "reward": {"function": {"file": "reward.py"}}},
@@ -166,3 +168,25 @@ def test_a_layout_that_does_not_fit_ends_the_plan_with_what_would(
     said = " ".join(capsys.readouterr().out.split())
     assert "does not fit: a training rank needs 0.0149 GiB" in said
     assert "and a device has 0.012 GiB: use spec.training.parallelism: data 2, shard 2 (2 ranks that need" in said
+
+
+def test_a_job_with_a_critic_says_what_its_overlap_would_give(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    models = {**SPEC["models"], "critic": {"path": "policy"}, "reference": {"path": "policy"}}  # type: ignore[dict-item]
+    write_header_job(tmp_path, {**SPEC, "algorithm": {"ppo": {"miniBatchSize": 32}}, "models": models})
+    assert plan(monkeypatch) == 0
+    assert "no forecast: no run of this job" in capsys.readouterr().out
+    run = tmp_path / "runs" / "tiny-20260101-000000"
+    run.mkdir(parents=True)
+    shutil.copy(RECORDED_FACTS, run / "facts.jsonl")
+    assert plan(monkeypatch) == 0
+    said = capsys.readouterr().out
+    assert "with criticOverlap Disabled" in said
+    assert "Auto would choose Enabled; the job has Disabled" in said
+    assert "assumption: policy and critics train one after the other" in said
+    assert plan(monkeypatch, "--json", "--set", "spec.training.criticOverlap=Auto") == 0
+    overlap = json.loads(capsys.readouterr().out)["criticOverlap"]
+    assert (overlap["mode"], overlap["auto"]) == ("Auto", "Enabled")
+    assert overlap["enabledSeconds"] < overlap["disabledSeconds"]

@@ -1,5 +1,7 @@
 """An iteration with and without the critics' training beside the next decoding: worked examples and bounds."""
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -47,3 +49,18 @@ def test_policy_and_critics_alone_are_the_two_halves_of_the_serial_schedule(publ
     instance = published.instance()
     critics = range(1, len(instance.pipelines))
     assert alone(instance, {0}) + alone(instance, critics) == pytest.approx(serial(instance_arrays(instance)).makespan)
+
+
+def test_scores_that_need_no_critic_are_made_while_critics_train() -> None:
+    times = OverlapTimes(10.0, 6.0, 9.0, 1.0, finished=(1.0, 2.0, 3.0), apart=2.0, latency=0.5, late_share=0.25)
+    assert overlapped(times) == pytest.approx(6 + 1 + 10 + 3 * 0.5)  # before them 1.5 s each, then 0.5 s
+    assert unchanged(times) == pytest.approx(10 + 1 + 6)
+
+
+@given(SECONDS, SECONDS, st.lists(SECONDS, min_size=1, max_size=8), SECONDS, st.floats(0.0, 1.0))
+def test_the_less_needs_critics_the_less_is_late(
+    critics: float, publishing: float, finished: list[float], apart: float, share: float
+) -> None:
+    times = OverlapTimes(10.0, 5.0, critics, publishing, tuple(finished), apart, 0.0, share)
+    one_score = apart  # after a pause the first one is within the latency
+    assert overlapped(times) <= overlapped(replace(times, late_share=1.0)) + one_score + 1e-6

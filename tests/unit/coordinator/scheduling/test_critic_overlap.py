@@ -8,11 +8,14 @@ from tests.support.coordinated import make_job
 from tests.support.job_states import NOW, decided, finish_all, pend, ready_state
 
 from rlhf_api import control_pb2 as pb
+from rlhf_api.job import RLHFJobSpec
 from rlhf_api.names import Group
+from rlhf_api.samples import VersionSpan
 from rlhf_coordinator.scheduling import critic_overlap, iteration
 from rlhf_coordinator.scheduling import decisions as d
-from rlhf_coordinator.scheduling.training_schedule import schedule_json
+from rlhf_coordinator.scheduling.training_schedule import candidates, schedule_json
 from rlhf_coordinator.state.job_state import JobContext, JobState, OpenReport, StopOrder, job_context
+from rlhf_coordinator.state.sample import PackedResponse
 from rlhf_coordinator.state.worker import CommandKind
 
 RANKS = ("training-0", "training-1")
@@ -136,3 +139,86 @@ def test_a_stop_waits_for_critics_that_are_behind(context: JobContext) -> None:
     for name in RANKS:
         state.fleet.workers[name].last_train = pb.TrainResult(iteration=2, version=3)
     assert decided(context, state, NOW) == [d.ReportCritics(), d.SaveCheckpoint(3)]
+
+
+def finished(state: JobState, *indices: int) -> None:
+    """Responses of these samples are there."""
+    for index in indices:
+        response = PackedResponse(b"\1\0\0\0", b"\0\0\0\0", (VersionSpan(state.iteration, 1),))
+        state.ledger.finish(index, state.ledger.assign(index, "w"), "w", response, "stop", "")
+
+
+def asked(decisions: list[d.Decision]) -> dict[str, set[str]]:
+    """Worker -> tasks that it is given of any sample."""
+    given: dict[str, set[str]] = {}
+    for item in decisions:
+        if isinstance(item, d.Score):
+            given.setdefault(item.worker, set()).update(task for _, tasks in item.samples for task in tasks)
+    return given
+
+
+def test_only_values_wait_for_the_critics(context: JobContext) -> None:
+    state = next_iteration(context, 3)
+    finished(state, 0, 1)
+    others = {task.name for task in context.tasks if task.model != "critic"}
+    assert others, "the reference and the reward score too"
+    given = asked(decided(context, state, NOW))
+    assert set().union(*given.values()) == others
+    for name, tasks in given.items():
+        for index in (0, 1):
+            ready = sorted(tasks & set(state.ledger.samples[index].open_tasks))
+            if ready:
+                state.ledger.assign_scores(index, ready, name)
+    assert not asked(decided(context, state, NOW)), "nothing is given twice"
+    for name in RANKS:
+        state.fleet.workers[name].last_train = pb.TrainResult(iteration=2, version=3)
+    for worker in state.fleet.of(Group.INFERENCE):
+        worker.versions["critic"] = 3
+    assert set().union(*asked(decided(context, state, NOW)).values()) == {
+        task.name for task in context.tasks if task.model == "critic"
+    }
+
+
+def test_a_worker_that_has_the_critics_already_scores_values_and_the_others_the_rest(context: JobContext) -> None:
+    state = next_iteration(context, 3)
+    state.fleet.workers["inference-1"].versions["critic"] = 3  # as when it is there before the last rank has answered
+    finished(state, *range(8))
+    given = asked(decided(context, state, NOW))
+    values = {task.name for task in context.tasks if task.model == "critic"}
+    assert values <= given["inference-1"]
+    assert not values & given["inference-0"]
+    assert given["inference-0"], "who lacks the critics does what needs none"
+
+
+def test_nobody_scores_by_weights_of_before_when_no_critics_are_behind(context: JobContext) -> None:
+    state = next_iteration(context, 3)
+    for name in RANKS:
+        state.fleet.workers[name].last_train = pb.TrainResult(iteration=2, version=3)
+    finished(state, 0)
+    assert not asked(decided(context, state, NOW)), "the critics are loaded, which comes first"
+
+
+def test_in_mode_auto_an_iteration_does_what_it_said_when_it_began(tmp_path: Path) -> None:
+    training = {"parallelism": {"pipeline": 2}, "microBatchSize": 4, "criticOverlap": "Auto"}
+    job = make_job(tmp_path, batch=8, iterations=6, training=training)
+    context = job_context(job, schedule_json(job.spec))
+    for apart, at, part in (
+        (True, 2, pb.TRAIN_PART_POLICY),
+        (False, 2, pb.TRAIN_PART_ALL),
+        (True, 1, pb.TRAIN_PART_ALL),  # a checkpoint follows
+    ):
+        state = ready_state(context, at=at)
+        state.critic_overlap.apart = apart
+        finish_all(state)
+        assert trains(context, state) == [d.Train(rank, at, part) for rank in RANKS]
+
+
+def test_in_mode_auto_a_fused_table_may_be_chosen_as_without_the_overlap(tmp_path: Path) -> None:
+    def spec(overlap: str) -> RLHFJobSpec:
+        training = {"parallelism": {"pipeline": 2}, "microBatchSize": 4, "criticOverlap": overlap}
+        fusion = {"intraStage": {"mode": "Auto"}, "interStage": {"mode": "Disabled"}}
+        return make_job(tmp_path, batch=8, training=training, fusion=fusion).spec
+
+    assert candidates(spec("Auto")) == candidates(spec("Disabled")) != ()
+    assert schedule_json(spec("Auto")) == schedule_json(spec("Disabled"))
+    assert candidates(spec("Enabled")) == ()

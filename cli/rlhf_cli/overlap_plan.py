@@ -1,0 +1,91 @@
+"""Critics beside decoding in `rlhf plan`: what an iteration takes with and without, by the facts of the job's last run.
+
+Rule: it reads the newest run in `runs/` that has facts, and writes nothing. A job that never ran has no forecast;
+`missing` says so.
+"""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rlhf_api.algorithms import graph_of
+from rlhf_api.job import RLHFJob
+from rlhf_api.names import Group
+from rlhf_cli.console import output
+from rlhf_coordinator.reports.trackers import facts_jsonl
+from rlhf_planner import critic_overlap_facts
+from rlhf_planner.critic_overlap_choice import MeasuredOverlap
+from rlhf_planner.critic_overlap_forecast import OverlapForecast, forecast
+from rlhf_planner.device_memory import Sizes
+
+
+@dataclass(frozen=True)
+class OverlapPlan:
+    """What training.criticOverlap is expected to give."""
+
+    mode: str
+    """As the job has it."""
+    forecast: OverlapForecast | None
+    missing: str = ""
+    """Why there is no forecast; empty with one."""
+
+    def document(self) -> dict[str, Any]:
+        """Return all of it for --json."""
+        known = self.forecast
+        if known is None:
+            return {"mode": self.mode, "missing": self.missing}
+        return {
+            "mode": self.mode,
+            "iteration": known.iteration,
+            "disabledSeconds": known.disabled,
+            "enabledSeconds": known.enabled,
+            "auto": "Enabled" if known.auto else "Disabled",
+            "assumptions": list(known.assumptions),
+        }
+
+    def print(self) -> None:
+        """Print it, a line or two."""
+        out, known = output(), self.forecast
+        out.print("\nCritics beside decoding", style="bold")
+        if known is None:
+            out.print(f"no forecast: {self.missing}", markup=False, soft_wrap=True)
+            return
+        gain = known.disabled / known.enabled if known.enabled > 0 else 1.0
+        out.print(
+            f"iteration {known.iteration + 1} of the last run: predicted {known.disabled:.3g} s with criticOverlap "
+            f"Disabled, {known.enabled:.3g} s with Enabled ({gain:.2f}x); Auto would choose "
+            f"{'Enabled' if known.auto else 'Disabled'}; the job has {self.mode}",
+            markup=False,
+            soft_wrap=True,
+        )
+        for assumption in known.assumptions:
+            out.print(f"assumption: {assumption}", markup=False, soft_wrap=True)
+
+
+def overlap_plan(job: RLHFJob, runs: Path, sizes: Sizes) -> OverlapPlan | None:
+    """Return the plan of a resolved job; None where it trains one model, or training and decoding take turns. `runs` is
+    the parent of run folders, whose content never raises."""
+    graph, mode = graph_of(job.spec), job.spec.training.critic_overlap
+    if len(graph.trained) < 2 or job.spec.placement != "Dedicated":
+        return None
+    parameters = {role: size.parameters if (size := sizes.get(role)) is not None else 0 for role in graph.trained}
+    share = parameters[graph.policy] / sum(parameters.values()) if all(parameters.values()) else None
+    late = [task.name for task in graph.tasks_of(Group.INFERENCE) if task.model in graph.trained]
+    for folder in sorted(runs.glob(f"{job.name}-*"), key=lambda path: path.name, reverse=True):
+        try:
+            facts = facts_jsonl.read_facts(folder / facts_jsonl.FILE)
+        except OSError:
+            continue
+        if facts and (known := forecast(facts, _measured(folder), share, late)) is not None:
+            return OverlapPlan(mode, known)
+    return OverlapPlan(mode, None, "no run of this job in runs/ trained all models at once and saw an iteration whole")
+
+
+def _measured(folder: Path) -> MeasuredOverlap | None:
+    """What the run wrote down of both ways; None when it did not, or it cannot be read."""
+    try:
+        facts = json.loads((folder / "journal" / "job.json").read_bytes())
+        return critic_overlap_facts.read_facts(facts[critic_overlap_facts.JOB_KEY])[0]
+    except (OSError, ValueError, KeyError, TypeError):
+        return None

@@ -1,0 +1,19 @@
+"""What an iteration chose to do with its critics, where the job chooses (spec.training.criticOverlap Auto).
+
+Rule: read only. A gain that was not predicted is absent and never zero.
+"""
+
+from rlhf_coordinator.job.job_run import JobRun
+from rlhf_coordinator.scheduling import critic_overlap
+
+
+def overlap_metrics(run: JobRun) -> dict[str, float]:
+    """Return whether the iteration trains its critics beside the next decoding, and what that was predicted to gain, in
+    seconds; empty where nothing is chosen."""
+    state = run.state.critic_overlap
+    if not critic_overlap.may_choose(run.context):
+        return {}
+    metrics, choice = {"critic_overlap/on": float(state.apart)}, state.choice
+    if choice is not None and choice.unchanged:
+        metrics["critic_overlap/predicted_gain_seconds"] = choice.unchanged - choice.overlapped
+    return metrics
