@@ -41,7 +41,7 @@ class Facts:
     scorers: tuple[Worker, ...]
     """Who may be given scoring tasks: of the inference group, and released generation workers."""
     published: bool
-    """The iteration is trained, and the next one can begin with its weights."""
+    """Nothing is left to do by the iteration's weights, and those of the next one are with whoever takes part in it."""
     checkpoint_due: bool
     """A checkpoint of the job's version is wanted and does not exist."""
 
@@ -62,6 +62,7 @@ def derive(context: JobContext, state: JobState, now: float) -> Facts:
     if tail.begun:
         decoders = tuple(worker for worker in decoders if worker.name in tail.pool)
     group = observe(state, serving)
+    done = state.trained or state.batch_handed_on
     released = [state.fleet.workers[name] for name in tail.released]
     return Facts(
         group=group,
@@ -75,7 +76,7 @@ def derive(context: JobContext, state: JobState, now: float) -> Facts:
             *current[Group.INFERENCE],
             *readiness.current_workers(context, state, released, Group.INFERENCE, serving),
         ),
-        published=state.trained and readiness.is_published(context, state, current, group.critics_behind),
+        published=done and readiness.is_published(context, state, current, group.critics_behind),
         checkpoint_due=_checkpoint_due(context, state),
     )
 
@@ -85,5 +86,5 @@ def _checkpoint_due(context: JobContext, state: JobState) -> bool:
     if settings is None or state.checkpoint.newest >= state.version:
         return False
     if state.stop is not None:
-        return state.stop.checkpoint
+        return state.stop.checkpoint and state.may_be_saved
     return state.trained and (settings.due(state.version) or context.last(state.iteration))
