@@ -26,6 +26,7 @@ from rlhf_cli.local.local_job import LocalJob, plan_processes
 from rlhf_cli.local.pods_to_processes import LocalProcess
 from rlhf_cli.local.run_folder import RUNS
 from rlhf_cli.output_file import PICTURES, check_output_file
+from rlhf_cli.rollout_overlap_plan import rollout_overlap_plan
 from rlhf_coordinator.model_sizes import read_sizes
 from rlhf_planner.device_memory import Budget, Estimate, budget, estimates
 from rlhf_planner.inter_stage.threshold_chart import threshold_chart
@@ -47,15 +48,19 @@ def show_plan(
     turns = None if resolved.spec.rank_group is Group.TRAINING else budget(resolved.spec, sizes)
     training = TrainingLayouts.of(resolved.spec, sizes, device_gib)
     fusion = fusion_plan(resolved, RUNS)
+    overlap = rollout_overlap_plan(resolved, RUNS)
     if as_json:
         phases = {"phases": _phases(turns)} if turns else {}
         more = phases | {"fusion": document(fusion), "training": training.document()}
+        more |= {"overlapTraining": overlap.document()} if overlap is not None else {}
         print(json.dumps(_document(resolved, local, memory) | more))
     else:
         _print_tables(resolved, local, memory)
         _print_phases(turns)
         training.print()
         _print_fusion(fusion)
+        if overlap is not None:
+            overlap.print()
     if picture is not None:
         _draw(fusion, picture)
     return ExitCode.USAGE if training.problem else ExitCode.OK
