@@ -7,8 +7,9 @@ whole GRPO job for each way, one after the other, which differ in `rollout.overs
 `long_tail_policy`: one response in fifteen takes a path on which it goes on twenty times as long. It is trained, by a
 reward of the first few characters that either path can earn as well; a term for the divergence from the policy at first
 holds lengths. Workers are of a stated speed (`paced_worker`), scoring as in scenario A of `long_tail` unless another is
-given; training is as fast as the machine, or of a stated speed (`--training`). Samples a second are those that were trained on, over the iterations after
-the first ones, in which workers start, costs are measured and lengths learned; seconds count from their end.
+given; training is as fast as the machine, or of a stated speed (`--training`). Samples a second are those that were
+trained on, over the iterations after the first ones, in which workers start, costs are measured and lengths learned;
+seconds count from their end.
 What a batch says of the reward is that of the responses it kept. So rewards against time are those of checkpoints,
 computed once the job is over, without sampling, from what the policy says follows which token: of all responses, none
 cut off, and of those on the long path, which oversampling trains on less often. Partial rollouts carry what is cut off.
