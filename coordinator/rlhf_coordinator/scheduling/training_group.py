@@ -151,7 +151,8 @@ def _train(context: JobContext, state: JobState, group: TrainingGroup) -> list[D
     if group.critics_behind or (ending and not group.train_under_way):
         return []
     target = state.version
-    complete = state.ledger.all_scored and not state.trains_beside_next
+    # A report that is open is completed when all ranks are done with its batch: none goes on before.
+    complete = state.ledger.all_scored and not state.trains_beside_next and state.open_report is None
     if not state.trained and complete and not state.evaluation.holds_training:
         target += 1
     ready = [rank for rank in group.ranks if rank.idle and rank.trained_version < target]

@@ -120,6 +120,10 @@ def test_the_last_iteration_is_trained_on_after_the_one_before(context: JobConte
     decisions = decided(context, state, NOW)
     assert of_kind(decisions, d.Train) == [d.Train(rank, 4, keep=True) for rank in RANKS]
     trained(state, 5)
+    pend(state, "training-1", CommandKind.TRAIN)
+    assert not decided(context, state, NOW), "the faster rank waits until what both trained on is reported"
+    trained(state, 5)
+    assert decided(context, state, NOW) == [d.ReportCritics()]
     state.open_report = None
     assert of_kind(decided(context, state, NOW), d.Train) == [d.Train(rank, 5) for rank in RANKS]
 
