@@ -1,17 +1,19 @@
-"""Nothing, oversampling, partial rollouts, fusion, and fusion with oversampling on the same long-tailed work: samples a
-second, and reward against time.
+"""Nothing, oversampling, partial rollouts, decoding beside training, fusion, and fusion with oversampling on the same
+long-tailed work: samples a second, and reward against time.
 
 `python benchmarks/oversampling.py [--rounds 2] [--iterations 10] [--ways nothing partial] [--json]`. In every round one
-whole GRPO job for each way, one after the other, which differ in `rollout.oversample`, `rollout.maxStaleness` and
-`fusion.interStage` alone. The policy is the one of
+whole GRPO job for each way, one after the other, which differ in `rollout.oversample`, `rollout.maxStaleness`,
+`rollout.overlapTraining` and `fusion.interStage` alone. The policy is the one of
 `long_tail_policy`: one response in fifteen takes a path on which it goes on twenty times as long. It is trained, by a
 reward of the first few characters that either path can earn as well; a term for the divergence from the policy at first
 holds lengths. Workers are of a stated speed (`paced_worker`), scoring as in scenario A of `long_tail` unless another is
-given; training is as fast as the machine. Samples a second are those that were trained on, over the iterations after
-the first ones, in which workers start, costs are measured and lengths learned; seconds count from their end.
+given; training is as fast as the machine, or of a stated speed (`--training`). Samples a second are those that were
+trained on, over the iterations after the first ones, in which workers start, costs are measured and lengths learned;
+seconds count from their end.
 What a batch says of the reward is that of the responses it kept. So rewards against time are those of checkpoints,
 computed once the job is over, without sampling, from what the policy says follows which token: of all responses, none
 cut off, and of those on the long path, which oversampling trains on less often. Partial rollouts carry what is cut off.
+Nothing is trained on beside decoding before a checkpoint, so what overlaps is compared with few (`--points`).
 """
 
 import argparse
@@ -21,7 +23,7 @@ import statistics
 import sys
 import tempfile
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, Final
@@ -59,8 +61,6 @@ DIRECTION: Final = 1e4
 """Length of the vector of a token."""
 STALENESS: Final = 2
 """Versions; the longest responses take less than so many iterations more."""
-POINTS: Final = 5
-"""Checkpoints of a job whose reward is computed."""
 
 
 @dataclass(frozen=True)
@@ -71,6 +71,8 @@ class TailHandling:
     oversampled: bool
     staleness: int = 0
     """Versions that carried tokens may be old."""
+    overlapped: bool = False
+    """An iteration decodes while the one before is trained on."""
 
 
 WAYS: Final = {
@@ -78,12 +80,13 @@ WAYS: Final = {
     "oversampling": TailHandling(fused=False, oversampled=True),
     "partial": TailHandling(fused=False, oversampled=True, staleness=STALENESS),
     "fusion": TailHandling(fused=True, oversampled=False),
+    "overlap": TailHandling(fused=False, oversampled=False, overlapped=True),
     "both": TailHandling(fused=True, oversampled=True),
     "partial-1": TailHandling(fused=False, oversampled=True, staleness=1),
     "partial-4": TailHandling(fused=False, oversampled=True, staleness=4),
 }
 USUAL: Final = ("nothing", "oversampling", "partial", "fusion", "both")
-"""Of them, those that are compared where none is named; the others are partial rollouts of another staleness."""
+"""Of them, those that are compared where none is named."""
 
 
 def write_job(folder: Path, scenario: Scenario, way: TailHandling, seed: int, arguments: argparse.Namespace) -> Path:
@@ -103,6 +106,7 @@ def write_job(folder: Path, scenario: Scenario, way: TailHandling, seed: int, ar
             "batchSize": scenario.batch,
             "oversample": round(arguments.share * prompts) if way.oversampled else 0,
             "maxStaleness": way.staleness,
+            "overlapTraining": "Enabled" if way.overlapped else "Disabled",
             "maxPromptTokens": 8,
             "maxResponseTokens": MAX_TOKENS,
         },
@@ -110,7 +114,11 @@ def write_job(folder: Path, scenario: Scenario, way: TailHandling, seed: int, ar
         inference={"replicas": 0, "incremental": "Disabled"},
         fusion={"interStage": {"mode": "Auto" if way.fused else "Disabled", "balance": "Disabled"}},
         training={"microBatchSize": 16, "optimizer": {"learningRate": arguments.learning_rate}},
-        checkpoints={"path": str(folder / "checkpoints"), "every": arguments.iterations // POINTS, "keep": 2 * POINTS},
+        checkpoints={
+            "path": str(folder / "checkpoints"),
+            "every": arguments.iterations // arguments.points,
+            "keep": 2 * arguments.points,
+        },
     )
     write_policy(folder / "reference", scenario.layers, length=DIRECTION)
     (folder / "reward.py").write_text(REWARD)
@@ -119,10 +127,12 @@ def write_job(folder: Path, scenario: Scenario, way: TailHandling, seed: int, ar
 
 def run_way(scenario: Scenario, way: TailHandling, seed: int, arguments: argparse.Namespace) -> dict[str, Any]:
     """Run one job; return its figures, and the points of its reward against time."""
+    assert scenario.pace is not None
+    pace = replace(scenario.pace, training=arguments.training)
     with tempfile.TemporaryDirectory(prefix="rlhf-oversampling-") as temporary:
         folder = Path(temporary)
         manifest = write_job(folder, scenario, way, seed, arguments)
-        lines = read_metrics(pinned_job.run_job(manifest, ["generation"] * scenario.workers, pace=scenario.pace)
+        lines = read_metrics(pinned_job.run_job(manifest, ["generation"] * scenario.workers, pace=pace)
                              / "metrics.jsonl")  # fmt: skip
         versions = {int(path.name.rpartition("-")[2]): path / "actor" for path in folder.glob("checkpoints/*-*")}
         points = [{"version": 0, "seconds": 0.0, **judged(folder / "policy")}]
@@ -146,7 +156,8 @@ def run_way(scenario: Scenario, way: TailHandling, seed: int, arguments: argpars
             name: statistics.mean(line.get(metric, 0.0) for line in counted)
             for name, metric in (
                 ("tokens_carried", "tokens_carried"), ("restarted", "samples/restarted"),
-                ("staleness", "staleness/mean"), ("clipped", "training/actor/clip_fraction"),
+                ("staleness", "staleness/mean"), ("overlap", "rollout/overlap_seconds"),
+                ("clipped", "training/actor/clip_fraction"),
             )
         },
         "points": points,
@@ -225,8 +236,10 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument(
-        "--iterations", type=int, default=10, help=f"of a job, at least {POINTS}, {WARM_UP} not counted"
+        "--iterations", type=int, default=10, help=f"of a job, as many as --points or more, {WARM_UP} not counted"
     )
+    parser.add_argument("--points", type=int, default=5, help="checkpoints of a job, whose reward is computed")
+    parser.add_argument("--training", type=float, default=0.0, help="seconds of a mini-batch; 0: what it takes")
     parser.add_argument("--share", type=float, default=1 / 3, help="prompts begun beyond those of the batch, of it")
     parser.add_argument("--learning-rate", type=float, default=4e-3)
     parser.add_argument("--goal", type=float, default=0.38, help="reward whose time is reported; 0.3 at first")
@@ -236,8 +249,8 @@ def main() -> int:
     parser.add_argument("--ways", nargs="+", choices=list(WAYS), default=list(USUAL))
     parser.add_argument("--json", action="store_true", help="print one JSON object as the last line")
     arguments = parser.parse_args()
-    if arguments.iterations < max(POINTS, WARM_UP + 1):
-        parser.error(f"--iterations is {arguments.iterations}, must be at least {max(POINTS, WARM_UP + 1)}")
+    if arguments.iterations < (least := max(arguments.points, WARM_UP + 1)):
+        parser.error(f"--iterations is {arguments.iterations}, must be at least {least}")
     scenario, names, rounds = SCENARIOS[arguments.scenario], arguments.ways, []
     for number in range(arguments.rounds):
         place = number % len(names)

@@ -27,6 +27,7 @@ from rlhf_cli.local.pods_to_processes import LocalProcess
 from rlhf_cli.local.run_folder import RUNS
 from rlhf_cli.output_file import PICTURES, check_output_file
 from rlhf_cli.overlap_plan import overlap_plan
+from rlhf_cli.rollout_overlap_plan import rollout_overlap_plan
 from rlhf_coordinator.model_sizes import read_sizes
 from rlhf_planner.device_memory import Budget, Estimate, budget, estimates
 from rlhf_planner.inter_stage.threshold_chart import threshold_chart
@@ -49,10 +50,12 @@ def show_plan(
     training = TrainingLayouts.of(resolved.spec, sizes, device_gib)
     fusion = fusion_plan(resolved, RUNS)
     overlap = overlap_plan(resolved, RUNS, sizes)
+    rollout_overlap = rollout_overlap_plan(resolved, RUNS)
     if as_json:
         phases = {"phases": _phases(turns)} if turns else {}
         more = phases | {"fusion": document(fusion), "training": training.document()}
         more |= {"criticOverlap": overlap.document()} if overlap is not None else {}
+        more |= {"overlapTraining": rollout_overlap.document()} if rollout_overlap is not None else {}
         print(json.dumps(_document(resolved, local, memory) | more))
     else:
         _print_tables(resolved, local, memory)
@@ -61,6 +64,8 @@ def show_plan(
         _print_fusion(fusion)
         if overlap is not None:
             overlap.print()
+        if rollout_overlap is not None:
+            rollout_overlap.print()
     if picture is not None:
         _draw(fusion, picture)
     return ExitCode.USAGE if training.problem else ExitCode.OK

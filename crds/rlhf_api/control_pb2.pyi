@@ -413,6 +413,7 @@ class Heartbeat(_message.Message):
     LEARNS_SIBLINGS_FIELD_NUMBER: _builtins.int
     ENGINE_FIELD_NUMBER: _builtins.int
     TRAINING_PIECES_FIELD_NUMBER: _builtins.int
+    KEPT_VERSION_FIELD_NUMBER: _builtins.int
     WAITS_FOR_FIELD_NUMBER: _builtins.int
     active_samples: _builtins.int
     queued_samples: _builtins.int
@@ -431,6 +432,8 @@ class Heartbeat(_message.Message):
     """generation: the engine it decodes by and why it is this one, in words"""
     training_pieces: _builtins.int
     """actions of schedule rows and parts of steps that its rank has finished, from 1; 0: not counted"""
+    kept_version: _builtins.int
+    """training: weight version that its rank serves beside the one it trains or has; 0: none"""
     waits_for: _builtins.str
     """training: what its rank waits for of other ranks, in words; empty: it waits for none of them"""
     def __init__(
@@ -446,11 +449,12 @@ class Heartbeat(_message.Message):
         learns_siblings: _builtins.bool = ...,
         engine: _builtins.str = ...,
         training_pieces: _builtins.int = ...,
+        kept_version: _builtins.int = ...,
         waits_for: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["active_samples", b"active_samples", "busy_seconds", b"busy_seconds", "engine", b"engine", "learns_siblings", b"learns_siblings", "leaving", b"leaving", "memory_bytes", b"memory_bytes", "queued_samples", b"queued_samples", "stage", b"stage", "tokens", b"tokens", "training_pieces", b"training_pieces", "waits_for", b"waits_for"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["active_samples", b"active_samples", "busy_seconds", b"busy_seconds", "engine", b"engine", "kept_version", b"kept_version", "learns_siblings", b"learns_siblings", "leaving", b"leaving", "memory_bytes", b"memory_bytes", "queued_samples", b"queued_samples", "stage", b"stage", "tokens", b"tokens", "training_pieces", b"training_pieces", "waits_for", b"waits_for"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -2740,6 +2744,7 @@ class Train(_message.Message):
     SCHEDULE_FIELD_NUMBER: _builtins.int
     ITERATIONS_FIELD_NUMBER: _builtins.int
     PART_FIELD_NUMBER: _builtins.int
+    KEEP_FIELD_NUMBER: _builtins.int
     iteration: _builtins.int
     schedule: _builtins.str
     """another schedule.ScheduleTable to train by from now on; empty: as before"""
@@ -2747,6 +2752,8 @@ class Train(_message.Message):
     """of the job, as of this one: where learning rates end to fall; the same in a replay. 0: the manifest's"""
     part: Global___TrainPart.ValueType
     """a version that does not know it trains all"""
+    keep: _builtins.bool
+    """keep the weights that it begins with beside, for workers that decode by them meanwhile"""
     def __init__(
         self,
         *,
@@ -2754,10 +2761,11 @@ class Train(_message.Message):
         schedule: _builtins.str = ...,
         iterations: _builtins.int = ...,
         part: Global___TrainPart.ValueType = ...,
+        keep: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["iteration", b"iteration", "iterations", b"iterations", "part", b"part", "schedule", b"schedule"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["iteration", b"iteration", "iterations", b"iterations", "keep", b"keep", "part", b"part", "schedule", b"schedule"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

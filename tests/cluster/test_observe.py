@@ -45,6 +45,7 @@ TAUGHT = "ranks that teach a draft model; tests/integration/test_trained_drafter
 VLLM = "workers whose engine is vLLM; tests/integration/test_vllm_roles.py asks the endpoint of one"
 CARRIED = "jobs with rollout.maxStaleness; tests/integration/test_carried_job.py reads what they measure"
 BEHIND = "jobs with training.criticOverlap; tests/integration/test_critic_overlap.py reads what they measure"
+BESIDE = "jobs with rollout.overlapTraining; tests/integration/test_rollout_overlap.py reads what they measure"
 RARE = {
     ("engine", "Fullest devices and caches", "A"): "workers that compute on GPUs, whose memory the driver tells",
     ("engine", "Fullest devices and caches", "B"): VLLM,
@@ -53,6 +54,7 @@ RARE = {
     ("engine", "Samples taken back, and failed", "D"): VLLM,
     ("training", "Time of a step, against its prediction", "D"): BEHIND,
     ("training", "Bubbles against their prediction, and padding", "C"): BEHIND,
+    ("training", "Time of a step, against its prediction", "E"): BESIDE,
     ("training", "Draft model against the policy", "A"): TAUGHT,
     ("training", "Draft model against the policy", "B"): TAUGHT,
     ("learning", "What is not trained on", "D"): CARRIED,

@@ -1,12 +1,9 @@
 """A real job whose critic trains beside the next decoding, whoever is killed then: the same weights and reports."""
 
-import hashlib
-import json
 from pathlib import Path
-from typing import Any
 
 import pytest
-from tests.support.chaos import Kills, run_job
+from tests.support.chaos import Kills, lines, run_job, trained
 from tests.support.local_job import write_job
 
 from rlhf_coordinator.reports.trackers.timeline_json import read_spans
@@ -18,17 +15,6 @@ VICTIMS = ("coordinator", "training-1", "generation-0")
 OF_TRAINING = tuple(f"training/{part}/" for part in ("actor", "critic", "gradient_norm", "learning_rate", "train"))
 SAME = ("reward", "tokens_cut", "response_tokens_", "kl", *OF_TRAINING)
 TIMES = ("seconds", "time_ns")
-
-
-def trained(run_dir: Path) -> dict[str, str]:
-    """SHA-256 of every file of weights and moments in the newest checkpoint."""
-    newest = max(run_dir.glob("checkpoints/iteration-*"))
-    files = sorted(newest.rglob("*.safetensors"))
-    return {str(file.relative_to(newest)): hashlib.sha256(file.read_bytes()).hexdigest() for file in files}
-
-
-def lines(run_dir: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
 
 
 def reports(run_dir: Path) -> list[dict[str, float]]:

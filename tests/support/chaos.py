@@ -103,6 +103,18 @@ def digest(checkpoints: Path) -> str:
     return sha.hexdigest()
 
 
+def trained(run_dir: Path) -> dict[str, str]:
+    """SHA-256 of every file of weights and moments in the newest checkpoint."""
+    newest = max(run_dir.glob("checkpoints/iteration-*"))
+    files = sorted(newest.rglob("*.safetensors"))
+    return {str(file.relative_to(newest)): hashlib.sha256(file.read_bytes()).hexdigest() for file in files}
+
+
+def lines(run_dir: Path) -> list[dict[str, Any]]:
+    """What a run has reported of its iterations."""
+    return [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
+
+
 def assert_killed_ranks_change_no_weight(manifest: Path, folder: Path, options: Sequence[str], seed: int) -> None:
     """Run a job of two ranks undisturbed, and again with each rank killed once: it ends in the same weights."""
     undisturbed = run_job(manifest, folder / "undisturbed", options=options)

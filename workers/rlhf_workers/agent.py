@@ -43,6 +43,7 @@ from rlhf_workers.training.finished_pieces import finished_pieces
 from rlhf_workers.training.peer_waits import present_wait
 from rlhf_workers.weight_copies import WeightCopies
 from rlhf_workers.weight_source import WeightSourceService
+from rlhf_workers.worker_role import KeepsWeights
 
 log = logging.getLogger(__name__)
 
@@ -293,6 +294,7 @@ class Agent:
         )
 
     def _heartbeat(self) -> pb.Heartbeat:
+        roles = settled(self._compute.roles)
         return pb.Heartbeat(
             active_samples=self._compute.snapshot.active,
             queued_samples=self._compute.queued_samples(),
@@ -302,9 +304,10 @@ class Agent:
             leaving=self._leaving,
             stage=present_stage(),
             learns_siblings=self._compute.snapshot.learns_siblings,
-            engine=engine_in_words(settled(self._compute.roles)),
+            engine=engine_in_words(roles),
             training_pieces=finished_pieces() if Group.TRAINING in self._compute.snapshot.roles else 0,
             waits_for=present_wait(),
+            kept_version=max((role.kept_version for role in roles if isinstance(role, KeepsWeights)), default=0),
         )
 
     # ------------------------------------------------------------ commands and ends

@@ -95,6 +95,15 @@ class ReportsBetweenSteps(Protocol):
 
 
 @runtime_checkable
+class KeepsWeights(Protocol):
+    """A role that may serve another weight version beside its own."""
+
+    @property
+    def kept_version(self) -> int:
+        """Return that version; 0: none."""
+
+
+@runtime_checkable
 class DraftsBySiblings(Protocol):
     """A role that drafts tokens by what other workers decode of the same prompts."""
 

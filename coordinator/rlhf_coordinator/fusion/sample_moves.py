@@ -149,7 +149,8 @@ def _response(run: JobRun, index: int, progress: pb.SampleProgress) -> PackedRes
     if progress.offset or sum(count for _, count in spans) != len(response):
         raise ValueError(f"sample {progress.key.sample} was given away without its whole response")
     if not run.state.ledger.continued_by(index, response):
-        raise ValueError(f"sample {progress.key.sample} has weight versions {spans}, wanted is {run.state.iteration}")
+        wanted = run.state.ledger.version
+        raise ValueError(f"sample {progress.key.sample} has weight versions {spans}, wanted is {wanted}")
     return response
 
 

@@ -1,15 +1,18 @@
-"""The report of an iteration that was closed before its critics were trained: completed when they are.
+"""The report of an iteration that was closed before its batch, or its critics, were trained: completed when they are.
 
 Rule: what is reported is what the iteration would have reported at its end, with all metrics of training. It is written
 to the journal before the trackers get it, who take a report twice as one. Nothing of the next iteration is changed.
 """
 
+import logging
 import math
 import time
 
-from rlhf_coordinator.job.iteration_metrics import training_metrics, training_rows
+from rlhf_coordinator.job.iteration_metrics import skipped_steps, training_metrics, training_rows
 from rlhf_coordinator.job.job_run import JobRun
 from rlhf_coordinator.storage.journal_pb2 import CriticsTrained, Record
+
+log = logging.getLogger(__name__)
 
 
 def complete(run: JobRun) -> dict[str, float]:
@@ -18,7 +21,12 @@ def complete(run: JobRun) -> dict[str, float]:
     report = run.state.open_report
     assert report is not None
     training = training_metrics(run, report.iteration)
+    if warning := skipped_steps(training, report.iteration):
+        log.warning(warning)
+        run.event("steps-skipped", warning)
     rows = training_rows(training)
+    if run.context.spec.rollout.overlap_training == "Enabled":
+        rows["rollout/overlap_seconds"] = max(0.0, training.get("train/seconds", 0.0) - _waited(run, time.monotonic()))
     metrics = report.metrics | {name: value for name, value in rows.items() if math.isfinite(value)}
     now_ns = time.time_ns()
     run.journal.append(Record(critics_trained=CriticsTrained(metrics=metrics, time_ns=now_ns)))
@@ -27,3 +35,9 @@ def complete(run: JobRun) -> dict[str, float]:
     run.trackers.iteration(report.iteration, metrics)
     run.last_metrics |= metrics
     return training
+
+
+def _waited(run: JobRun, now: float) -> float:
+    """Seconds of the iteration in progress in which nothing was left but to wait for the training that is reported."""
+    before = run.times.seconds.get("Training", 0.0)
+    return before + (now - run.times.phase_start if run.times.phase == "Training" else 0.0)

@@ -14,19 +14,26 @@ def carried_tokens(ledger: Ledger) -> int:
 
 def staleness_metrics(run: JobRun) -> dict[str, float]:
     """Return what was carried into the iteration and what of that is begun anew, and how many versions the weights that
-    drew a token are older than those that are trained, over the tokens that are trained on; empty where samples are not
-    carried."""
+    drew a token are older than those that are trained, over the tokens that are trained on; empty where none can be."""
     ledger = run.state.ledger
-    if not run.context.spec.rollout.max_staleness:
+    if not run.context.spec.rollout.may_be_stale:
         return {}
     trained = [sample for sample in ledger.trainable if not sample.failed and not sample.abstained]
     ages = [(ledger.iteration - span.version, span.tokens) for one in trained for span in one.response.versions]
     tokens = sum(count for _, count in ages)
+    return _carried(run) | {
+        "staleness/mean": sum(age * count for age, count in ages) / max(1, tokens),
+        "staleness/max": float(max((age for age, _ in ages), default=0)),
+    }
+
+
+def _carried(run: JobRun) -> dict[str, float]:
+    ledger = run.state.ledger
+    if not run.context.spec.rollout.max_staleness:
+        return {}
     restarted = sum(one.restarted for one in ledger.carried)
     return {
         "samples/carried": float(len(ledger.carried) - restarted),
         "samples/restarted": float(restarted),
         "tokens_carried": float(carried_tokens(ledger)),
-        "staleness/mean": sum(age * count for age, count in ages) / max(1, tokens),
-        "staleness/max": float(max((age for age, _ in ages), default=0)),
     }

@@ -28,6 +28,7 @@ from rlhf_coordinator.job.summary import summary
 from rlhf_coordinator.job.timeline_spans import draw_last_phase
 from rlhf_coordinator.loop import sample_failures
 from rlhf_coordinator.scheduling import decisions as d
+from rlhf_coordinator.scheduling import rollout_overlap
 from rlhf_coordinator.scheduling.carrying import taken_up
 from rlhf_coordinator.speculation import learned, sharing
 from rlhf_coordinator.state.carried_sample import CarriedSample
@@ -94,8 +95,9 @@ class Actions:
         """Carry out one decision. Raises JobError when the journal cannot be written."""
         self._methods[type(decision)](decision)
 
-    def begin_iteration(self, iteration: int, handed_on: Sequence[CarriedSample]) -> None:
-        """Begin an iteration of which the journal has no segment yet. `handed_on`: by the iteration before."""
+    def begin_iteration(self, iteration: int, handed_on: Sequence[CarriedSample], *, untrained: bool = False) -> None:
+        """Begin an iteration of which the journal has no segment yet. `handed_on`: by the iteration before.
+        `untrained`: that one was closed before its batch was trained on, beside which this one decodes."""
         run = self._run
         spec = run.context.spec
         rule = spec.algorithm.fields.refill
@@ -105,6 +107,7 @@ class Actions:
             begun.refill.CopyFrom(Refill(rounds=rule.rounds, used_up=rule.used_up))
         carried = taken_up(handed_on, iteration, spec.rollout)
         begun.carried.extend(messages(carried))
+        begun.versions_behind = int(untrained)
         run.journal.begin(begun)
         ledger = Ledger(
             iteration,
@@ -118,9 +121,11 @@ class Actions:
             has_greedy_baseline(spec),
         )
         run.state.ledger = take_given(ledger, run.prompts)
+        run.state.ledger.version = iteration - untrained
         run.state.ledger.take_up(carried)
         load_iteration_prompts(run.state, run.prompts)
         run.state.trained = run.state.critics_behind = run.state.refill_told = False
+        run.state.trains_beside_next = rollout_overlap.trains_beside_next(run.context, iteration)
         run.state.groups_dropped = 0
         run.training_metrics, run.advantages = {}, ()
         run.state.incremental.begin_iteration()
@@ -246,6 +251,7 @@ class Actions:
             iteration=decision.iteration,
             iterations=self._run.state.iteration_totals.iterations_at(decision.iteration),
             part=decision.part,
+            keep=decision.keep,
         )
         if rank.schedule_table != self._table:
             rank.schedule_table = order.schedule = self._table
@@ -309,7 +315,10 @@ class Actions:
         learning.learn(run)
         sharing.iteration_ended(run)
         evaluated = rounds.record(run)
-        report_open = run.state.critics_behind and not decision.last
+        untrained = run.state.trains_beside_next
+        if untrained:
+            run.state.ledger.train()
+        report_open = untrained or (run.state.critics_behind and not decision.last)
         if run.state.critics_behind and decision.last:  # it became the last one meanwhile, and waited for its critics
             run.training_metrics = training_metrics(run, iteration)
         metrics = iteration_metrics(run, time.monotonic())
@@ -322,7 +331,7 @@ class Actions:
         run.rewards.append(metrics.get("reward", math.nan))
         results = [Evaluated(version=one.version, metrics=one.metrics) for one in run.state.evaluation.results]
         closed = Closed(metrics=metrics, time_ns=time.time_ns(), rewards=run.rewards, evaluations=results)
-        closed.critics_behind = report_open
+        closed.critics_behind, closed.training_behind = report_open and not untrained, untrained
         run.journal.append(Record(closed=closed))
         run.journal.commit()
         draw_last_phase(run, time.monotonic(), time.time_ns())
@@ -330,7 +339,8 @@ class Actions:
         record_histories(run)
         if report_open:
             run.state.open_report = OpenReport(iteration, metrics)
-            run.event("critics-behind", f"iteration {iteration + 1} is closed; its critics train beside the next one")
+            what, kind = ("it trains", "training-behind") if untrained else ("its critics train", "critics-behind")
+            run.event(kind, f"iteration {iteration + 1} is closed; {what} beside the next one")
         else:
             run.trackers.iteration(iteration, metrics)
         record_facts(run, metrics)
@@ -346,7 +356,7 @@ class Actions:
         )
         if not decision.last:
             run.times.begin_iteration(time.monotonic())
-            self.begin_iteration(iteration + 1, run.state.ledger.hand_on())
+            self.begin_iteration(iteration + 1, run.state.ledger.hand_on(), untrained=untrained)
 
     def _finish(self, decision: d.Finish) -> None:
         run = self._run

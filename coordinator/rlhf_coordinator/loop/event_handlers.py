@@ -186,7 +186,7 @@ class EventHandlers:
         if message.finish_reason not in FINISH_REASONS[1:]:
             raise ValueError(f"sample {key.sample} finished by {message.finish_reason[:20]!r}, not by stop or length")
         if not run.state.ledger.continued_by(key.sample, response):
-            wanted = run.state.iteration
+            wanted = run.state.ledger.version
             raise ValueError(f"sample {key.sample} has weight versions {response.versions}, wanted is {wanted}")
         episode = episode_of(message, wanted=run.context.spec.rollout.environment is not None)
         before = run.state.ledger.tokens
@@ -215,7 +215,7 @@ class EventHandlers:
     def _is_new(self, more: PackedResponse) -> bool:
         """Return whether tokens were sampled by the iteration's weights alone."""
         tokens = sum(count for _, count in more.versions)
-        return tokens == len(more) and all(v == self._run.state.iteration for v, _ in more.versions)
+        return tokens == len(more) and all(v == self._run.state.ledger.version for v, _ in more.versions)
 
     def _moved(self, worker: str) -> None:
         self._run.state.fleet.workers[worker].last_progress = time.monotonic()

@@ -156,6 +156,8 @@ class Train:
     worker: str
     iteration: int
     part: pb.TrainPart.ValueType = pb.TRAIN_PART_ALL
+    keep: bool = False
+    """Workers decode by the weights that it begins with, and may have to load them meanwhile."""
 
 
 @dataclass(frozen=True)

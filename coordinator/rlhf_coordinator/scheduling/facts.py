@@ -43,7 +43,7 @@ class Facts:
     early_scorers: tuple[Worker, ...]
     """Who, while critics are behind, may be given the scoring tasks that need none: the rest of those who score."""
     published: bool
-    """The iteration is trained, and the next one can begin with its weights."""
+    """Nothing is left to do by the iteration's weights, and those of the next one are with whoever takes part in it."""
     checkpoint_due: bool
     """A checkpoint of the job's version is wanted and does not exist."""
 
@@ -64,6 +64,7 @@ def derive(context: JobContext, state: JobState, now: float) -> Facts:
     if tail.begun:
         decoders = tuple(worker for worker in decoders if worker.name in tail.pool)
     group = observe(state, serving)
+    done = state.trained or state.batch_handed_on
     released = [state.fleet.workers[name] for name in tail.released]
     scorers = (
         *current[Group.INFERENCE],
@@ -83,7 +84,7 @@ def derive(context: JobContext, state: JobState, now: float) -> Facts:
             if group.critics_behind
             else ()
         ),
-        published=state.trained and readiness.is_published(context, state, current, group.critics_behind),
+        published=done and readiness.is_published(context, state, current, group.critics_behind),
         checkpoint_due=_checkpoint_due(context, state),
     )
 
@@ -93,5 +94,5 @@ def _checkpoint_due(context: JobContext, state: JobState) -> bool:
     if settings is None or state.checkpoint.newest >= state.version:
         return False
     if state.stop is not None:
-        return state.stop.checkpoint
+        return state.stop.checkpoint and state.may_be_saved
     return state.trained and (settings.due(state.version) or context.last(state.iteration))

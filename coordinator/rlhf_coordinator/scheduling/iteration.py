@@ -102,6 +102,8 @@ def phase(state: JobState, facts: Facts) -> str:
             return "Generating" if state.ever_ready else "Starting"
         if not state.ledger.all_scored:
             return "Scoring"
+        if state.trains_beside_next:  # its own training comes later: that of the one before is waited for
+            return ("Publishing" if group.version == state.iteration else "Training") if group.formed else without_group
         begun = group.version == state.iteration or group.train_under_way or group.measures
         return "Training" if begun else without_group
     group_ready = group.version == state.version

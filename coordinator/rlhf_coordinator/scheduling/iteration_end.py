@@ -1,6 +1,7 @@
 """How an iteration ends, and how a job does: what is committed, checkpointed and closed, and who may leave before that.
 
-A trained iteration is closed when its weights are published and the checkpoint that is due is written. A job that was
+A trained iteration is closed when its weights are published and the checkpoint that is due is written; one that trains
+beside the next is closed when its batch is complete and the weights of the batch before are published. A job that was
 asked to stop finishes the optimizer batch that is under way first; a training group that is away is not waited for,
 because the journal has all that it needs.
 Rule: pure. While weights are read from ranks, no rank leaves, and a job that stops does not close its iteration.
@@ -73,9 +74,18 @@ def decide(context: JobContext, state: JobState, now: float, facts: Facts) -> li
 def _close(context: JobContext, state: JobState, now: float, facts: Facts) -> list[Decision]:
     if state.trained:
         return _after_training(context, state, now, facts)
+    if state.trains_beside_next and state.stop is None:
+        return _hand_on(context, state, facts)
     if facts.group.policy_version == state.iteration + 1 and state.ledger.all_scored:
         return [CommitTrained()]
     return _stop(state, now, facts) if state.stop is not None else []
+
+
+def _hand_on(context: JobContext, state: JobState, facts: Facts) -> list[Decision]:
+    """Close an iteration whose batch is complete, once the one before is trained, reported and published."""
+    whole = facts.group.version == state.iteration and state.open_report is None
+    ends = state.batch_handed_on and whole and facts.published and not evaluation.keeps_open(context, state)
+    return [CloseIteration()] if ends else []
 
 
 def _after_training(context: JobContext, state: JobState, now: float, facts: Facts) -> list[Decision]:
@@ -115,7 +125,7 @@ def _drain(context: JobContext, state: JobState, now: float, facts: Facts) -> li
     busy = group.train_under_way or group.critics_behind or any(rank.rank_command for rank in group.ranks)
     if busy or group.is_read or state.checkpoint.stage != "idle":
         return []
-    whole = group.version == state.version
+    whole = group.version == state.version and state.may_be_saved
     if whole and context.spec.checkpoints is not None and state.checkpoint.newest < state.version:
         return _save(state, now, facts)
     return [ExitWorker(rank.name, ExitCode.OK, "it was asked to end, and is not needed now") for rank in group.draining]

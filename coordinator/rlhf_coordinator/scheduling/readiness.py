@@ -40,7 +40,7 @@ def current_workers(
         if worker.idle
         and role in worker.roles
         and worker.name in serving
-        and all(worker.versions.get(model) == state.version for model in models)
+        and all(worker.versions.get(model) == state.workers_version for model in models)
     )
 
 
@@ -88,7 +88,7 @@ def free_to_score(context: JobContext, state: JobState, pool: Collection[str]) -
         for worker in state.fleet.of(Group.GENERATION)
         if worker.connected
         and worker.roles >= {Group.GENERATION, Group.INFERENCE}
-        and worker.versions.get(context.graph.policy) == state.version
+        and worker.versions.get(context.graph.policy) == state.workers_version
         and (worker.slow_command is None or worker.slow_command.kind is CommandKind.LOAD)
         and not (ledger.decoding_on(worker.name) or ledger.arriving_on(worker.name))
         and not (unplaced and worker.name in pool)

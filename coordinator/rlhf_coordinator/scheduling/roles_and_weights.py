@@ -7,7 +7,10 @@ Version 0 is in the manifest's folders; a later one is served by the first train
 between them: the stages of data replica 0, or all ranks where models are in parts. A draft model that is trained comes
 with the policy, both or neither. A worker that came back is stale until it holds the current version: it gets no
 samples.
-Rule: pure. No load from ranks starts while a complete batch or critics wait for them, and none while they train.
+Where an iteration decodes beside the training of the one before, ranks keep the version that it decodes by, for workers
+that come back.
+Rule: pure. No load from ranks starts while a complete batch or critics wait for them, and none while they train, but of
+what they keep.
 """
 
 from rlhf_api import control_pb2 as pb
@@ -21,7 +24,7 @@ from rlhf_coordinator.state.worker import Worker
 from rlhf_planner.speculation.learned_messages import learned_message
 
 Sources = list[pb.WeightLocation] | None
-"""Where the job's version can be read; None: nowhere now."""
+"""Where the version that workers need can be read; None: nowhere now."""
 
 
 def decide(context: JobContext, state: JobState, now: float, facts: Facts) -> list[Decision]:
@@ -42,9 +45,12 @@ def decide(context: JobContext, state: JobState, now: float, facts: Facts) -> li
 
 
 def _sources(context: JobContext, state: JobState, group: TrainingGroup) -> Sources:
-    """Where the job's version of any trained model is, after version 0; None when nobody can serve it now."""
+    """Where the workers' version of any trained model is, after version 0; None when nobody can serve it now."""
     keepers = group.ranks[: context.spec.training.parallelism.keepers]
-    batch_waits = state.ledger.all_scored and not state.trained
+    if state.workers_version < state.version:  # the ranks train what follows from it, or have
+        kept = group.formed and all(rank.keeps(state.workers_version) for rank in keepers)
+        return [pb.WeightLocation(address=rank.address) for rank in keepers] if kept else None
+    batch_waits = state.ledger.all_scored and not state.trained and not state.trains_beside_next
     critics_wait = group.critics_behind and not state.trained
     if batch_waits or critics_wait or not group.formed or not all(rank.serves(state.version) for rank in keepers):
         return None
@@ -52,7 +58,7 @@ def _sources(context: JobContext, state: JobState, group: TrainingGroup) -> Sour
 
 
 def _generation(context: JobContext, state: JobState, sources: Sources, worker: Worker, facts: Facts) -> list[Decision]:
-    if worker.versions.get(context.graph.policy) == state.version and Group.GENERATION in worker.roles:
+    if worker.versions.get(context.graph.policy) == state.workers_version and Group.GENERATION in worker.roles:
         return _second_role(context, state, sources, worker, facts) if facts.can_score else []
     load = _load(context, state, sources, context.graph.policy)
     if load is None or evaluation.keeps_weights(context, state, worker):
@@ -80,9 +86,8 @@ def _second_role(
 
 
 def _inference(context: JobContext, state: JobState, sources: Sources, worker: Worker) -> list[Decision]:
-    loads = [
-        _load(context, state, sources, m) for m in context.scored_models if worker.versions.get(m) != state.version
-    ]
+    behind = (model for model in context.scored_models if worker.versions.get(model) != state.workers_version)
+    loads = [_load(context, state, sources, model) for model in behind]
     if any(load is None for load in loads):
         return []
     ready = [load for load in loads if load is not None]
@@ -91,17 +96,18 @@ def _inference(context: JobContext, state: JobState, sources: Sources, worker: W
     tasks = [task.name for task in context.tasks]
     command = pb.Command(become_inference=pb.BecomeInference(tasks=tasks, weights=ready))
     detail = f"load its models for {', '.join(tasks)}"
-    return [PrepareWorker(worker.name, command, detail, state.version, from_ranks=_from_ranks(ready))]
+    return [PrepareWorker(worker.name, command, detail, state.workers_version, from_ranks=_from_ranks(ready))]
 
 
 def _load(context: JobContext, state: JobState, sources: Sources, model: str) -> pb.LoadWeights | None:
-    """The order to load the job's version of a model; None when it can be read nowhere now."""
-    if not state.version:
+    """The order to load the workers' version of a model; None when it can be read nowhere now."""
+    version = state.workers_version
+    if not version:
         return pb.LoadWeights(model=model, sources=[pb.WeightLocation(folder=context.folder(model))])
     if sources is None:
         return None
     draft_model = DRAFT_MODEL if context.draft_model and model == context.graph.policy else ""
-    return pb.LoadWeights(model=model, version=state.version, sources=sources, draft_model=draft_model)
+    return pb.LoadWeights(model=model, version=version, sources=sources, draft_model=draft_model)
 
 
 def _load_decision(worker: Worker, load: pb.LoadWeights) -> PrepareWorker:

@@ -151,11 +151,18 @@ def _train(context: JobContext, state: JobState, group: TrainingGroup) -> list[D
     if group.critics_behind or (ending and not group.train_under_way):
         return []
     target = state.version
-    if not state.trained and state.ledger.all_scored and not state.evaluation.holds_training:
+    # A report that is open is completed when all ranks are done with its batch: none goes on before.
+    complete = state.ledger.all_scored and not state.trains_beside_next and state.open_report is None
+    if not state.trained and complete and not state.evaluation.holds_training:
         target += 1
     ready = [rank for rank in group.ranks if rank.idle and rank.trained_version < target]
     decisions: list[Decision] = [
-        Train(rank.name, rank.trained_version, critic_overlap.part(context, state, rank.trained_version))
+        Train(
+            rank.name,
+            rank.trained_version,
+            critic_overlap.part(context, state, rank.trained_version),
+            keep=0 < state.ledger.version == rank.trained_version < state.iteration,
+        )
         for rank in ready
     ]
     new = any(rank.trained_version == state.iteration for rank in ready)

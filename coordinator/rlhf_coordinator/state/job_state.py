@@ -152,7 +152,7 @@ class ScheduleState:
 
 @dataclass(frozen=True)
 class OpenReport:
-    """What is known of an iteration that was closed before its critics were trained."""
+    """What is known of an iteration that was closed before its batch, or its critics, were trained."""
 
     iteration: int
     metrics: dict[str, float]
@@ -182,6 +182,8 @@ class JobState:
     """The journal says that the ledger's iteration was trained on."""
     critics_behind: bool = False
     """Of that training only the policy's part, which is published first, is done."""
+    trains_beside_next: bool = False
+    """The ledger's iteration is closed before its batch is trained on, which the next one decodes beside."""
     open_report: OpenReport | None = None
     """Of the iteration before."""
     critic_overlap: CriticOverlapState = field(default_factory=CriticOverlapState)
@@ -215,5 +217,22 @@ class JobState:
 
     @property
     def version(self) -> int:
-        """The weight version that the job has reached."""
+        """The weight version that the job has reached: that of every batch that is complete and closed, or trained."""
         return self.iteration + self.trained
+
+    @property
+    def batch_handed_on(self) -> bool:
+        """Whether the batch is complete, and nothing more is drawn or scored by the iteration's weights before it is
+        closed."""
+        return self.trains_beside_next and self.ledger.all_scored
+
+    @property
+    def workers_version(self) -> int:
+        """The weight version by which workers decode and score now, or that they load for the next iteration."""
+        return self.version if self.trained or self.batch_handed_on else self.ledger.version
+
+    @property
+    def may_be_saved(self) -> bool:
+        """Whether a checkpoint of the job's version would be all that the iteration in progress needs: not where it
+        decodes by weights of the version before, which are in no file then."""
+        return self.trained or self.ledger.version == self.iteration

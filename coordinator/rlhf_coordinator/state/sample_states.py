@@ -28,7 +28,8 @@ class SampleStates:
         greedy_baseline: bool,
     ) -> None:
         """As of a `Ledger`; every sample is queued."""
-        self.iteration = iteration
+        self.iteration = self.version = iteration
+        """`version`: of the weights that draw and score its samples; one before where training is behind."""
         self._first_attempt = coordinator_epoch * ATTEMPTS_PER_COORDINATOR
         self._counts: Counter[SampleState] = Counter({SampleState.QUEUED: size})
         self._decoding = DecodingTable(size, siblings)
@@ -77,7 +78,7 @@ class SampleStates:
     def continued_by(self, index: int, response: PackedResponse) -> bool:
         """Return whether a response was drawn by the iteration's weights, but for what its sample was carried with."""
         carried = self.samples[index].carried if 0 <= index < len(self.samples) else PackedResponse()
-        return response.continues(carried, self.iteration)
+        return response.continues(carried, self.version)
 
     @property
     def kept(self) -> list[Sample]:

@@ -205,6 +205,10 @@ class Worker:
         """Return whether its rank holds exactly this weight version, and gives it to whoever asks."""
         return self.connected and self.trains and self.trained_version == version and self.rank_command is None
 
+    def keeps(self, version: int) -> bool:
+        """Return whether its rank holds this weight version beside the one that it trains, for whoever asks."""
+        return self.connected and self.trains and self.heartbeat.kept_version == version
+
     def forget(self) -> None:
         """Forget all that the process was: it is gone."""
         self.session = 0

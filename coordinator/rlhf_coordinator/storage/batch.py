@@ -75,6 +75,7 @@ def restore_record(ledger: Ledger, record: Record, first: int = 0) -> None:
     elif kind == "failed":
         ledger.give_up(record.failed.key.sample - first)
     elif kind == "begun":
+        ledger.version = ledger.iteration - record.begun.versions_behind
         ledger.take_up(samples_in([record]))
     elif kind == "cut":
         for known in record.cut.known:

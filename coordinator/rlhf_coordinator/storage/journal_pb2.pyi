@@ -159,12 +159,15 @@ class Begun(_message.Message):
     REFILL_FIELD_NUMBER: _builtins.int
     CARRIED_FIELD_NUMBER: _builtins.int
     CRITICS_APART_FIELD_NUMBER: _builtins.int
+    VERSIONS_BEHIND_FIELD_NUMBER: _builtins.int
     iteration: _builtins.int
     coordinator_epoch: _builtins.int
     """counts the processes of the job's coordinator: which of them began it"""
     time_ns: _builtins.int
     critics_apart: _builtins.bool
     """spec.training.criticOverlap Auto chose so: all ranks are told by this, whoever asks"""
+    versions_behind: _builtins.int
+    """1: it decodes and scores by weights of version iteration - 1, while the batch before is trained on"""
     @_builtins.property
     def refill(self) -> Global___Refill:
         """by which the iteration grows: a function of this and of its scores"""
@@ -182,10 +185,11 @@ class Begun(_message.Message):
         refill: Global___Refill | None = ...,
         carried: _abc.Iterable[Global___Carried] | None = ...,
         critics_apart: _builtins.bool = ...,
+        versions_behind: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["refill", b"refill"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["carried", b"carried", "coordinator_epoch", b"coordinator_epoch", "critics_apart", b"critics_apart", "iteration", b"iteration", "refill", b"refill", "time_ns", b"time_ns"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["carried", b"carried", "coordinator_epoch", b"coordinator_epoch", "critics_apart", b"critics_apart", "iteration", b"iteration", "refill", b"refill", "time_ns", b"time_ns", "versions_behind", b"versions_behind"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -307,9 +311,12 @@ class Closed(_message.Message):
     REWARDS_FIELD_NUMBER: _builtins.int
     EVALUATIONS_FIELD_NUMBER: _builtins.int
     CRITICS_BEHIND_FIELD_NUMBER: _builtins.int
+    TRAINING_BEHIND_FIELD_NUMBER: _builtins.int
     time_ns: _builtins.int
     critics_behind: _builtins.bool
     """the next segment says when they are trained; metrics lack those of training"""
+    training_behind: _builtins.bool
+    """so is the whole batch: the next segment says when it is trained on"""
     @_builtins.property
     def metrics(self) -> _containers.ScalarMap[_builtins.str, _builtins.float]:
         """as given to the recorder"""
@@ -330,10 +337,11 @@ class Closed(_message.Message):
         rewards: _abc.Iterable[_builtins.float] | None = ...,
         evaluations: _abc.Iterable[Global___Evaluated] | None = ...,
         critics_behind: _builtins.bool = ...,
+        training_behind: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["critics_behind", b"critics_behind", "evaluations", b"evaluations", "metrics", b"metrics", "rewards", b"rewards", "time_ns", b"time_ns"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["critics_behind", b"critics_behind", "evaluations", b"evaluations", "metrics", b"metrics", "rewards", b"rewards", "time_ns", b"time_ns", "training_behind", b"training_behind"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -341,7 +349,7 @@ Global___Closed: _TypeAlias = Closed  # noqa: Y015
 
 @_typing.final
 class CriticsTrained(_message.Message):
-    """What an iteration came to that was closed before its critics were trained. Without it they are trained by a replay."""
+    """What an iteration came to that was closed before its batch, or its critics, were trained. Without it a replay does so."""
 
     DESCRIPTOR: _descriptor.Descriptor
 

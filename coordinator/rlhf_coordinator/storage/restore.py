@@ -32,7 +32,7 @@ log = logging.getLogger(__name__)
 
 LENGTHS_KEY: Final = "iterations"
 """Of the facts about the job: its number of iterations, and since which one."""
-UNSTORED: Final[dict[str, Any]] = {"spec.rollout.maxStaleness": 0}
+UNSTORED: Final[dict[str, Any]] = {"spec.rollout.maxStaleness": 0, "spec.rollout.overlapTraining": "Disabled"}
 """What versions did that did not store these names."""
 
 
@@ -73,7 +73,9 @@ class Restored:
     critic_overlap: dict[str, Any] = field(default_factory=dict)
     """What training took with and without that, when it was stored."""
     closed_behind: bool = False
-    """The iteration was closed before its critics were trained."""
+    """The iteration was closed before its batch, or its critics, were trained."""
+    untrained: bool = False
+    """The last closed iteration was closed before its batch was trained on."""
     critics_metrics: dict[str, float] | None = None
     """Of the iteration before, once its critics were trained."""
     open_report: OpenReport | None = None
@@ -125,6 +127,7 @@ def _identity(context: JobContext, prompts_sha256: str) -> dict[str, Any]:
         "spec.rollout.batchSize": spec.rollout.batch_size,
         "spec.rollout.oversample": spec.rollout.oversample,
         "spec.rollout.maxStaleness": spec.rollout.max_staleness,
+        "spec.rollout.overlapTraining": spec.rollout.overlap_training,
         "samples per prompt": samples_per_prompt(spec),
         "spec.prompts (settings and contents)": prompts_sha256,
         "spec.prompts.shuffle": spec.prompts.shuffle,
@@ -161,7 +164,7 @@ def _position(context: JobContext, journal: Journal, prompts: PromptSet, facts: 
         handed_on = restored.ledger.hand_on()
         after = _read(context, journal, prompts, facts, iteration + 1)
         after.rewards, after.last_closed = restored.rewards, restored.last_closed
-        after.evaluations, after.handed_on = restored.evaluations, handed_on
+        after.evaluations, after.handed_on, after.untrained = restored.evaluations, handed_on, restored.untrained
         _take_report(after, restored)
         return after
     if iteration - 1 in segments:
@@ -173,7 +176,7 @@ def _position(context: JobContext, journal: Journal, prompts: PromptSet, facts: 
 
 
 def _take_report(restored: Restored, before: Restored) -> None:
-    """Take in that the iteration before was closed without its critics: what it came to then is in this segment."""
+    """Take in that the iteration before was closed before it was trained: what it came to then is in this segment."""
     if before.last_closed is None or not before.closed_behind:
         return
     iteration, metrics = before.last_closed
@@ -215,7 +218,8 @@ def _read(context: JobContext, journal: Journal, prompts: PromptSet, facts: dict
             state.advantages = record.trained.result.advantages
         elif kind == "closed":
             state.last_closed = iteration, dict(record.closed.metrics)
-            state.closed_behind = record.closed.critics_behind
+            state.untrained = record.closed.training_behind
+            state.closed_behind = record.closed.critics_behind or state.untrained
             state.rewards = list(record.closed.rewards)
             state.evaluations = [EvaluationResult(one.version, dict(one.metrics)) for one in record.closed.evaluations]
         elif kind == "critics_trained":

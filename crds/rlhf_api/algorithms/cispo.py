@@ -21,9 +21,8 @@ class CISPO(GRPO):
     clip_range_high: Positive | None = 0.2
     """Upper clip range; clipRange when null."""
     loss_aggregation: LossAggregation = "TokenMean"
-    """How losses of tokens become one number: SequenceMean averages over the tokens of a response, then over responses;
-    TokenMean over all tokens of a mini-batch; ConstantLength divides their sum by responses x
-    rollout.maxResponseTokens."""
+    """How tokens' losses become one: SequenceMean averages over a response, then over responses; TokenMean over the
+    tokens of a mini-batch; ConstantLength divides their sum by responses x rollout.maxResponseTokens."""
 
     @classmethod
     def rules(cls, path: str) -> Iterator[Rule]:

@@ -37,9 +37,9 @@ class DAPO(GroupGradientFields):
     """Prompts whose rewards, before the penalty, are all equal are dropped, and others take their place, as do others
     that of these are dropped, at most so many times; 0 drops none."""
     when_rounds_used_up: Literal["Mask", "Train", "Fail"] = "Mask"
-    """What becomes of the places of a batch that no round could fill. Mask: they are left out of the losses, so that a
-    job goes on with what it has. Train: dropped groups are trained on, whose advantages are 0 and whose tokens count in
-    means. Fail: the job fails, as its prompts teach the policy nothing any more."""
+    """What becomes of the places of a batch that no round could fill. Mask: they are left out of the losses. Train:
+    dropped groups are trained on, whose advantages are 0 and whose tokens count in means. Fail: the job fails, as its
+    prompts teach the policy nothing any more."""
 
     @property
     def refill(self) -> RefillRule:

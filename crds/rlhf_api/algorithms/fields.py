@@ -118,13 +118,13 @@ class PolicyGradientFields(AlgorithmFields):
     """Weight of the entropy bonus in the policy loss."""
     old_log_probabilities: Literal["Engine", "Trainer"] = "Engine"
     """Whose log-probabilities of the sampled tokens the ratio is against. Engine takes those that generation gave with
-    the tokens. Trainer computes them again on the training ranks, by a forward pass with the weights before the first
-    step of the iteration."""
+    the tokens. Trainer computes them again on the training ranks, with the weights before the iteration's first
+    step."""
     mismatch_correction: MismatchCorrection = Field(default_factory=MismatchCorrection)
     """Correction of the mismatch between the trainer's log-probabilities and the engine's."""
     loss_aggregation: LossAggregation = "TokenMean"
-    """How losses of the policy's tokens become one number: SequenceMean averages over the tokens of a response, then
-    over responses; TokenMean over all tokens of a mini-batch; ConstantLength divides their sum by responses x
+    """How losses of the policy's tokens become one: SequenceMean averages over a response, then over responses;
+    TokenMean over the tokens of a mini-batch; ConstantLength divides their sum by responses x
     rollout.maxResponseTokens."""
     epochs: Epochs = 1
     """Passes over the samples of an iteration."""

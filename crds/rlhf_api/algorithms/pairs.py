@@ -45,7 +45,7 @@ class FilePairFields(PairFields):
 
     chosen_key: Key = "chosen"
     """Key of the better response in each object of spec.prompts.path: a string, to which the end-of-sequence token is
-    added. With spec.prompts.chatTemplate it may be a list of messages, too."""
+    added. With spec.prompts.chatTemplate also a list of messages."""
     rejected_key: Key = "rejected"
     """Key of the worse response, as chosenKey."""
 

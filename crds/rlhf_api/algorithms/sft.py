@@ -21,7 +21,7 @@ class SFT(AlgorithmFields):
 
     response_key: ResponseKey = "response"
     """Key of the response in each object of spec.prompts.path: a string, to which the end-of-sequence token is added.
-    With spec.prompts.chatTemplate it may be a list of messages, too."""
+    With spec.prompts.chatTemplate also a list of messages."""
     epochs: Epochs = 1
     """Passes over the samples of an iteration."""
     mini_batch_size: MiniBatchSize = 64

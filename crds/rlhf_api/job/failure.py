@@ -81,6 +81,6 @@ class FailurePolicy(ApiModel):
     """Rules about the end of pods, tried in order; the first that matches decides."""
 
     rules: Annotated[list[FailureRule], Field(max_length=20)] = Field(default_factory=list)
-    """The rules. Built-in rules follow: disruptions are ignored; exit codes that no restart cures (20 to 23: reward,
-    model, prompts, storage) fail the job; every other failure is restarted and counted, also an eviction for storage
-    beyond the pod's own limits."""
+    """The rules. Built-in ones follow: disruptions are ignored; exit codes that no restart cures (20 to 23: reward,
+    model, prompts, storage) fail the job; other failures are restarted and counted, also an eviction for storage beyond
+    the pod's own limits."""

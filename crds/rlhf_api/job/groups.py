@@ -73,8 +73,7 @@ class Speculation(ApiModel):
         default_factory=lambda: list(DRAFTERS)
     )
     """Who drafts: Siblings from other responses to the same prompt, of this iteration and earlier ones, Ngram from the
-    sample itself, Model by draftModel. Of several, the one that is expected to be right the furthest drafts for a
-    sample."""
+    sample itself, Model by draftModel. Of several, the one expected to be right the furthest drafts for a sample."""
     draft_model: DraftModel | None = None
     """The model of the drafter Model."""
 
@@ -115,8 +114,8 @@ class Inference(GroupFields):
     batch is generated."""
     incremental: Literal["Disabled", "Auto", "Enabled"] = "Auto"
     """Incremental scoring: idle workers score the known part of responses that are still decoded, by reference and
-    critic, so that only the rest is left when a response is finished. Enabled always does so, Auto where simulation
-    predicts a gain, Disabled never. Has an effect with overlap Enabled only."""
+    critic, so that only the rest is left at their end. Auto does so where simulation predicts a gain. Has an effect
+    with overlap Enabled only."""
     batch_tokens: Annotated[int, Field(ge=1, le=16777216)] = 16384
     """Largest number of tokens scored in one forward pass. Ignored in a deterministic job, which scores sample by
     sample."""
@@ -130,8 +129,8 @@ class TrainingParallelism(ApiModel):
     data: Annotated[int, Field(ge=1, le=4096)] = 1
     """Number of data parallel copies."""
     shard: Annotated[int, Field(ge=1, le=4096)] = 1
-    """Ranks over which one copy's weights, gradients and optimizer are split (FSDP2). 1: every copy is whole. Else it
-    is data, with pipeline 1 and backend torch."""
+    """Ranks over which one copy's weights, gradients and optimizer are split (FSDP2). 1: it is whole. Else it is data,
+    with pipeline 1 and backend torch."""
     tensor: Annotated[int, Field(ge=1, le=64)] = 1
     """Ranks over which every layer of a stage is split (tensor parallel): a power of two that divides the models'
     heads, with backend megatron."""
@@ -169,8 +168,8 @@ class Optimizer(ApiModel):
     critic_learning_rate: Rate = 9e-6
     """Peak learning rate of the critic. It is larger than the actor's, because a value head starts untrained."""
     schedule: Literal["Constant", "Linear", "Cosine"] = "Constant"
-    """Course of the learning rate after warm-up, over all optimizer steps of the job. When the number of iterations of
-    a live job is changed, the rest of the course is stretched or compressed without a jump."""
+    """Course of the learning rate after warm-up, over all optimizer steps of the job. When a live job's iterations
+    change, the rest of the course is stretched or compressed without a jump."""
     min_learning_rate_ratio: Annotated[float, Field(ge=0, le=1)] = 0.0
     """Share of the peak learning rate that Linear and Cosine fall to."""
     warmup_steps: Annotated[int, Field(ge=0, le=2147483647)] = 0

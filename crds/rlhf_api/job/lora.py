@@ -41,8 +41,8 @@ class Lora(ApiModel):
 
     trunk: Literal["Separate", "Shared"] = "Separate"
     """Shared holds the frozen weights of models of one folder once: on a training rank for actor and critic, and on
-    workers that score for the reference and a critic, which adds its adapters as it computes. Separate holds them once
-    a model. Shared needs publish Adapters, models All, and one folder for all of these models."""
+    workers that score for the reference and a critic, which adds its adapters as it computes. Separate: once a model.
+    Shared needs publish Adapters, models All, and one folder for all of them."""
 
     @property
     def scale(self) -> float:

@@ -13,15 +13,15 @@ class InterStageFusion(ApiModel):
     """Inter-stage fusion of RLHFuse: the long tail of generation migrates to few workers, so that the others score."""
 
     mode: Literal["Disabled", "Auto", "Fixed"] = "Auto"
-    """Disabled never migrates the tail. Auto migrates it when simulation predicts a gain, with the threshold and pool
-    that it predicts to be best. Fixed uses `threshold` and `pool`."""
+    """Disabled never migrates the tail. Auto does where simulation predicts a gain, with the threshold and pool that
+    are predicted best. Fixed uses `threshold` and `pool`."""
     threshold: Annotated[int, Field(ge=1, le=1048576)] | None = None
     """With mode Fixed: number of unfinished samples at which the tail is consolidated on the pool (R_t)."""
     pool: Annotated[int, Field(ge=1, le=4096)] | None = None
     """With mode Fixed: number of generation workers that keep the tail (m). All of them, or more, disables fusion."""
     transfer: Literal["Auto", "KV", "Tokens"] = "Auto"
-    """What moves with a sample: KV is its KV cache; Tokens is its tokens alone, from which the destination computes the
-    cache again. Auto chooses for each sample what is predicted to be faster."""
+    """What moves with a sample: KV, its KV cache; Tokens, its tokens alone, from which the destination computes the
+    cache again. Auto takes for each sample what is predicted to be faster."""
     balance: Literal["Disabled", "Auto"] = "Auto"
     """Auto also moves samples before the threshold, from the fullest worker to one that would run out of work, when
     that is predicted to gain more than it costs."""
@@ -55,7 +55,7 @@ class Checkpoints(ApiModel):
     """Number of newest checkpoints that are kept."""
     on_deletion: Literal["Disabled", "Save"] = "Disabled"
     """Save makes a last checkpoint when a running job is deleted; until then the finalizer rlhf.dev/checkpoint holds
-    the job. Disabled deletes it at once."""
+    it. Disabled deletes it at once."""
     deletion_deadline_seconds: Annotated[int, Field(ge=1, le=300)] = 300
     """Seconds that the last checkpoint may take; then the job is deleted without it."""
 
@@ -82,15 +82,15 @@ class RunPolicy(ApiModel):
     """Seconds that workers may take to register once their containers run, and to load their models. Time without a
     node does not count."""
     pod_start_timeout_seconds: Annotated[int, Field(ge=0, le=86400)] = 1800
-    """Seconds that a pod on a node may wait for an image, a volume or an init container. Then its GPUs are given back:
-    those of the whole job when an iteration cannot do without the pod, and the job tries again later. 0: never. Has no
-    effect with `rlhf run`."""
+    """Seconds that a pod on a node may wait for an image, a volume or an init container. Then its GPUs are given back,
+    or those of the whole job when an iteration needs the pod, and the job tries again later. 0: never. Has no effect
+    with `rlhf run`."""
     force_coordinator_after_seconds: Annotated[int, Field(ge=60, le=86400)] | None = None
     """Seconds after its grace period for which a coordinator's pod may stay in deletion on a node that does not answer.
     Then it is deleted by force and created on another node, but only where other nodes see the lock of its journal.
     Unset: never."""
     hang_timeout_seconds: Annotated[int, Field(ge=0, le=86400)] = 300
-    """Seconds that a process may leave liveness probes unanswered, or a generation worker one decode step unfinished,
-    or training ranks stand still that trained before (60 at most, or 10 times what they ever took);
-    then it is ended and restarted, which counts as a failure. A process answers also during long computations and
-    loads. 0: no limit. A change applies to new pods only."""
+    """Seconds for which a process may leave liveness probes unanswered, a generation worker a decode step unfinished,
+    or training ranks that trained before stand still (60 at most, or 10 times what they ever took); then it is
+    restarted, which counts as a failure. It answers also during long computations and loads. 0: no limit. A change
+    applies to new pods only."""

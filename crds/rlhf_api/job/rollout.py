@@ -33,8 +33,8 @@ class Prompts(ApiModel):
     exactly_one: ClassVar = ("path", "sources")
 
     path: Location | None = None
-    """Path of the file or folder, relative to the manifest. Names that end in .parquet or .arrow are tables, which are
-    read by their columns; any other file is JSONL. A folder is a saved data set of the library datasets, or tables."""
+    """Path of the file or folder, relative to the manifest. Names in .parquet or .arrow are tables, read by their
+    columns; any other file is JSONL. A folder is a saved data set of the library datasets, or tables."""
     sources: Annotated[list[PromptSource], Field(min_length=1, max_length=16)] | None = None
     """Several files that are mixed by their weights, in place of path."""
     prompt_key: Name = "prompt"
@@ -53,8 +53,7 @@ class Prompts(ApiModel):
     """Whether prompts are used in random order, which depends on the seed and the epoch alone. False: in file order."""
     overlong: Literal["Fail", "Filter"] = "Fail"
     """What becomes of a line whose prompt or response has more tokens than spec.rollout allows. Fail ends the job at
-    its start and names the line. Filter leaves the line out; the lines left out are counted in the log and in the
-    metrics of every iteration."""
+    its start and names it. Filter leaves it out; the log and the metrics of every iteration count such lines."""
 
     @property
     def files(self) -> list[PromptSource]:
@@ -80,13 +79,15 @@ class Rollout(ApiModel):
     batch_size: Annotated[int, Field(ge=1, le=1048576)] = 512
     """Samples (responses) per iteration."""
     oversample: Annotated[int, Field(ge=0, le=65536)] = 0
-    """Prompts of an iteration beyond those of its batch. As soon as the responses to as many prompts as the batch has
-    are finished, the others are cut off: nothing waits for the longest responses, and what is cut off is not trained
-    on. Which prompts these are depends on how fast workers are. 0 in a deterministic job."""
+    """Prompts of an iteration beyond those of its batch. Once the responses to as many prompts as the batch has are
+    finished, the others are cut off and not trained on: nothing waits for the longest. Which these are depends on how
+    fast workers are. 0 in a deterministic job."""
     max_staleness: Annotated[int, Field(ge=0, le=64)] = 0
-    """Iterations over which a sample that is cut off is carried with its tokens: the next iteration begins with its
-    prompt and goes on where it stands. One with a token of weights more than so many versions before those of the
-    iteration is begun anew. 0 carries nothing; needs oversample."""
+    """Iterations over which a sample that is cut off is carried with its tokens: the next one begins with its prompt
+    and goes on where it stands. One with a token that is older by more versions is begun anew. 0 carries nothing; needs
+    oversample."""
+    overlap_training: Literal["Disabled", "Enabled"] = "Disabled"
+    """Enabled decodes an iteration while the one before trains, by weights one version older."""
     max_prompt_tokens: Annotated[int, Field(ge=1, le=1048576)] = 256
     """Largest number of tokens of a prompt; spec.prompts.overlong says what becomes of a longer one."""
     max_response_tokens: Annotated[int, Field(ge=1, le=1048576)] = 1024
@@ -109,3 +110,8 @@ class Rollout(ApiModel):
     """Ids of tokens that end a response, in addition to the tokenizer's end-of-sequence token."""
     environment: Environment | None = None
     """What answers the turns of the policy. Unset: a response is one turn."""
+
+    @property
+    def may_be_stale(self) -> bool:
+        """Whether tokens may be trained on that weights of an earlier version drew."""
+        return self.max_staleness > 0 or self.overlap_training == "Enabled"

@@ -76,8 +76,8 @@ class RLHFJobSpec(ApiModel):
     managed_by: ManagedBy = OURS
     """Who reconciles the job: this operator, or Kueue's MultiKueue, which runs it in another cluster."""
     operator_class: OperatorClass | None = None
-    """The operator that reconciles the job where a cluster has several: the one that was started with this name as
-    --operator-class. Unset: the one that was started without."""
+    """The operator that reconciles the job where a cluster has several: the one started with this name as
+    --operator-class. Unset: the one started without."""
 
     @property
     def rank_group(self) -> Group:

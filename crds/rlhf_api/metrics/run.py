@@ -140,6 +140,9 @@ RESPONSE_MAX: Final = _gauge(
 )
 
 _carried = partial(_gauge, absent="rollout.maxStaleness is 0, or no iteration is finished")
+_aged = partial(
+    _gauge, absent="rollout.maxStaleness is 0 and rollout.overlapTraining Disabled, or no iteration is finished"
+)
 CARRIED: Final = _carried(
     "rlhf_carried_samples",
     unit=Unit.SAMPLES,
@@ -164,20 +167,20 @@ RESTARTED: Final = _carried(
     normal="few; many decode in vain: raise rollout.maxStaleness, or lower rollout.oversample",
     run_metric="samples/restarted",
 )
-STALENESS_MEAN: Final = _carried(
+STALENESS_MEAN: Final = _aged(
     "rlhf_staleness_mean",
     unit=Unit.NUMBER,
     meaning="Versions by which the weights that drew a trained token are older than those that are trained, mean.",
     source="weight versions of the responses",
-    normal="well below 1; as it rises, so does clipping",
+    normal="well below 1, or 1 with rollout.overlapTraining; as it rises, so does clipping",
     run_metric="staleness/mean",
 )
-STALENESS_MAX: Final = _carried(
+STALENESS_MAX: Final = _aged(
     "rlhf_staleness_max",
     unit=Unit.NUMBER,
     meaning="The same of the oldest trained token.",
     source="weight versions of the responses",
-    normal="at most rollout.maxStaleness",
+    normal="at most rollout.maxStaleness, or 1 with rollout.overlapTraining",
     run_metric="staleness/max",
 )
 

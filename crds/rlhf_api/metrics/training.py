@@ -76,6 +76,15 @@ CRITIC_OVERLAP_ON: Final = _gauge(
     absent="spec.training.criticOverlap is Disabled or Enabled",
     run_metric="critic_overlap/on",
 )
+ROLLOUT_OVERLAP: Final = _gauge(
+    "rlhf_rollout_overlap_seconds",
+    unit=Unit.SECONDS,
+    meaning="Time for which the last reported iteration was trained on while the next one was decoded and scored.",
+    source="the training ranks: what they trained, less what the coordinator then waited for them",
+    normal="all of training, where that is shorter than generation and scoring",
+    absent="spec.rollout.overlapTraining is Disabled, or a checkpoint or an evaluation followed the last iteration",
+    run_metric="rollout/overlap_seconds",
+)
 PADDING: Final = _gauge(
     "rlhf_training_padding_ratio",
     unit=Unit.RATIO,

@@ -18,6 +18,7 @@ _UNUSED: Final[dict[Group, tuple[tuple[str, tuple[Any, ...]], ...]]] = {
         ("spec.placement", ("Dedicated",)),
         ("spec.rollout.temperature", (1.0,)),
         ("spec.rollout.maxStaleness", (0,)),
+        ("spec.rollout.overlapTraining", ("Disabled",)),
         ("spec.generation.replicas", (0, 1)),
         ("spec.generation.gpusPerReplica", (0,)),
         ("spec.generation.engine", ("Auto",)),
@@ -72,7 +73,7 @@ def _unused(group: Group, names: tuple[str, ...], field: str, allowed: tuple[Any
         node="spec",
         cel=f"!{_any_of(names)} || {field.replace('spec.', 'self.', 1)} in [{listed}]",
         holds=lambda values: not _is_without(group, values) or values[field] in allowed,
-        message=f"has no meaning with algorithm {' or '.join(names)}, which has no {group} workers: leave it out",
+        message=f"has no meaning with {' or '.join(names)}, which has no {group} workers: leave it out",
     )
 
 

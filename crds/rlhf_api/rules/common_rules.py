@@ -49,7 +49,7 @@ def nothing_to_fuse(algorithm: str) -> Rule:
             not values.has(f"spec.algorithm.{algorithm}")
             or values["spec.fusion.intraStage.mode"] in ("Disabled", "Auto")
         ),
-        message=f"must be Disabled or Auto with algorithm {algorithm}, which trains one model and has nothing to fuse",
+        message=f"must be Disabled or Auto with algorithm {algorithm}, which trains one model",
     )
 
 

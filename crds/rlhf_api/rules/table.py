@@ -21,6 +21,7 @@ from rlhf_api.rules.prompts import of_prompts
 from rlhf_api.rules.rank_pods import of_rank_pods
 from rlhf_api.rules.reward import of_reward
 from rlhf_api.rules.rewards import of_rewards
+from rlhf_api.rules.rollout_overlap import of_rollout_overlap
 from rlhf_api.rules.rule import Rule, Values
 from rlhf_api.rules.sharding import of_sharding
 from rlhf_api.rules.speculation import of_speculation
@@ -254,6 +255,7 @@ RULES: Final[tuple[Rule, ...]] = (
     *of_paths(),
     _FORCED,
     *of_critic_overlap(),
+    *of_rollout_overlap(),
     *of_placement(),
     *of_failure_policy(),
     *of_reward(),

@@ -82,7 +82,7 @@ SCHEDULE: Final = Row(
             width=THIRD,
             low=0,
             shows="Median and 95th percentile of optimizer steps, the time that the schedule was chosen for, and how "
-            "long critics trained beside decoding.",
+            "long critics, or all models, trained beside decoding.",
             normal=training.PREDICTED_STEP.normal,
             cure="Far from it: lengths changed since it was measured; mode Auto measures again at the next start.",
             queries=(
@@ -90,6 +90,7 @@ SCHEDULE: Final = Row(
                 Query(JOBS.quantile(0.95, training.STEP_SECONDS, *JOB), f"95% {BY_JOB}"),
                 per_job(training.PREDICTED_STEP, "predicted"),
                 per_job(training.CRITIC_OVERLAP, "critics beside decoding"),
+                per_job(training.ROLLOUT_OVERLAP, "all models beside decoding"),
             ),
         ),
         lines(

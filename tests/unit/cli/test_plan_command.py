@@ -80,6 +80,22 @@ def test_after_a_run_its_costs_and_lengths_count(
     assert "Without fusion" in (job.parent / "fused.svg").read_text()
 
 
+def test_decoding_beside_training_is_forecast_by_the_last_run(
+    job: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert plan(monkeypatch, "--json") == 0
+    assert "no run of this job" in json.loads(capsys.readouterr().out)["overlapTraining"]["missing"]
+    folder = job.parent / "runs" / "tiny-20260101-000000"
+    a_run(folder)
+    times = {"seconds/generation_and_inference": 4.0, "training/train/seconds": 2.0, "seconds/publish": 0.5}
+    (folder / "metrics.jsonl").write_text(json.dumps({"iteration": 0, **times}) + "\n")
+    assert plan(monkeypatch, "--json") == 0
+    said = json.loads(capsys.readouterr().out)["overlapTraining"]
+    assert said == {"mode": "Disabled", "disabledSeconds": 6.5, "enabledSeconds": 4.5}
+    assert plan(monkeypatch) == 0
+    assert "predicted 6.5 s with overlapTraining Disabled, 4.5 s with Enabled (1.44x)" in capsys.readouterr().out
+
+
 def test_what_drafts_give_stands_beside_the_same_job_without_them(
     job: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

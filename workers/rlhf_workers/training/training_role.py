@@ -11,7 +11,8 @@ import logging
 import os
 import statistics
 import time
-from collections.abc import Callable, Generator, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -22,7 +23,7 @@ from rlhf_api import control_pb2 as pb
 from rlhf_api.algorithms import graph_of, has_greedy_baseline, samples_of_batch, samples_per_prompt
 from rlhf_api.arrays import pack
 from rlhf_api.job import RLHFJob
-from rlhf_api.names import ExitCode
+from rlhf_api.names import DRAFT_MODEL, ExitCode
 from rlhf_api.schedule import ScheduleTable
 from rlhf_workers.failures import WorkError
 from rlhf_workers.settings import read_settings
@@ -36,6 +37,26 @@ from rlhf_workers.training.transport import TRANSPORTS
 from rlhf_workers.worker_role import Outbox
 
 log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class KeptWeights:
+    """Weights that a training began with, in host memory, for workers that decode by them while it runs and after."""
+
+    version: int
+    tensors: Mapping[str, Sequence[tuple[str, torch.Tensor]]]
+    """Model -> (parameter name, tensor) of what this rank publishes."""
+
+    @classmethod
+    def of(cls, backend: TrainingBackend, job: RLHFJob, version: int) -> "KeptWeights":
+        """Copy what a rank publishes now, which is of `version`."""
+        draft = job.spec.generation.speculation.draft_model
+        models = [*backend.models, *([DRAFT_MODEL] if draft is not None and draft.train == "Enabled" else ())]
+        copies = {
+            model: [(name, tensor.detach().to("cpu", copy=True)) for name, tensor in backend.published(model)]
+            for model in models
+        }
+        return cls(version, copies)
 
 
 class BatchSource(Protocol):
@@ -72,6 +93,7 @@ class TrainingRole:
         self._paused = self._resumed = 0.0
         """When that was left, and gone on with; seconds of the monotonic clock, 0: it was not."""
         self._last: pb.TrainResult | None = None
+        self._kept: KeptWeights | None = None
         self._offloaded = False
         self._broken = False  # a Train failed half-way: the weights are those of no version
 
@@ -117,6 +139,11 @@ class TrainingRole:
     def active(self) -> int:
         return 0
 
+    @property
+    def kept_version(self) -> int:
+        """The weight version that it serves beside the one it trains or has; 0: none."""
+        return self._kept.version if self._kept is not None else 0
+
     def offload(self) -> None:
         if self._running is not None or self._half_done is not None:
             raise WorkError("WrongVersion", "other work came to a rank that is training", retryable=True)
@@ -128,6 +155,10 @@ class TrainingRole:
 
     def tensors(self, model: str, version: int) -> Iterator[tuple[str, torch.Tensor]]:
         """Yield this rank's parameters of a model, in the type it computes in; never those of a step in progress."""
+        kept = self._kept
+        if kept is not None and kept.version == version:
+            yield from kept.tensors.get(model, ())
+            return
         for parameter, tensor in self._backend.published(model):
             self._refuse_broken()
             if self._version != version or self._running is not None:
@@ -159,6 +190,9 @@ class TrainingRole:
             except ValueError as error:
                 raise WorkError("BadSchedule", f"train.schedule: {error}") from error
         self._wake(iteration, outbox)
+        self._kept = None
+        if command.train.keep:
+            self._kept = KeptWeights.of(self._backend, self._job, self._version)
         self._spans.iteration, self._steps_before = iteration, self._backend.steps
         self._running = command, self._train(command.train, outbox)
 
@@ -188,7 +222,7 @@ class TrainingRole:
         outbox.span("train/fetch", start_ns, time.time_ns(), iteration)
         graph, longest = graph_of(spec), spec.rollout.max_response_tokens
         holes = spec.rollout.environment is not None
-        version = iteration if spec.rollout.max_staleness else None
+        version = iteration if spec.rollout.may_be_stale else None
         fields, parts = graph.batch_fields, graph.reward_parts
         given = batch_from(samples, samples_of_batch(spec), fields, longest, parts, holes, version)
         batch, shaping = shaped(given, spec.reward_shaping, graph.combination, longest)

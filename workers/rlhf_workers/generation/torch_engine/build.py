@@ -65,14 +65,14 @@ def _arguments(spec: RLHFJobSpec) -> dict[str, Any]:
     is no matter: where no ratio is against the log-probabilities of the engine, they may be coarser.
     """
     dtype, algorithm = str(compute_dtype(spec)).removeprefix("torch."), spec.algorithm.fields
-    # Ratios of tokens that are carried into a later iteration are against the engine, unless a correction weighs them.
-    against = not algorithm.scores_again or (spec.rollout.max_staleness and not algorithm.corrects_mismatch)
+    # Ratios of tokens that older weights drew are against the engine, unless a correction weighs them.
+    against = not algorithm.scores_again or (spec.rollout.may_be_stale and not algorithm.corrects_mismatch)
     dtypes = (dtype,) if against else tuple(dict.fromkeys((dtype, COARSE)))
     allowed: dict[str, Sequence[str]] = {"dtype": dtypes, "attention": ATTENTIONS}
     allowed.update(dict.fromkeys(PASS_ARGUMENTS, MODES))
     whys = {
         "dtype": f", as spec.training.precision is {spec.training.precision}, which holds for generation, too, unless "
-        f"the algorithm's oldLogProbabilities are the Trainer's, and mismatchCorrection covers what maxStaleness keeps"
+        f"the algorithm's oldLogProbabilities are the Trainer's, and mismatchCorrection covers what older weights drew"
     }
     if spec.deterministic:
         for name, only in (("attention", ("eager",)), *((name, ("Disabled",)) for name in PASS_ARGUMENTS)):

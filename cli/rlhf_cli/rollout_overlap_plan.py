@@ -1,0 +1,66 @@
+"""Decoding beside training in `rlhf plan`: what an iteration takes with and without, by the job's last run.
+
+Rule: it reads the newest run in `runs/` that has measured an iteration, and writes nothing. A job that never ran has no
+forecast; `missing` says so.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rlhf_api.algorithms import graph_of
+from rlhf_api.job import RLHFJob
+from rlhf_cli.console import output
+from rlhf_coordinator.reports.trackers.metrics_jsonl import read_metrics
+from rlhf_planner.rollout_overlap import RolloutTimes, overlapped, rollout_times, unchanged
+
+
+@dataclass(frozen=True)
+class RolloutOverlapPlan:
+    """What rollout.overlapTraining is expected to give."""
+
+    mode: str
+    """As the job has it."""
+    times: RolloutTimes | None
+    """Of the last run; None: there is none."""
+    missing: str = "no run of this job in runs/ has measured an iteration"
+
+    def document(self) -> dict[str, Any]:
+        """Return all of it for --json."""
+        if self.times is None:
+            return {"mode": self.mode, "missing": self.missing}
+        return {
+            "mode": self.mode,
+            "disabledSeconds": unchanged(self.times),
+            "enabledSeconds": overlapped(self.times),
+        }
+
+    def print(self) -> None:
+        """Print it, one line."""
+        out = output()
+        out.print("\nDecoding beside training", style="bold")
+        if self.times is None:
+            out.print(f"no forecast: {self.missing}", markup=False, soft_wrap=True)
+            return
+        off, on = unchanged(self.times), overlapped(self.times)
+        out.print(
+            f"iterations of the last run: predicted {off:.3g} s with overlapTraining Disabled, {on:.3g} s with Enabled "
+            f"({off / on if on > 0 else 1.0:.2f}x), by weights one version older; the job has {self.mode}",
+            markup=False,
+            soft_wrap=True,
+        )
+
+
+def rollout_overlap_plan(job: RLHFJob, runs: Path) -> RolloutOverlapPlan | None:
+    """Return the plan of a resolved job; None where nothing is generated, or training and decoding take turns. `runs`
+    is the parent of run folders, whose content never raises."""
+    if not graph_of(job.spec).generates or job.spec.placement != "Dedicated":
+        return None
+    for folder in sorted(runs.glob(f"{job.name}-*"), key=lambda path: path.name, reverse=True):
+        try:
+            times = rollout_times(read_metrics(folder / "metrics.jsonl"))
+        except OSError:
+            continue
+        if times is not None:
+            return RolloutOverlapPlan(job.spec.rollout.overlap_training, times)
+    return RolloutOverlapPlan(job.spec.rollout.overlap_training, None)
