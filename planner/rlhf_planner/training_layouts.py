@@ -109,9 +109,11 @@ def _possible(spec: RLHFJobSpec, sizes: Sizes, ranks: int) -> Iterator[TrainingP
                 continue
             pipeline = ranks // data // tensor
             if pipeline <= layers:
-                yield TrainingParallelism(pipeline=pipeline, data=data, tensor=tensor)
+                asked = spec.training.parallelism.sequence_parallel if tensor > 1 else "Disabled"
+                one = TrainingParallelism(pipeline=pipeline, data=data, tensor=tensor, sequence_parallel=asked)
+                yield one
                 if data > 1:
-                    yield TrainingParallelism(pipeline=pipeline, data=data, tensor=tensor, shard_optimizer=True)
+                    yield one.model_copy(update={"shard_optimizer": True})
         if data == ranks > 1 and whole and spec.training.backend == "torch":
             yield TrainingParallelism(data=data, shard=data)
 

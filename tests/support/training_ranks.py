@@ -90,6 +90,13 @@ class ThreadCommunicator:
         for part in self._meet(tensor, ranks):
             torch.maximum(tensor, part, out=tensor)
 
+    def all_gather(self, whole: torch.Tensor, own: torch.Tensor, ranks: tuple[int, ...]) -> None:
+        whole.copy_(torch.cat(self._meet(own, ranks)))
+
+    def reduce_scatter_sum(self, own: torch.Tensor, whole: torch.Tensor, ranks: tuple[int, ...]) -> None:
+        parts = self._meet(whole, ranks)
+        own.copy_(sum(parts[1:], parts[0]).chunk(len(ranks))[ranks.index(self.rank)])
+
     def broadcast(self, tensor: torch.Tensor, source: int, ranks: tuple[int, ...]) -> None:
         tensor.copy_(self._meet(tensor, ranks)[ranks.index(source)])
 

@@ -122,20 +122,21 @@ class Inference(GroupFields):
 
 
 class TrainingParallelism(ApiModel):
-    """How a model is split over the training ranks. The number of ranks is pipeline x data x tensor."""
+    """How a model is split over the training ranks, which are pipeline x data x tensor."""
 
     pipeline: Annotated[int, Field(ge=1, le=256)] = 1
     """Number of pipeline stages."""
     data: Annotated[int, Field(ge=1, le=4096)] = 1
     """Number of data parallel copies."""
     shard: Annotated[int, Field(ge=1, le=4096)] = 1
-    """Ranks over which one copy's weights, gradients and optimizer are split (FSDP2). 1: it is whole. Else it is data,
-    with pipeline 1 and backend torch."""
+    """Ranks that split one copy's weights, gradients and optimizer (FSDP2). Above 1 it is data, with pipeline 1 and
+    backend torch."""
     tensor: Annotated[int, Field(ge=1, le=64)] = 1
-    """Ranks over which every layer of a stage is split (tensor parallel): a power of two that divides the models'
-    heads, with backend megatron."""
+    """Ranks that split every layer of a stage: a power of two that divides the models' heads, with backend megatron."""
+    sequence_parallel: Literal["Disabled", "Enabled"] = "Disabled"
+    """Enabled divides states between layers by position over the tensor ranks, for less memory."""
     shard_optimizer: bool = False
-    """True shares AdamW's moments out over the copies of each stage (ZeRO 1): the same bits with less memory."""
+    """True shares AdamW's moments out over copies of a stage (ZeRO 1): the same bits, less memory."""
 
     @property
     def ranks(self) -> int:
@@ -157,7 +158,7 @@ class Schedule(ApiModel):
     """The pipeline schedule of one model's training."""
 
     mode: Literal["Auto", "OneFOneB"] = "Auto"
-    """Auto leaves the choice to fusion.intraStage. OneFOneB is serial 1F1B, one model after the other."""
+    """Auto leaves the choice to fusion.intraStage. OneFOneB is serial 1F1B, model after model."""
 
 
 class Optimizer(ApiModel):
@@ -166,10 +167,10 @@ class Optimizer(ApiModel):
     learning_rate: Rate = 1e-6
     """Peak learning rate of the actor."""
     critic_learning_rate: Rate = 9e-6
-    """Peak learning rate of the critic. It is larger than the actor's, because a value head starts untrained."""
+    """Peak learning rate of the critic. Larger than the actor's, as a value head starts untrained."""
     schedule: Literal["Constant", "Linear", "Cosine"] = "Constant"
-    """Course of the learning rate after warm-up, over all optimizer steps of the job. When a live job's iterations
-    change, the rest of the course is stretched or compressed without a jump."""
+    """Course of the learning rate after warm-up, over all steps of the job. When the iterations of a live job are
+    changed, the rest of it is stretched or compressed without a jump."""
     min_learning_rate_ratio: Annotated[float, Field(ge=0, le=1)] = 0.0
     """Share of the peak learning rate that Linear and Cosine fall to."""
     warmup_steps: Annotated[int, Field(ge=0, le=2147483647)] = 0

@@ -19,11 +19,11 @@ class SecretKey(ApiModel):
     name: Annotated[str, Field(pattern=SUBDOMAIN_FORM, max_length=SUBDOMAIN_MAX, examples=["judge"])]
     """Name of the Secret."""
     key: Annotated[str, Field(pattern=r"^[-._a-zA-Z0-9]+$", max_length=253, examples=["token"])]
-    """Key in the Secret's data."""
+    """Key of the Secret."""
 
 
 class CodeVariable(ApiModel):
-    """An environment variable of processes of users' code: exactly one of value, secretKeyRef."""
+    """An environment variable of users' code: exactly one of value, secretKeyRef."""
 
     name: Annotated[str, Field(pattern=NAME_PATTERN, max_length=253, examples=["JUDGE_TOKEN"])]
     """Name of the variable."""
@@ -34,7 +34,7 @@ class CodeVariable(ApiModel):
 
 
 class RewardHeader(ApiModel):
-    """A header of every request to a reward endpoint: exactly one of value, secretKeyRef."""
+    """A header of every request: exactly one of value, secretKeyRef."""
 
     name: Annotated[str, Field(pattern=r"^[-A-Za-z0-9!#$%&'*+.^_`|~]+$", max_length=253, examples=["Authorization"])]
     """Name of the header."""

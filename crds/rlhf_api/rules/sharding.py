@@ -27,7 +27,7 @@ def of_sharding() -> Iterator[Rule]:
         node=_PARALLELISM,
         cel="self.shard == 1 || self.pipeline == 1",
         holds=lambda values: _whole(values) or values[f"{_PARALLELISM}.pipeline"] == 1,
-        message=f"must be 1 with {_PARALLELISM}.pipeline above 1: stages are not held in parts: use one of the two",
+        message=f"must be 1 with {_PARALLELISM}.pipeline above 1: stages are not held in parts: use one",
     )
     yield Rule(
         field=_FIELD,
@@ -41,7 +41,7 @@ def of_sharding() -> Iterator[Rule]:
         node=_PARALLELISM,
         cel="!self.shardOptimizer || self.shard == 1",
         holds=lambda values: not values[f"{_PARALLELISM}.shardOptimizer"] or _whole(values),
-        message="must be false with shard above 1, which shares moments too: use one of the two",
+        message="must be false with shard above 1, which shares moments too: use one",
     )
     yield from of_parts("shard")
 

@@ -72,6 +72,12 @@ class Communicator(Protocol):
     def all_reduce_max(self, tensor: torch.Tensor, ranks: tuple[int, ...]) -> None:
         """Take the element-wise maximum in place over `ranks`."""
 
+    def all_gather(self, whole: torch.Tensor, own: torch.Tensor, ranks: tuple[int, ...]) -> None:
+        """Fill `whole` with what each of `ranks` has, one behind the other in dimension 0; all have as much."""
+
+    def reduce_scatter_sum(self, own: torch.Tensor, whole: torch.Tensor, ranks: tuple[int, ...]) -> None:
+        """Fill `own` with this rank's part of the sum of `whole`, cut in dimension 0 as `all_gather` joins."""
+
     def broadcast(self, tensor: torch.Tensor, source: int, ranks: tuple[int, ...]) -> None:
         """Copy what `source` has, one of `ranks`, into the others' tensors."""
 
@@ -103,6 +109,14 @@ class TorchCommunicator:
 
     def all_reduce_max(self, tensor: torch.Tensor, ranks: tuple[int, ...]) -> None:
         self._reduce(tensor, ranks, dist.ReduceOp.MAX)
+
+    def all_gather(self, whole: torch.Tensor, own: torch.Tensor, ranks: tuple[int, ...]) -> None:
+        with waiting_for(f"ranks {', '.join(map(str, ranks))} to join a gathering"):
+            dist.all_gather_single(whole, own, group=self._groups[ranks])
+
+    def reduce_scatter_sum(self, own: torch.Tensor, whole: torch.Tensor, ranks: tuple[int, ...]) -> None:
+        with waiting_for(f"ranks {', '.join(map(str, ranks))} to join a reduction"):
+            dist.reduce_scatter_single(own, whole, dist.ReduceOp.SUM, group=self._groups[ranks])
 
     def broadcast(self, tensor: torch.Tensor, source: int, ranks: tuple[int, ...]) -> None:
         if len(ranks) > 1:

@@ -135,6 +135,16 @@ class HostCommunicator:
     def all_reduce_max(self, tensor: torch.Tensor, ranks: tuple[int, ...]) -> None:
         self._reduce(tensor, ranks, self._inner.all_reduce_max)
 
+    def all_gather(self, whole: torch.Tensor, own: torch.Tensor, ranks: tuple[int, ...]) -> None:
+        host = torch.empty(whole.shape, dtype=whole.dtype)
+        self._inner.all_gather(host, own.to("cpu", copy=True), ranks)
+        whole.copy_(host)
+
+    def reduce_scatter_sum(self, own: torch.Tensor, whole: torch.Tensor, ranks: tuple[int, ...]) -> None:
+        host = torch.empty(own.shape, dtype=own.dtype)
+        self._inner.reduce_scatter_sum(host, whole.to("cpu", copy=True), ranks)
+        own.copy_(host)
+
     def broadcast(self, tensor: torch.Tensor, source: int, ranks: tuple[int, ...]) -> None:
         if len(ranks) > 1:
             host = tensor.to("cpu", copy=True)

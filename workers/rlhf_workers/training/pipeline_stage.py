@@ -80,9 +80,14 @@ class PipelineStage(nn.Module, ABC):
     def embed(self, tokens: torch.Tensor) -> torch.Tensor:
         """Return the input of the first layer [b, L, hidden] of token ids [b, L]."""
 
+    def own_positions(self, length: int) -> int:
+        """Return how many positions of rows of `length` are on this rank between layers and stages."""
+        return length
+
     @abstractmethod
     def forward(self, hidden: torch.Tensor, packed: tuple[int, ...] | None = None) -> torch.Tensor:
-        """Return [b, L, hidden] of [b, L, hidden]; the last stage's result is normed. `packed`: b is 1, and the row is
+        """Return [b, L, hidden] of [b, L, hidden], where L is `own_positions`, of the last stage all positions and
+        padding behind them; the last stage's result is normed. `packed`: b is 1, and the row is
         of samples with so many tokens, of which none sees another."""
 
     @abstractmethod

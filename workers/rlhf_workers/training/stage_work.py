@@ -33,12 +33,13 @@ class StageWork:
         """`note`: who else is to see what the last stage makes."""
         self.stages, self._note = stages, note
         self.held, self._microbatches, self._ending, self._compute = held, microbatches, ending, compute
-        any_stage = next(iter(held.values()))
-        self._hidden_size: int = any_stage.config.hidden_size
+        self._any_stage = next(iter(held.values()))
+        self._hidden_size: int = self._any_stage.config.hidden_size
 
     def like_hidden(self, microbatch: int) -> torch.Tensor:
         tokens = self._microbatches[microbatch].tokens
-        return torch.empty(*tokens.shape, self._hidden_size, device=tokens.device)
+        length = self._any_stage.own_positions(tokens.shape[1])
+        return torch.empty(len(tokens), length, self._hidden_size, device=tokens.device)
 
     def embed(self, microbatch: int) -> torch.Tensor:
         return self.held[0].embed(self._microbatches[microbatch].tokens)
@@ -48,6 +49,7 @@ class StageWork:
         with casting(hidden.device, self._compute):
             output: torch.Tensor = module(hidden) if packed is None else module(hidden, packed)
             if stage == self.stages - 1:
+                output = output[:, : self._microbatches[microbatch].tokens.shape[1]]
                 if self._note is not None:
                     self._note(module, output, self._microbatches[microbatch])
                 return self._ending(module, output, self._microbatches[microbatch])

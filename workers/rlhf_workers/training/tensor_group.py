@@ -24,6 +24,8 @@ class TensorGroup:
     """Global ranks, by their number."""
     communicator: Communicator | None = None
     """None until the ranks have met."""
+    by_position: bool = False
+    """Each rank has some positions of the states between layers: sequence parallelism (`sequence_parallel`)."""
 
     @property
     def size(self) -> int:

@@ -81,8 +81,9 @@ def critic_of(policy: Path) -> Path:
     return policy.with_name(f"{policy.name}-critic")
 
 
-def job_of(policy: Path, tensor: int = 1, **spec: Any) -> RLHFJob:
-    training = {"backend": "megatron", "parallelism": {"tensor": tensor}, **spec.pop("training", {})}
+def job_of(policy: Path, tensor: int = 1, sequence: str = "Disabled", **spec: Any) -> RLHFJob:
+    parallelism = {"tensor": tensor, "sequenceParallel": sequence}
+    training = {"backend": "megatron", "parallelism": parallelism, **spec.pop("training", {})}
     return make_job(policy, critic_of(policy), training=training, **spec)
 
 
@@ -106,6 +107,21 @@ def test_gradients_are_those_of_one_rank(
     assert all(value.any() for name, value in expected.items() if name.startswith("critic:model.layers"))
     got = gradients_of(ours, serial(ours, pipeline, data), pipeline * data * tensor, batch)
     assert_same_gradients(got, expected, TOLERANCE)
+
+
+@pytest.mark.parametrize(
+    ("family", "tensor", "pipeline"), [("llama", 2, 1), ("llama", 4, 2), ("qwen3", 2, 2), ("qwen2", 2, 2)]
+)
+def test_states_divided_by_position_change_no_gradient(
+    family: str, tensor: int, pipeline: int, folders: dict[str, Path]
+) -> None:
+    """Of rows whose lengths the ranks do not divide, too; packed ones are refused with this backend."""
+    ours, whole = job_of(folders[family], tensor, "Enabled"), job_of(folders[family], tensor)
+    theirs, batch = job_of(folders[family], training={"backend": "torch"}), make_batch(abstained=(3,))
+    expected = gradients_of(theirs, serial(theirs, 1, 1), 1, batch)
+    got = gradients_of(ours, serial(ours, pipeline, 1), pipeline * tensor, batch)
+    assert_same_gradients(got, expected, TOLERANCE)
+    assert_same_gradients(got, gradients_of(whole, serial(whole, pipeline, 1), pipeline * tensor, batch), TOLERANCE)
 
 
 @pytest.mark.parametrize("family", ["llama", "qwen3"])
@@ -153,10 +169,20 @@ def test_losses_and_norms_are_those_of_one_rank(
             assert metrics[0][name] == pytest.approx(expected[0][name], rel=TOLERANCE, abs=1e-6), name
 
 
-@pytest.mark.parametrize(("tensor", "pipeline", "data"), [(2, 2, 1), (4, 2, 1), (2, 4, 1), (2, 2, 2), (1, 4, 2)])
-def test_fused_and_split_train_the_same_bits_as_serial(tensor: int, pipeline: int, data: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("tensor", "pipeline", "data", "sequence"),
+    [
+        *((*sizes, "Disabled") for sizes in ((2, 2, 1), (4, 2, 1), (2, 4, 1), (2, 2, 2), (1, 4, 2))),
+        (2, 2, 1, "Enabled"),
+        (4, 2, 1, "Enabled"),
+    ],
+)
+def test_fused_and_split_train_the_same_bits_as_serial(
+    tensor: int, pipeline: int, data: int, sequence: str, tmp_path: Path
+) -> None:
     body = fused_job(tmp_path, key_value_heads=4).model_dump(by_alias=True, exclude_unset=True)
-    body["spec"]["training"] |= {"backend": "megatron", "parallelism": {"tensor": tensor}}
+    parallelism = {"tensor": tensor, "sequenceParallel": sequence}
+    body["spec"]["training"] |= {"backend": "megatron", "parallelism": parallelism}
     assert_fused_and_split_train_the_bits_of_serial(RLHFJob.model_validate(body), pipeline, data)
 
 

@@ -63,8 +63,7 @@ def load_stage(
     folder, field = weights_folder(job, role, checkpoint_folder)
     stages = layout.stages(model)
     parts = read_config(folder, field, stages), model_tensors(folder, field), stages, stage, HEADS[role.kind]
-    tensor, keeps = (
-        TensorGroup(layout.tensor_rank, layout.tensor_group),
-        layout.tensor > 1 and layout.writes(model, stage),
-    )
+    by_position = job.spec.training.parallelism.sequence_parallel == "Enabled"
+    tensor = TensorGroup(layout.tensor_rank, layout.tensor_group, by_position=by_position)
+    keeps = layout.tensor > 1 and layout.writes(model, stage)
     return build_megatron_stage(*parts, device, attention_of(job), tensor, keeps)

@@ -31,6 +31,7 @@ with warnings.catch_warnings():
 
 from rlhf_workers.training.megatron.folder_format import vocabulary_rows
 from rlhf_workers.training.pipeline_stage import Attention
+from rlhf_workers.training.sequence_parallel import divided_sum, linear_of_rows
 from rlhf_workers.training.tensor_group import TensorGroup
 
 log = logging.getLogger(__name__)
@@ -42,7 +43,10 @@ class PlainColumnLinear(ColumnParallelLinear):  # type: ignore[misc]
     tensor: TensorGroup
 
     def forward(self, input_: torch.Tensor, *_: Any, **__: Any) -> tuple[torch.Tensor, None]:
-        """Return [s, b, out / ranks] of [s, b, in], and no bias that is still to be added."""
+        """Return [s, b, out / ranks] of [s, b, in], of which a rank may have its positions alone, and no bias that is
+        still to be added."""
+        if self.tensor.by_position:
+            return linear_of_rows(input_, self.weight, self.bias, self.tensor), None
         return functional.linear(self.tensor.shared(input_), self.weight, self.bias), None
 
 
@@ -52,8 +56,11 @@ class PlainRowLinear(RowParallelLinear):  # type: ignore[misc]
     tensor: TensorGroup
 
     def forward(self, input_: torch.Tensor) -> tuple[torch.Tensor, None]:
-        """Return [s, b, out] of [s, b, in / ranks], and no bias that is still to be added."""
-        return self.tensor.summed(functional.linear(input_, self.weight)), None
+        """Return [s, b, out] of [s, b, in / ranks], of which a rank may get its positions alone, and no bias that is
+        still to be added."""
+        partial = functional.linear(input_, self.weight)
+        total = divided_sum(partial, self.tensor) if self.tensor.by_position else self.tensor.summed(partial)
+        return total, None
 
 
 class CausalAttention(nn.Module):

@@ -28,6 +28,7 @@ from rlhf_workers.training.pipeline_stage import (
     Reader,
     stage_layers,
 )
+from rlhf_workers.training.sequence_parallel import divided_sum, own_positions, whole_rows
 from rlhf_workers.training.tensor_file import TensorFolder
 from rlhf_workers.training.tensor_group import TensorGroup
 from rlhf_workers.training.tensor_parts import TensorPart, near_equal_keepers
@@ -65,7 +66,7 @@ class MegatronStage(PipelineStage):
         self._put_on_head()
         if tensor.size > 1:
             self.replicated = frozenset(name for name, _ in self.named_parameters() if self._is_replicated(name))
-            self.used_in_parts = frozenset(name for name in self.replicated if name.endswith(OF_HEADS))
+            self.used_in_parts = frozenset(name for name in self.replicated if self._is_used_in_parts(name))
 
     def embed(self, tokens: torch.Tensor) -> torch.Tensor:
         """See PipelineStage. Each rank of a tensor group knows the tokens of its rows. The row of padding has no
@@ -78,13 +79,22 @@ class MegatronStage(PipelineStage):
         own = tokens - first
         known = (own >= 0) & (own < len(weight))
         at = padding - first if padding is not None and first <= padding < first + len(weight) else None
-        embedded = nn.functional.embedding(own.where(known, 0), weight, at).float()
-        return self.tensor.summed(embedded.masked_fill(~known[..., None], 0.0))
+        embedded = nn.functional.embedding(own.where(known, 0), weight, at).float().masked_fill(~known[..., None], 0.0)
+        if not self.tensor.by_position:
+            return self.tensor.summed(embedded)
+        missing = self.own_positions(tokens.shape[1]) * self.tensor.size - tokens.shape[1]
+        padded = nn.functional.pad(embedded, (0, 0, 0, missing)).transpose(0, 1)
+        return divided_sum(padded, self.tensor).transpose(0, 1).contiguous()
+
+    def own_positions(self, length: int) -> int:
+        """See PipelineStage."""
+        return own_positions(length, self.tensor) if self.tensor.by_position else length
 
     def forward(self, hidden: torch.Tensor, packed: tuple[int, ...] | None = None) -> torch.Tensor:
         """See PipelineStage."""
         assert packed is None, "a rule refuses packing with this backend"
-        rotation, masks = self._geometry(hidden, hidden.shape[1])
+        by_position = self.tensor.by_position
+        rotation, masks = self._geometry(hidden, hidden.shape[1] * (self.tensor.size if by_position else 1))
         hidden = hidden.transpose(0, 1)
         for layer, kind in zip(self.chunk.decoder.layers, self._sliding(), strict=True):
             arguments = {"attention_mask": masks[kind], "rotary_pos_emb": rotation}
@@ -93,8 +103,8 @@ class MegatronStage(PipelineStage):
             else:
                 hidden, _ = layer(hidden, **arguments)
         if self.is_last:
-            normed: torch.Tensor = self.chunk.decoder.final_layernorm(hidden).transpose(0, 1)
-            return normed
+            normed: torch.Tensor = self.chunk.decoder.final_layernorm(hidden)
+            return (whole_rows(normed, self.tensor) if by_position else normed).transpose(0, 1)
         # Sent as one piece of memory; and a split backward detaches it, which a view cannot be.
         return hidden.transpose(0, 1).clone(memory_format=torch.contiguous_format)
 
@@ -131,6 +141,11 @@ class MegatronStage(PipelineStage):
     def _own(self, name: str, whole: torch.Tensor) -> torch.Tensor:
         part = self.part_of(name)
         return whole if part is None else part.of(whole)
+
+    def _is_used_in_parts(self, name: str) -> bool:
+        if self.tensor.by_position and name not in (VALUE_HEAD, SCORE_HEAD):  # norms, each of a rank's own positions
+            return True
+        return name.endswith(OF_HEADS)
 
     def _is_replicated(self, name: str) -> bool:
         conversion = self._formats.get(name.removeprefix(CHUNK))
