@@ -15,7 +15,11 @@ SEED = 22
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize(
     ("backend", "parallelism"),
-    [("megatron", {"pipeline": 1, "tensor": 2}), ("torch", {"pipeline": 1, "data": 2, "shardOptimizer": "true"})],
+    [
+        ("megatron", {"pipeline": 1, "tensor": 2}),
+        ("megatron", {"pipeline": 1, "tensor": 2, "sequenceParallel": "Enabled"}),
+        ("torch", {"pipeline": 1, "data": 2, "shardOptimizer": "true"}),
+    ],
 )
 def test_ranks_killed_once_go_on_from_a_checkpoint_to_the_same_weights(
     backend: str, parallelism: dict[str, object], tmp_path: Path

@@ -73,6 +73,11 @@ TURNS: Final[Json] = {
 SHOWN: Final = "ppo"
 """The algorithm of the example that rows are made from."""
 BESIDE: Final[dict[tuple[str, str], Json]] = {
+    ("spec.training.parallelism.sequenceParallel", "Enabled"): {
+        "spec.training.backend": "megatron",
+        "spec.training.parallelism.tensor": 2,
+        "spec.training.lora": None,
+    },
     ("spec.fusion.interStage.mode", "Fixed"): {
         "spec.fusion.interStage.threshold": 8,
         "spec.fusion.interStage.pool": 1,

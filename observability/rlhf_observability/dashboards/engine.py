@@ -93,13 +93,14 @@ FAST: Final = Row(
             width=THIRD,
             low=0,
             shows="Tokens sampled, tokens of prompts and resumed responses that ran through the model, and those found "
-            "in the caches instead (vLLM).",
+            "in the caches instead (vLLM) or kept there from one turn of a response to the next.",
             normal="prefill is a burst at the start of an iteration, and after moves by tokens.",
             cure="Prefill all the time: samples are taken back or moved again and again.",
             queries=(
                 Query(WORKERS.rates(worker.ENGINE_DECODED), f"decoded {BY_JOB}"),
                 Query(WORKERS.rates(worker.ENGINE_PREFILLED), f"prefilled {BY_JOB}"),
                 Query(WORKERS.rates(worker.ENGINE_PREFIX_HITS), f"found {BY_JOB}"),
+                Query(WORKERS.rates(worker.ENGINE_KEPT), f"kept {BY_JOB}"),
             ),
         ),
         lines(

@@ -45,6 +45,7 @@ from rlhf_workers.training.tensor_parts import ENDINGS, read_parts
 from rlhf_workers.training.trainer import Trainer
 
 TOLERANCE = 1e-5
+SCORED: dict[str, Any] = {"ppo": {"miniBatchSize": 8, "oldLogProbabilities": "Trainer"}}
 """Of the largest number of a tensor: float32 sums in another order."""
 MODELS: dict[str, dict[str, Any]] = {
     "llama": {},
@@ -139,24 +140,26 @@ def test_a_response_with_the_token_of_padding_trains_its_row_no_more_than_transf
     assert_same_gradients(gradients_of(ours, serial(ours, 1, 1), tensor, drawn), expected, TOLERANCE)
 
 
-def test_recomputation_and_fused_kernels_change_no_gradient(folders: dict[str, Path]) -> None:
+@pytest.mark.parametrize("sequence", ["Disabled", "Enabled"])
+def test_recomputation_and_fused_kernels_change_no_gradient(sequence: str, folders: dict[str, Path]) -> None:
     batch = make_batch()
-    recomputed, theirs = both(folders["qwen2"], 2, activationCheckpointing=True)
+    recomputed = job_of(folders["qwen2"], 2, sequence, training={"activationCheckpointing": True})
+    theirs = job_of(folders["qwen2"], training={"backend": "torch", "activationCheckpointing": True})
     expected = gradients_of(theirs, serial(theirs, 1, 1), 1, batch)
     assert_same_gradients(gradients_of(recomputed, serial(theirs, 2, 1), 4, batch), expected, TOLERANCE)
-    fused = job_of(folders["qwen2"], 2, deterministic=False)
+    fused = job_of(folders["qwen2"], 2, sequence, deterministic=False)
     assert_same_gradients(gradients_of(fused, serial(fused, 1, 1), 2, batch), expected, TOLERANCE)
 
 
 @pytest.mark.parametrize(
-    ("tensor", "pipeline", "data", "algorithm"),
-    [(2, 2, 1, TWO_EPOCHS), (2, 1, 2, {"ppo": {"miniBatchSize": 8, "oldLogProbabilities": "Trainer"}})],
+    ("tensor", "pipeline", "data", "algorithm", "sequence"),
+    [(2, 2, 1, TWO_EPOCHS, "Disabled"), (2, 1, 2, SCORED, "Disabled"), (2, 1, 2, SCORED, "Enabled")],
 )
 def test_losses_and_norms_are_those_of_one_rank(
-    tensor: int, pipeline: int, data: int, algorithm: dict[str, Any], folders: dict[str, Path]
+    tensor: int, pipeline: int, data: int, algorithm: dict[str, Any], sequence: str, folders: dict[str, Path]
 ) -> None:
     """Those of replicated parameters, and of the samples that all ranks of a group see, count once."""
-    ours = job_of(folders["qwen3"], tensor, training={"microBatchSize": 1}, algorithm=algorithm)
+    ours = job_of(folders["qwen3"], tensor, sequence, training={"microBatchSize": 1}, algorithm=algorithm)
     theirs = job_of(folders["qwen3"], training={"microBatchSize": 1, "backend": "torch"}, algorithm=algorithm)
     _, metrics, _ = run(ours, range(1), pipeline, data)
     _, expected, _ = run(theirs, range(1), 1, 1)
@@ -174,7 +177,6 @@ def test_losses_and_norms_are_those_of_one_rank(
     [
         *((*sizes, "Disabled") for sizes in ((2, 2, 1), (4, 2, 1), (2, 4, 1), (2, 2, 2), (1, 4, 2))),
         (2, 2, 1, "Enabled"),
-        (4, 2, 1, "Enabled"),
     ],
 )
 def test_fused_and_split_train_the_same_bits_as_serial(
@@ -292,23 +294,37 @@ def test_a_step_that_is_not_finite_is_skipped_by_all_ranks(folders: dict[str, Pa
 
 
 class GoneAfter(Alone):
-    """A group whose other ranks are lost after so many sums."""
+    """A group whose other ranks are lost after so many sums and gatherings."""
 
     def __init__(self, sums: int) -> None:
         self.left = sums
 
     def all_reduce_sum(self, tensor: torch.Tensor, ranks: tuple[int, ...]) -> None:
+        self._meet(ranks)
+
+    def all_gather(self, whole: torch.Tensor, own: torch.Tensor, ranks: tuple[int, ...]) -> None:
+        self._meet(ranks)
+        whole.copy_(torch.cat([own] * len(ranks)))
+
+    def reduce_scatter_sum(self, own: torch.Tensor, whole: torch.Tensor, ranks: tuple[int, ...]) -> None:
+        self._meet(ranks)
+        own.copy_(whole.chunk(len(ranks))[0])
+
+    def _meet(self, ranks: tuple[int, ...]) -> None:
         self.left -= 1
         if self.left < 0:
             raise PeerLostError(f"ranks {', '.join(map(str, ranks))} to join a reduction", RuntimeError("gone"), rank=0)
 
 
-@pytest.mark.parametrize(("sums", "kind"), [(3, "F"), (12, "B")])
+@pytest.mark.parametrize(
+    ("sums", "kind", "sequence"),
+    [(3, "F", "Disabled"), (12, "B", "Disabled"), (3, "F", "Enabled"), (24, "B", "Enabled")],
+)
 def test_a_lost_rank_of_the_group_is_named_with_the_step_that_waited(
-    sums: int, kind: str, folders: dict[str, Path]
+    sums: int, kind: str, sequence: str, folders: dict[str, Path]
 ) -> None:
     """In a forward, and inside a backward."""
-    job, _ = both(folders["llama"], 2)
+    job = job_of(folders["llama"], 2, sequence)
     trainer = trainer_of(job, serial(job, 1, 1), 0, 2, GoneAfter(sums))
     with pytest.raises(
         PeerLostError, match=rf"waiting for ranks 0, 1 to join .* step \d+ of its schedule row, {kind} of"
