@@ -300,17 +300,17 @@ class GoneAfter(Alone):
         self.left = sums
 
     def all_reduce_sum(self, tensor: torch.Tensor, ranks: tuple[int, ...]) -> None:
-        self._meet(ranks)
+        self._count(ranks)
 
     def all_gather(self, whole: torch.Tensor, own: torch.Tensor, ranks: tuple[int, ...]) -> None:
-        self._meet(ranks)
+        self._count(ranks)
         whole.copy_(torch.cat([own] * len(ranks)))
 
     def reduce_scatter_sum(self, own: torch.Tensor, whole: torch.Tensor, ranks: tuple[int, ...]) -> None:
-        self._meet(ranks)
+        self._count(ranks)
         own.copy_(whole.chunk(len(ranks))[0])
 
-    def _meet(self, ranks: tuple[int, ...]) -> None:
+    def _count(self, ranks: tuple[int, ...]) -> None:
         self.left -= 1
         if self.left < 0:
             raise PeerLostError(f"ranks {', '.join(map(str, ranks))} to join a reduction", RuntimeError("gone"), rank=0)
