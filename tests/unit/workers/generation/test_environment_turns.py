@@ -2,6 +2,7 @@
 
 import random
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -148,15 +149,44 @@ class NumberedTokens:
         return " ".join(map(str, tokens))
 
 
+class Chat(Counter):
+    """Answers by messages."""
+
+    def _outcome(self, key: SampleKey, turns: list[str]) -> EnvironmentOutcome:
+        outcome = super()._outcome(key, turns)
+        steps = [
+            replace(one, message="", messages=({"role": "tool", "content": one.message},)) for one in outcome.steps
+        ]
+        return replace(outcome, steps=tuple(steps))
+
+
+class ChatTokens(NumberedTokens):
+    """Of a policy whose template ends turns by any of the stop tokens."""
+
+    chat_template = "a template"
+
+    def apply_chat_template(self, messages: Sequence[Mapping[str, str]], **arguments: object) -> str:
+        assert arguments == {"tokenize": False, "add_generation_prompt": True}
+        return "".join(f"{message['content']}<end>" for message in messages).removesuffix("<end>")
+
+    def decode(self, tokens: list[int], *, skip_special_tokens: bool) -> str:
+        return super().decode(tokens, skip_special_tokens=True) if skip_special_tokens else "<end>"
+
+
 def environed(
-    make_engine: MakeEngine, calls: Counter | None = None, *, kept: bool = False, **options: object
+    make_engine: MakeEngine,
+    calls: Counter | None = None,
+    *,
+    kept: bool = False,
+    tokenizer: NumberedTokens | None = None,
+    **options: object,
 ) -> EnvironmentEngine:
     engine = make_engine(stop_token_ids=STOPS, **options)
     assert isinstance(engine, DecodesTurns)
     if kept:
         engine.keep_turns()
     counter: EnvironmentCalls = calls or Counter()
-    return EnvironmentEngine(engine, counter, NumberedTokens(), max_turns=5)
+    return EnvironmentEngine(engine, counter, tokenizer or NumberedTokens(), max_turns=5)
 
 
 def by_number(samples: Sequence[SampleRequest]) -> Mapping[int, SampleRequest]:
@@ -203,6 +233,21 @@ def test_a_response_is_the_same_wherever_it_was_interrupted(
         assert one.tokens.tolist() == wanted[number].tokens.tolist()
         assert one.episode == wanted[number].episode
         assert not deterministic or same_bits(one, wanted[number])
+
+
+def test_messages_are_appended_as_the_chat_template_writes_them(make_engine: MakeEngine) -> None:
+    """Interrupted and elsewhere, too: what was answered is made of the messages again, and compared."""
+    samples = requests(8, response=60)
+    wanted = finish(environed(make_engine, Counter()), samples)
+    engines = [environed(make_engine, Chat(), tokenizer=ChatTokens()) for _ in range(2)]
+    engines[0].submit(samples)
+    for _ in range(12):
+        engines[0].step()
+    before = {one.key.sample: one for one in engines[0].withdraw()}
+    assert any(NOT_SAMPLED in one.log_probabilities for one in before.values())
+    done = finish(engines[1], [resumed(samples[number], one) for number, one in before.items()])
+    for number, one in done.items():
+        assert one.tokens.tolist() == wanted[number].tokens.tolist()
 
 
 def driven(engine: EnvironmentEngine, samples: Sequence[SampleRequest]) -> tuple[dict[int, ResponsePart], int, int]:

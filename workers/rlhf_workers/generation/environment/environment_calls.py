@@ -98,7 +98,8 @@ class EnvironmentCalls:
         request = {"episode": episode, "record": json.loads(record or "{}"), "turns": turns}
 
         async def take(child: UserProcess) -> tuple[AnsweredTurn, ...]:
-            return tuple(AnsweredTurn(**step) for step in (await child.ask(request))["steps"])
+            steps = (await child.ask(request))["steps"]
+            return tuple(AnsweredTurn(**{**step, "messages": tuple(step["messages"])}) for step in steps)
 
         try:
             # A process that does not know the episode takes every turn of it again.

@@ -12,7 +12,8 @@ and never finish one that the environment has not seen to its end.
 import os
 from collections.abc import Generator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Protocol, runtime_checkable
+from types import MappingProxyType
+from typing import Any, Final, Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -29,6 +30,7 @@ from rlhf_workers.generation.engine import (
     Sleeps,
     StepReport,
 )
+from rlhf_workers.generation.environment.chat_answers import ChatTemplateError, answer_of
 from rlhf_workers.generation.environment.environment_calls import (
     DIVERGED,
     FIELD,
@@ -40,6 +42,8 @@ from rlhf_workers.generation.environment.turns import AnsweredTurn, following, w
 from rlhf_workers.generation.requests import known_response, sample_name
 from rlhf_workers.generation.speculation.speculator import Speculates, Speculator
 from rlhf_workers.user_code.code_settings import resolve_settings
+
+NO_ARGUMENTS: Final[Mapping[str, Any]] = MappingProxyType({})
 
 
 @runtime_checkable
@@ -58,8 +62,17 @@ class HasEnvironment(Protocol):
 class EnvironmentEngine:
     """Implements `Engine`; it sleeps, measures its costs and drafts as the engine in it does."""
 
-    def __init__(self, engine: DecodesTurns, calls: EnvironmentCalls, tokenizer: Any, max_turns: int) -> None:
-        """`calls` are started; they end with `close`."""
+    def __init__(
+        self,
+        engine: DecodesTurns,
+        calls: EnvironmentCalls,
+        tokenizer: Any,
+        max_turns: int,
+        template_arguments: Mapping[str, Any] | None = NO_ARGUMENTS,
+    ) -> None:
+        """`calls` are started; they end with `close`. `template_arguments`: of the tokenizer's chat template; None: the
+        job has another template, which this process does not read."""
+        self._template_arguments = template_arguments
         self._engine, self._calls, self._tokenizer, self._max_turns = engine, calls, tokenizer, max_turns
         self._requests: dict[SampleKey, SampleRequest] = {}  # of every sample that is held
         self._waiting: dict[SampleKey, ResponsePart] = {}  # responses so far, of samples that wait for an answer
@@ -171,7 +184,7 @@ class EnvironmentEngine:
             raise EngineError(outcome.failure.reason, outcome.failure.message, outcome.failure.field, key)
         request, response, steps = self._requests[key], self._waiting[key], outcome.steps
         self._check_answers(response, steps)
-        answer = self._tokens(key, steps[-1])
+        answer = self._tokens(key, steps[-1], response.tokens[-1:])
         after = following(request, response, answer, steps, self._max_turns, self.version)
         if isinstance(after, ResponsePart):
             self._finished.append(after)
@@ -190,22 +203,32 @@ class EnvironmentEngine:
 
     def _check_answers(self, response: ResponsePart, steps: Sequence[AnsweredTurn]) -> None:
         """Raise EngineError where answers that are in the response are not those that the environment gives now."""
-        answers = written(response.tokens, response.log_probabilities).answers
-        for number, (known, step) in enumerate(zip(answers, steps, strict=False)):
-            if not np.array_equal(known, self._tokens(response.key, step)):
-                was, now = self._text(known), step.message
+        parts = written(response.tokens, response.log_probabilities)
+        for number, (turn, known, step) in enumerate(zip(parts.turns, parts.answers, steps, strict=False)):
+            given = self._tokens(response.key, step, turn[-1:])
+            if not np.array_equal(known, given):
+                was, now = self._text(known), self._text(given)
                 message = (
                     f"{FIELD}: {sample_name(response.key)}: turn {number + 1} was answered by {was[:80]!r} and is now "
                     f"answered by {now[:80]!r}; an environment must answer the same turns of a record alike"
                 )
                 raise EngineError(DIVERGED, message, FIELD, response.key)
 
-    def _tokens(self, key: SampleKey, step: AnsweredTurn) -> TokenArray:
-        """Return an answer as tokens; those of special ones that its text names are among them."""
-        ids = self._tokenizer.encode(step.message, add_special_tokens=False) if step.message else []
+    def _tokens(self, key: SampleKey, step: AnsweredTurn, last: TokenArray) -> TokenArray:
+        """Return an answer to a turn whose `last` token is known, as tokens; those of special ones that its text names
+        are among them."""
+        text = self._from_messages(key, step, last) if step.messages else step.message
+        ids = self._tokenizer.encode(text, add_special_tokens=False) if text else []
         if not ids and not step.done:
-            raise EngineError(INVALID, f"{FIELD}: the answer {step.message[:80]!r} has no token", FIELD, key)
+            raise EngineError(INVALID, f"{FIELD}: the answer {text[:80]!r} has no token", FIELD, key)
         return np.array(ids, np.int32)
+
+    def _from_messages(self, key: SampleKey, step: AnsweredTurn, last: TokenArray) -> str:
+        ended_by = str(self._tokenizer.decode(last.tolist(), skip_special_tokens=False))
+        try:
+            return answer_of(self._tokenizer, step.messages, ended_by, self._template_arguments)
+        except ChatTemplateError as error:
+            raise EngineError(INVALID, f"{FIELD}: messages: {error}", FIELD, key) from error
 
     def _text(self, tokens: TokenArray) -> str:
         return str(self._tokenizer.decode(tokens.tolist(), skip_special_tokens=True))
@@ -229,4 +252,6 @@ def with_environment(engine: Engine, spec: RLHFJobSpec, tokenizer: Any) -> Envir
     calls.start()
     if given.cache_between_turns == "Enabled":
         engine.keep_turns()
-    return EnvironmentEngine(engine, calls, tokenizer, spec.rollout.environment.max_turns)
+    prompts = spec.prompts
+    arguments = None if prompts.chat_template_file else prompts.chat_template_arguments or NO_ARGUMENTS
+    return EnvironmentEngine(engine, calls, tokenizer, spec.rollout.environment.max_turns, arguments)

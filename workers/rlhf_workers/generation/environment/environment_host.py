@@ -1,8 +1,8 @@
 """The child process of a user's environment: `python -m ...environment_host --file F --name N`.
 
-For every {"id", "episode", "record", "turns": [text]} that comes in: {"id", "steps": [{"message", "done", "reward",
-"metrics"}]}, a step for each turn, or {"id", "reason", "message"}. An environment is a function of its record and the
-turns: a child that has not seen an episode's earlier turns takes them again.
+For every {"id", "episode", "record", "turns": [text]} that comes in: {"id", "steps": [{"message", "messages", "done",
+"reward", "metrics"}]}, a step for each turn, or {"id", "reason", "message"}. An environment is a function of its record
+and the turns: a child that has not seen an episode's earlier turns takes them again.
 Rule: standard library only, as all that a child imports (`user_code.user_host`). Must never answer for an environment.
 """
 
@@ -19,7 +19,9 @@ MAX_EPISODES: Final = 1024
 """Unfinished ones that a child remembers; one that was forgotten is taken from its first turn again."""
 MAX_MESSAGE: Final = 100_000
 """Characters of an answer."""
-KEYS: Final = ("message", "done", "reward", "metrics")
+MAX_MESSAGES: Final = 64
+"""Chat messages of an answer."""
+KEYS: Final = ("message", "messages", "done", "reward", "metrics")
 
 StepReply = dict[str, Any]
 
@@ -80,16 +82,33 @@ def checked_step(value: Any) -> StepReply:
         raise StepError(f"done is {_shown(done)}; it must be True or False")
     if message is not None and not isinstance(message, str):
         raise StepError(f"message is {_shown(message)}; it must be text")
-    if not done and not message:
+    messages = _checked_messages(value.get("messages"))
+    if message and messages:
+        raise StepError("message and messages are given; an answer is one of them")
+    if not done and not message and not messages:
         raise StepError("message is empty, but done is not True: the policy has nothing to go on after")
-    if len(message or "") > MAX_MESSAGE:
-        raise StepError(f"message has {len(message or '')} characters, allowed are {MAX_MESSAGE}")
+    length = len(message or "") + sum(len(each["content"]) for each in messages)
+    if length > MAX_MESSAGE:
+        raise StepError(f"the answer has {length} characters, allowed are {MAX_MESSAGE}")
     if not isinstance(metrics, Mapping):
         raise StepError(f"metrics is {_shown(metrics)}; it must be a mapping of names to numbers")
     given = {str(name): _number(f"metric {name}", metric) for name, metric in metrics.items()}
     reward = value.get("reward")
     given_reward = None if reward is None else _number("reward", reward)
-    return {"message": message or "", "done": done, "reward": given_reward, "metrics": given}
+    answer = {"message": message or "", "messages": messages}
+    return {**answer, "done": done, "reward": given_reward, "metrics": given}
+
+
+def _checked_messages(value: Any) -> list[dict[str, str]]:
+    if value is None:
+        return []
+    if not isinstance(value, list | tuple) or len(value) > MAX_MESSAGES:
+        raise StepError(f"messages is {_shown(value)}; it must be a list of {MAX_MESSAGES} at most")
+    for message in value:
+        whole = isinstance(message, Mapping) and message.keys() == {"role", "content"}
+        if not whole or not all(isinstance(part, str) for part in message.values()):
+            raise StepError(f"messages has {_shown(message)}; each must have a role and a content, both text")
+    return [dict(message) for message in value]
 
 
 def load_environment(file: str, module: str, name: str) -> Episodes:
@@ -113,7 +132,11 @@ def load_environment(file: str, module: str, name: str) -> Episodes:
 
 
 def _reply_of(request: dict[str, Any], value: Any, secrets: list[str]) -> dict[str, Any]:
-    return {"id": request["id"], "steps": [{**step, "message": hide(step["message"], secrets)} for step in value]}
+    def hidden(step: StepReply) -> StepReply:
+        messages = [{name: hide(part, secrets) for name, part in each.items()} for each in step["messages"]]
+        return {**step, "message": hide(step["message"], secrets), "messages": messages}
+
+    return {"id": request["id"], "steps": [hidden(step) for step in value]}
 
 
 def _number(name: str, value: Any) -> float:

@@ -25,11 +25,13 @@ class AnsweredTurn:
     """What an environment said of one turn."""
 
     message: str
-    """Its answer; empty where it is done."""
+    """Its answer; empty where it is done, or answers by `messages`."""
     done: bool
     reward: float | None
     """None: this turn was given none."""
     metrics: dict[str, float]
+    messages: tuple[dict[str, str], ...] = ()
+    """Its answer as chat messages, in place of `message`: role and content of each."""
 
 
 @dataclass(frozen=True)

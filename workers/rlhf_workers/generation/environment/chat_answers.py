@@ -1,0 +1,43 @@
+"""Answers that are chat messages, as the policy's chat template writes them behind a turn that the policy has ended.
+
+Rule: pure; a function of the messages and of the token that ended the turn, never of the turn's text, so whoever asks
+again gets the same tokens. The template is rendered over a made-up conversation, and what it writes behind the turn is
+the answer: the end of the turn, less the token that the policy has written itself, the messages, and the beginning of
+the next turn. Must never guess: a template that shows no turn as it was given is refused.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+TURN: Final = "rlhf-turn-0f6b"
+"""Stands for the policy's turn; no template writes it of its own."""
+
+
+class ChatTemplateError(ValueError):
+    """Messages cannot be written as this model reads them; the message says why."""
+
+
+def answer_of(
+    tokenizer: Any, messages: Sequence[Mapping[str, str]], ended_by: str, arguments: Mapping[str, Any] | None
+) -> str:
+    """Return the text between a turn that ended with the token `ended_by` and the next turn. `arguments` of the
+    template; None: the job has another one, which this process does not read. Raises ChatTemplateError."""
+    if arguments is None:
+        raise ChatTemplateError("spec.prompts.chatTemplateFile is read by the coordinator alone: answer by message")
+    if not tokenizer.chat_template:
+        raise ChatTemplateError("the tokenizer has no chat template: answer by message")
+    conversation = [{"role": "user", "content": ""}, {"role": "assistant", "content": TURN}, *map(dict, messages)]
+    try:
+        text = str(tokenizer.apply_chat_template(conversation, tokenize=False, add_generation_prompt=True, **arguments))
+    except Exception as error:  # templates come with models and raise anything
+        raise ChatTemplateError(f"the chat template refuses these messages: {error}") from error
+    _, found, answer = text.partition(TURN)
+    if not found or TURN in answer:
+        raise ChatTemplateError("the chat template does not show what the assistant wrote: answer by message")
+    if not ended_by or not answer.startswith(ended_by):
+        shown = answer[:40]
+        raise ChatTemplateError(
+            f"the policy ended its turn by {ended_by!r}, where the chat template writes {shown!r}: name the template's "
+            "mark in spec.rollout.stopTokenIds, or answer by message"
+        )
+    return answer.removeprefix(ended_by)
