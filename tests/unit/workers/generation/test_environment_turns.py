@@ -3,6 +3,7 @@
 import random
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -265,10 +266,10 @@ def driven(engine: EnvironmentEngine, samples: Sequence[SampleRequest]) -> tuple
 @pytest.mark.parametrize("family", ["llama", "gemma2", "mixtral"])
 @pytest.mark.parametrize("options", [{"deterministic": True}, {"deterministic": False}, {"static_shapes": True}])
 def test_a_cache_that_is_kept_between_turns_changes_no_response(
-    make_engine: MakeEngine, family: str, options: Mapping[str, bool]
+    make_engine: MakeEngine, family: str, options: dict[str, Any]
 ) -> None:
     """Ten samples in slots for four: those that wait for an answer take none."""
-    options = {"architecture": family, "slots": 4, **options}  # type: ignore[dict-item]
+    options = {"architecture": family, "slots": 4, **options}
     samples = requests(10, response=60)
     wanted, all_known, none = driven(environed(make_engine, Counter(late=2), **options), samples)
     done, known, kept = driven(environed(make_engine, Counter(late=2), kept=True, **options), samples)
