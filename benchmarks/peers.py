@@ -1,13 +1,15 @@
 """TRL's GRPO and this project: samples a second, and reward against time, of the same training on the same cores.
 
-    python benchmarks/peers.py [--only quickstart,llama-10m] [--rounds 3] [--picture FILE] [--json]
+    python benchmarks/peers.py [--only quickstart,llama-10m] [--rounds 3] [--overlap] [--picture FILE] [--json]
 
 Model, prompts, reward function, batch, group, mini-batch, learning rate, loss and precision are the same, and so are
 the versions of torch and transformers. The two take turns, a whole training each, never at once, and whoever was first
 in a round is second in the next. TRL runs in an environment of its own, which uv makes at the first time
 (~/.cache/rlhf-operator/peers). An iteration lasts from the end of the one before to its own end; the first ones are
 left out (`warm`), and starting is reported alone. `processor` is the processor time that all processes of a side spent
-on an iteration, which others on the machine disturb less. Reported: median, smallest and largest over rounds, of a
+on an iteration, which others on the machine disturb less. With `--overlap` this project takes a third turn, with
+`rollout.overlapTraining`: an iteration is decoded while the one before is trained on, by weights one version older,
+which TRL has no mode for. Reported: median, smallest and largest over rounds, of a
 round's median; ratios are within a round. `--json` prints one object, last line, with the curves.
 """
 
@@ -21,8 +23,9 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from importlib.metadata import version
 from itertools import pairwise
 from pathlib import Path
@@ -43,6 +46,13 @@ SHARED: Final = ("torch", "transformers", "numpy", "tokenizers")
 """Of the versions that this project runs with."""
 TIME_OUT_SECONDS: Final = 3600.0
 """For one training, several times what the slowest takes beside other work."""
+NOTHING: Final[Mapping[str, Any]] = {}
+COLOURS: Final = {"ours": "tab:blue", "trl": "tab:orange", "overlapped": "tab:green"}
+LABELS: Final = {
+    "ours": "rlhf-operator",
+    "trl": f"TRL {PEER['trl']}",
+    "overlapped": "rlhf-operator, decoding beside training",
+}
 END_SECONDS: Final = 60.0
 """For a side to end that was asked to, before this script gives up waiting for it."""
 SMOOTHED: Final = 5
@@ -79,12 +89,16 @@ class PeerTraining:
         return None
 
 
-def ours(setting: PeerSetting, folder: Path, given: argparse.Namespace) -> PeerTraining:
-    """One `rlhf run`."""
+def ours(
+    setting: PeerSetting, folder: Path, given: argparse.Namespace, rollout: Mapping[str, Any] = NOTHING
+) -> PeerTraining:
+    """One `rlhf run`; `rollout`: fields of spec.rollout beside the setting's."""
     file, run_dir = folder / "job.yaml", folder / "run"
     for left in (run_dir, folder / "checkpoints"):
         shutil.rmtree(left, ignore_errors=True)
-    file.write_text(yaml.safe_dump(manifest(setting, given.threads), sort_keys=False))
+    job = manifest(setting, given.threads)
+    job["spec"]["rollout"] |= rollout
+    file.write_text(yaml.safe_dump(job, sort_keys=False))
     command = [sys.executable, "-m", "rlhf_cli.main", "run", str(file), "--run-dir", str(run_dir), "--plain"]
     start, spent, _ = watched(command, folder, given)
     lines = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
@@ -111,6 +125,7 @@ def trl(setting: PeerSetting, folder: Path, given: argparse.Namespace) -> PeerTr
 
 
 SIDES: Final[dict[str, Side]] = {"ours": ours, "trl": trl}
+OVERLAPPED: Final = "overlapped"
 
 
 def watched(command: Sequence[str], folder: Path, given: argparse.Namespace) -> tuple[int, ProcessorTime, str]:
@@ -153,9 +168,12 @@ def summary(setting: PeerSetting, runs: dict[str, list[PeerTraining]]) -> dict[s
     """What the rounds of a setting came to."""
     warm = setting.warm
     medians = {side: [statistics.median(run.seconds[warm - 1 :]) for run in of_side] for side, of_side in runs.items()}
-    ratios = [other / own for own, other in zip(medians["ours"], medians["trl"], strict=True)]
-    processor = [b.processor / a.processor for a, b in zip(runs["ours"], runs["trl"], strict=True)]
-    result: dict[str, Any] = {"times_as_fast": spread(ratios, 2), "times_less_processor": spread(processor, 2)}
+    result: dict[str, Any] = {}
+    for own in runs.keys() - {"trl"}:
+        ratios = [theirs / seconds for seconds, theirs in zip(medians[own], medians["trl"], strict=True)]
+        processor = [b.processor / a.processor for a, b in zip(runs[own], runs["trl"], strict=True)]
+        of_side = {"times_as_fast": spread(ratios, 2), "times_less_processor": spread(processor, 2)}
+        result |= of_side if own == "ours" else {f"{own}_{name}": value for name, value in of_side.items()}
     for side, of_side in runs.items():
         reached = [run.seconds_to(setting.goal) for run in of_side]
         result[side] = {
@@ -200,9 +218,9 @@ def draw(results: dict[str, Any], file: Path) -> None:
     figure = Figure(figsize=(5.2 * len(results), 3.8), layout="constrained")
     FigureCanvasAgg(figure)
     for axes, (name, result) in zip(figure.subplots(1, len(results), squeeze=False)[0], results.items(), strict=True):
-        for side, color in (("ours", "tab:blue"), ("trl", "tab:orange")):
+        for side, color in COLOURS.items() if OVERLAPPED in result else list(COLOURS.items())[:2]:
             for number, curve in enumerate(result[side]["curves"]):
-                label = {"ours": "rlhf-operator", "trl": f"TRL {PEER['trl']}"}[side] if number == 0 else None
+                label = LABELS[side] if number == 0 else None
                 axes.plot(*zip(*curve, strict=True), color=color, label=label, linewidth=1.2, alpha=0.8)
         axes.set(title=name, xlabel="seconds since the first iteration's end", ylabel="mean reward of a batch")
         axes.set(xlim=(0, None), ylim=(0, None))
@@ -218,6 +236,7 @@ def main() -> None:
     parser.add_argument("--iterations", type=int, help="of each training; as the setting says when left out")
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)), help="of the peer's process")
     parser.add_argument("--continuous-batching", action="store_true", help="TRL generates by transformers' own engine")
+    parser.add_argument("--overlap", action="store_true", help="and this project with rollout.overlapTraining")
     parser.add_argument("--picture", type=Path)
     parser.add_argument("--json", action="store_true")
     given = parser.parse_args()
@@ -230,19 +249,21 @@ def main() -> None:
     versions = {**PEER, **{name: version(name) for name in SHARED}, "rlhf-operator": version("rlhf-operator")}
     print(" ".join(f"{name} {of}" for name, of in versions.items()), flush=True)
     results = {}
+    sides = SIDES | {OVERLAPPED: partial(ours, rollout={"overlapTraining": "Enabled"})} if given.overlap else SIDES
     for name, setting in chosen.items():
-        runs: dict[str, list[PeerTraining]] = {side: [] for side in SIDES}
+        runs: dict[str, list[PeerTraining]] = {side: [] for side in sides}
         with tempfile.TemporaryDirectory(prefix="rlhf-peers-") as scratch:
             setting.prepare(Path(scratch))
             for number in range(given.rounds):
-                for side in list(SIDES) if number % 2 == 0 else reversed(SIDES):
-                    run = SIDES[side](setting, Path(scratch), given)
+                for side in list(sides) if number % 2 == 0 else reversed(sides):
+                    run = sides[side](setting, Path(scratch), given)
                     runs[side].append(run)
                     rate = setting.batch / statistics.median(run.seconds[setting.warm - 1 :])
                     shown = f"{rate:7.1f} samples/s, {run.processor:.3f} processor seconds an iteration"
                     print(f"{name} {number} {side:<5} {shown}, load {run.load:.1f}", flush=True)
         results[name] = summary(setting, runs)
-        print(f"{name}: TRL's seconds over ours {results[name]['times_as_fast']}", flush=True)
+        ratios = {key: value for key, value in results[name].items() if key.endswith("times_as_fast")}
+        print(f"{name}: TRL's seconds over ours {ratios}", flush=True)
     if given.picture:
         draw(results, given.picture)
     if given.json:
