@@ -48,11 +48,7 @@ TIME_OUT_SECONDS: Final = 3600.0
 """For one training, several times what the slowest takes beside other work."""
 NOTHING: Final[Mapping[str, Any]] = {}
 COLOURS: Final = {"ours": "tab:blue", "trl": "tab:orange", "overlapped": "tab:green"}
-LABELS: Final = {
-    "ours": "rlhf-operator",
-    "trl": f"TRL {PEER['trl']}",
-    "overlapped": "rlhf-operator, decoding beside training",
-}
+LABELS: Final = {"ours": "rlhf-operator", "trl": f"TRL {PEER['trl']}", "overlapped": "rlhf-operator, overlapped"}
 END_SECONDS: Final = 60.0
 """For a side to end that was asked to, before this script gives up waiting for it."""
 SMOOTHED: Final = 5
@@ -169,11 +165,11 @@ def summary(setting: PeerSetting, runs: dict[str, list[PeerTraining]]) -> dict[s
     warm = setting.warm
     medians = {side: [statistics.median(run.seconds[warm - 1 :]) for run in of_side] for side, of_side in runs.items()}
     result: dict[str, Any] = {}
-    for own in runs.keys() - {"trl"}:
+    for own in (side for side in runs if side != "trl"):
         ratios = [theirs / seconds for seconds, theirs in zip(medians[own], medians["trl"], strict=True)]
         processor = [b.processor / a.processor for a, b in zip(runs[own], runs["trl"], strict=True)]
-        of_side = {"times_as_fast": spread(ratios, 2), "times_less_processor": spread(processor, 2)}
-        result |= of_side if own == "ours" else {f"{own}_{name}": value for name, value in of_side.items()}
+        compared = {"times_as_fast": spread(ratios, 2), "times_less_processor": spread(processor, 2)}
+        result |= compared if own == "ours" else {f"{own}_{name}": value for name, value in compared.items()}
     for side, of_side in runs.items():
         reached = [run.seconds_to(setting.goal) for run in of_side]
         result[side] = {
