@@ -39,13 +39,13 @@ def linear_of_rows(
     own: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, group: TensorGroup
 ) -> torch.Tensor:
     """Return a linear layer's outputs on this rank, [s, b, out], of its positions of the input, [s / ranks, b, in]."""
-    layer = _Layer(weight, bias, group)
+    layer = _LinearUse(weight, bias, group)
     output = _apply(_OfInput, own, layer)
     return _apply(_Both, output, _apply(_OfWeight, weight, bias, layer))
 
 
 @dataclass
-class _Layer:
+class _LinearUse:
     """What the two nodes of one use of a linear layer have in common."""
 
     weight: torch.Tensor
@@ -83,7 +83,7 @@ class _OfInput(torch.autograd.Function):
     """The layer, to its input."""
 
     @staticmethod
-    def forward(ctx: Any, own: torch.Tensor, layer: _Layer) -> torch.Tensor:
+    def forward(ctx: Any, own: torch.Tensor, layer: _LinearUse) -> torch.Tensor:
         kind = own.device.type
         lower = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else own.dtype
         layer.input = own.detach().to(lower)
@@ -103,7 +103,7 @@ class _OfWeight(torch.autograd.Function):
     """The layer, to its weight and bias; its result is an empty shell, whose gradient is the output's."""
 
     @staticmethod
-    def forward(ctx: Any, weight: torch.Tensor, bias: torch.Tensor | None, layer: _Layer) -> torch.Tensor:
+    def forward(ctx: Any, weight: torch.Tensor, bias: torch.Tensor | None, layer: _LinearUse) -> torch.Tensor:
         assert layer.input is not None
         assert layer.output is not None
         ctx.group, ctx.kind, ctx.has_bias = layer.group, weight.dtype, bias is not None
