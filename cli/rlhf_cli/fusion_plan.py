@@ -14,6 +14,7 @@ from typing import Any, Final
 from rlhf_api.algorithms import ModelKind, graph_of, samples_of_batch
 from rlhf_api.job import RLHFJob
 from rlhf_api.names import Group
+from rlhf_cli.local.run_folder import newest_first
 from rlhf_coordinator.model_sizes import read_size
 from rlhf_coordinator.storage.journal import unframe
 from rlhf_planner.inter_stage.choose import FusionChoice, choose
@@ -150,7 +151,7 @@ def drafts_by_batch(costs: StageCosts) -> list[tuple[int, float, float]]:
 
 def _newest_run(job: RLHFJob, runs: Path) -> Path | None:
     """Return the newest run folder of this job that has measured costs; None when there is none."""
-    for folder in sorted(runs.glob(f"{job.name}-*"), key=lambda path: path.name, reverse=True):
+    for folder in newest_first(runs, job.name):
         if _measured(folder) is not None:
             return folder
     return None

@@ -17,6 +17,7 @@ from rlhf_api import manifest as manifests
 from rlhf_api.job import RLHFJob
 from rlhf_api.names import ExitCode, Group
 from rlhf_cli.console import output, size
+from rlhf_cli.critic_overlap_plan import critic_overlap_plan
 from rlhf_cli.fusion_plan import FusionPlan, document, drafts_by_batch, forecasts, fusion_plan
 from rlhf_cli.layout_plan import TrainingLayouts
 from rlhf_cli.load_job import load_resolved
@@ -26,7 +27,6 @@ from rlhf_cli.local.local_job import LocalJob, plan_processes
 from rlhf_cli.local.pods_to_processes import LocalProcess
 from rlhf_cli.local.run_folder import RUNS
 from rlhf_cli.output_file import PICTURES, check_output_file
-from rlhf_cli.overlap_plan import overlap_plan
 from rlhf_cli.rollout_overlap_plan import rollout_overlap_plan
 from rlhf_coordinator.model_sizes import read_sizes
 from rlhf_planner.device_memory import Budget, Estimate, budget, estimates
@@ -49,12 +49,12 @@ def show_plan(
     turns = None if resolved.spec.rank_group is Group.TRAINING else budget(resolved.spec, sizes)
     training = TrainingLayouts.of(resolved.spec, sizes, device_gib)
     fusion = fusion_plan(resolved, RUNS)
-    overlap = overlap_plan(resolved, RUNS, sizes)
+    critic_overlap = critic_overlap_plan(resolved, RUNS, sizes)
     rollout_overlap = rollout_overlap_plan(resolved, RUNS)
     if as_json:
         phases = {"phases": _phases(turns)} if turns else {}
         more = phases | {"fusion": document(fusion), "training": training.document()}
-        more |= {"criticOverlap": overlap.document()} if overlap is not None else {}
+        more |= {"criticOverlap": critic_overlap.document()} if critic_overlap is not None else {}
         more |= {"overlapTraining": rollout_overlap.document()} if rollout_overlap is not None else {}
         print(json.dumps(_document(resolved, local, memory) | more))
     else:
@@ -62,8 +62,8 @@ def show_plan(
         _print_phases(turns)
         training.print()
         _print_fusion(fusion)
-        if overlap is not None:
-            overlap.print()
+        if critic_overlap is not None:
+            critic_overlap.print()
         if rollout_overlap is not None:
             rollout_overlap.print()
     if picture is not None:

@@ -11,6 +11,7 @@ from typing import Any
 from rlhf_api.algorithms import graph_of
 from rlhf_api.job import RLHFJob
 from rlhf_cli.console import output
+from rlhf_cli.local.run_folder import newest_first
 from rlhf_coordinator.reports.trackers.metrics_jsonl import read_metrics
 from rlhf_planner.rollout_overlap import RolloutTimes, overlapped, rollout_times, unchanged
 
@@ -56,7 +57,7 @@ def rollout_overlap_plan(job: RLHFJob, runs: Path) -> RolloutOverlapPlan | None:
     is the parent of run folders, whose content never raises."""
     if not graph_of(job.spec).generates or job.spec.placement != "Dedicated":
         return None
-    for folder in sorted(runs.glob(f"{job.name}-*"), key=lambda path: path.name, reverse=True):
+    for folder in newest_first(runs, job.name):
         try:
             times = rollout_times(read_metrics(folder / "metrics.jsonl"))
         except OSError:

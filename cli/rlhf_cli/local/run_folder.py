@@ -63,6 +63,11 @@ def choose_run_dir(job: RLHFJob, run_dir: Path | None, now: datetime, *, resume:
     return runs[-1].absolute()
 
 
+def newest_first(runs: Path, job: str) -> list[Path]:
+    """Return the run folders of a job in `runs`, whose names tell when each began."""
+    return sorted(runs.glob(f"{job}-*"), key=lambda path: path.name, reverse=True)
+
+
 def holds_run(folder: Path) -> bool:
     """Return whether a job has been started in this folder."""
     return (folder / "journal").is_dir() or (folder / "metrics.jsonl").exists()

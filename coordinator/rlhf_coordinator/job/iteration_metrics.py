@@ -16,9 +16,9 @@ import numpy as np
 from rlhf_api import reward_metrics
 from rlhf_api.algorithms import Graph
 from rlhf_api.names import Group
+from rlhf_coordinator.job.critic_overlap_metrics import critic_overlap_metrics
 from rlhf_coordinator.job.iteration_stages import stage_seconds
 from rlhf_coordinator.job.job_run import JobRun
-from rlhf_coordinator.job.overlap_metrics import overlap_metrics
 from rlhf_coordinator.job.speculation_metrics import speculation_metrics
 from rlhf_coordinator.job.staleness_metrics import carried_tokens, staleness_metrics
 from rlhf_coordinator.scheduling import incremental_dispatch
@@ -55,7 +55,7 @@ def iteration_metrics(run: JobRun, now: float) -> dict[str, float]:
         **fusion_metrics(run),
         **incremental_metrics(run),
         **speculation_metrics(run),
-        **overlap_metrics(run),
+        **critic_overlap_metrics(run),
     }
     return {name: value for name, value in metrics.items() if math.isfinite(value)}
 

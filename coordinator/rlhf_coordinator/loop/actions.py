@@ -17,7 +17,7 @@ from rlhf_api.names import ExitCode, Group
 from rlhf_api.samples import Drawing, SampleKey
 from rlhf_coordinator.evaluation import leases, rounds
 from rlhf_coordinator.fusion import fusion_planning, incremental_scoring, learning, reallocation, sample_moves
-from rlhf_coordinator.job import critic_report, measurements
+from rlhf_coordinator.job import measurements, open_report
 from rlhf_coordinator.job.commands import send
 from rlhf_coordinator.job.iteration_facts import record_facts
 from rlhf_coordinator.job.iteration_metrics import iteration_metrics, skipped_steps, training_metrics
@@ -41,7 +41,7 @@ from rlhf_coordinator.storage.carried import known, messages
 from rlhf_coordinator.storage.journal_pb2 import Begun, Closed, Cut, Evaluated, Record, Refill, Trained
 from rlhf_coordinator.storage.prompts import random_key
 from rlhf_coordinator.storage.sample_codec import generate_sample, key_message, score_sample
-from rlhf_coordinator.training import overlap_choice, schedule_choice
+from rlhf_coordinator.training import critic_overlap_choice, schedule_choice
 from rlhf_coordinator.training.checkpoint_saver import CheckpointSaver, keep_best
 
 log = logging.getLogger(__name__)
@@ -81,7 +81,7 @@ class Actions:
             d.RestartGroup: self._restart_group,
             d.CommitBatch: lambda _: run.journal.commit(),
             d.CommitTrained: self._commit_trained,
-            d.ReportCritics: lambda _: overlap_choice.critics_trained(run, critic_report.complete(run)),
+            d.ReportCritics: lambda _: critic_overlap_choice.critics_trained(run, open_report.complete(run)),
             d.SaveCheckpoint: lambda decision: checkpoints.begin(decision.version),
             d.CloseIteration: self._close_iteration,
             d.BeginEvaluation: lambda decision: rounds.begin(run, decision.version),
@@ -102,7 +102,7 @@ class Actions:
         spec = run.context.spec
         rule = spec.algorithm.fields.refill
         begun = Begun(iteration=iteration, coordinator_epoch=run.coordinator_epoch, time_ns=time.time_ns())
-        begun.critics_apart = overlap_choice.begin_iteration(run, iteration)
+        begun.critics_apart = critic_overlap_choice.begin_iteration(run, iteration)
         if rule.rounds:
             begun.refill.CopyFrom(Refill(rounds=rule.rounds, used_up=rule.used_up))
         carried = taken_up(handed_on, iteration, spec.rollout)
@@ -305,7 +305,7 @@ class Actions:
         run.state.ledger.train()
         run.journal.append(Record(trained=Trained(result=result, time_ns=time.time_ns())))
         run.journal.commit()
-        overlap_choice.trained(run, metrics)
+        critic_overlap_choice.trained(run, metrics)
         run.training_metrics, run.advantages = metrics, advantage_numbers(advantages)
         run.state.trained = True
         run.state.group_failures = 0
@@ -327,7 +327,7 @@ class Actions:
             metrics |= known
             keep_best(run)
         learned.iteration_ended(run, time.monotonic())
-        overlap_choice.iteration_ended(run, metrics["seconds/publish"])
+        critic_overlap_choice.iteration_ended(run, metrics["seconds/publish"])
         run.rewards.append(metrics.get("reward", math.nan))
         results = [Evaluated(version=one.version, metrics=one.metrics) for one in run.state.evaluation.results]
         closed = Closed(metrics=metrics, time_ns=time.time_ns(), rewards=run.rewards, evaluations=results)

@@ -49,7 +49,7 @@ from rlhf_coordinator.storage.prompt_cache import keep_tokenized, tokenized_befo
 from rlhf_coordinator.storage.prompts import Prompt, PromptSet, load_tokenizer, prompts_digest
 from rlhf_coordinator.storage.restore import Restored, restore
 from rlhf_coordinator.storage.tokenized_prompts import read_prompts
-from rlhf_coordinator.training import overlap_choice
+from rlhf_coordinator.training import critic_overlap_choice
 
 log = logging.getLogger("coordinator")
 
@@ -113,7 +113,7 @@ def restore_run(
 def resume_iteration(run: JobRun, restored: Restored, actions: Actions) -> None:
     """Take steps 6 and 7. Raises JobError when the journal cannot be written."""
     learning.restore_learned(run, restored.inter_stage)
-    overlap_choice.restore_measured(run, restored.critic_overlap)
+    critic_overlap_choice.restore_measured(run, restored.critic_overlap)
     learned.restore_learned_drafts(run)
     sharing.restore_earlier(run)
     if restored.begun_ns is None:

@@ -5,7 +5,7 @@ closed, the next one decodes. Then they train the critics on the same mini-batch
 completed. Critics are loaded from ranks, and a checkpoint is made, only when their version is whole; so what critics
 score waits for them. An iteration after which a checkpoint or an evaluation is due, or none follows, trains all at
 once, and so does a replay: a group that restarts in between comes back whole, with the same weights. In mode Auto an
-iteration says when it begins whether it trains them apart (`training.overlap_choice`).
+iteration says when it begins whether it trains them apart (`training.critic_overlap_choice`).
 Rule: pure. Which part is trained depends on the job, the iteration and its first record alone, so that all ranks are
 told the same. No critic is trained while workers read the policy from ranks, and none is read while they are trained.
 """
@@ -35,11 +35,7 @@ def may_choose(context: JobContext) -> bool:
 
 def gains(context: JobContext, iteration: int) -> bool:
     """Return whether anything follows an iteration that need not wait for its critics."""
-    spec, version = context.spec, iteration + 1
-    checkpoint = spec.checkpoints is not None and spec.checkpoints.due(version)
-    evaluation = spec.evaluation is not None and spec.evaluation.due(version, spec.iterations)
-    due = checkpoint or evaluation or context.last(iteration)
-    return spec.algorithm.fields.trains_policy(iteration) and not due
+    return context.spec.algorithm.fields.trains_policy(iteration) and not context.ends_whole(iteration)
 
 
 def decide(context: JobContext, state: JobState, facts: "Facts") -> list[Decision]:

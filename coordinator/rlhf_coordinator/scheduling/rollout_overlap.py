@@ -12,7 +12,4 @@ from rlhf_coordinator.state.job_state import JobContext
 
 def trains_beside_next(context: JobContext, iteration: int) -> bool:
     """Return whether an iteration is closed before its batch is trained on."""
-    spec, version = context.spec, iteration + 1
-    checkpoint = spec.checkpoints is not None and spec.checkpoints.due(version)
-    evaluation = spec.evaluation is not None and spec.evaluation.due(version, spec.iterations)
-    return spec.rollout.overlap_training == "Enabled" and not (checkpoint or evaluation or context.last(iteration))
+    return context.spec.rollout.overlap_training == "Enabled" and not context.ends_whole(iteration)

@@ -2,7 +2,7 @@
 
 Rule: plain data. `apart` is in the journal before any rank trains by it; what was measured is in the journal's facts;
 the rest is gone with the process, which then keeps its choice until it has seen an iteration whole.
-`training.overlap_choice` changes it.
+`training.critic_overlap_choice` changes it.
 """
 
 from dataclasses import dataclass, field

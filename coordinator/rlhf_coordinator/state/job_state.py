@@ -84,6 +84,14 @@ class JobContext:
         """Return whether no iteration follows this one."""
         return iteration + 1 >= self.spec.iterations
 
+    def ends_whole(self, iteration: int) -> bool:
+        """Return whether all of an iteration must be trained before anything goes on: a checkpoint or an evaluation is
+        due after it, or none follows it. It depends on the job alone."""
+        spec, version = self.spec, iteration + 1
+        checkpoint = spec.checkpoints is not None and spec.checkpoints.due(version)
+        evaluation = spec.evaluation is not None and spec.evaluation.due(version, spec.iterations)
+        return checkpoint or evaluation or self.last(iteration)
+
     def folder(self, model: str) -> str:
         """Return the folder of version 0 of a model role."""
         source = self.spec.models.source(ModelRole(model))

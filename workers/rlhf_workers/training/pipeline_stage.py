@@ -86,9 +86,9 @@ class PipelineStage(nn.Module, ABC):
 
     @abstractmethod
     def forward(self, hidden: torch.Tensor, packed: tuple[int, ...] | None = None) -> torch.Tensor:
-        """Return [b, L, hidden] of [b, L, hidden], where L is `own_positions`, of the last stage all positions and
-        padding behind them; the last stage's result is normed. `packed`: b is 1, and the row is
-        of samples with so many tokens, of which none sees another."""
+        """Return [b, L, hidden] of [b, L, hidden], where L is `own_positions`; the last stage's result is normed, and
+        of all positions, with padding behind them. `packed`: b is 1, and the row is of samples with so many tokens, of
+        which none sees another."""
 
     @abstractmethod
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:

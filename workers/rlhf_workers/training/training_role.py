@@ -48,13 +48,11 @@ class KeptWeights:
     """Model -> (parameter name, tensor) of what this rank publishes."""
 
     @classmethod
-    def of(cls, backend: TrainingBackend, job: RLHFJob, version: int) -> "KeptWeights":
-        """Copy what a rank publishes now, which is of `version`."""
-        draft = job.spec.generation.speculation.draft_model
-        models = [*backend.models, *([DRAFT_MODEL] if draft is not None and draft.train == "Enabled" else ())]
+    def of(cls, backend: TrainingBackend, version: int) -> "KeptWeights":
+        """Copy what a rank publishes now, which is of `version`; of a draft model nothing where none is trained."""
         copies = {
             model: [(name, tensor.detach().to("cpu", copy=True)) for name, tensor in backend.published(model)]
-            for model in models
+            for model in (*backend.models, DRAFT_MODEL)
         }
         return cls(version, copies)
 
@@ -192,7 +190,7 @@ class TrainingRole:
         self._wake(iteration, outbox)
         self._kept = None
         if command.train.keep:
-            self._kept = KeptWeights.of(self._backend, self._job, self._version)
+            self._kept = KeptWeights.of(self._backend, self._version)
         self._spans.iteration, self._steps_before = iteration, self._backend.steps
         self._running = command, self._train(command.train, outbox)
 

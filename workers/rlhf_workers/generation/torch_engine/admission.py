@@ -76,13 +76,7 @@ class Admission:
         assert state.kept_turns is not None
         request = state.queue[0]
         kept = state.kept_turns.take(request.key)
-        slots = np.array([state.table.add(request, kept.position)])
-        try:
-            state.pools.place(slots, state.table.position[slots], kept.states, np.zeros(1, np.int64))
-        except BaseException:
-            state.pools.drop(slots)
-            state.table.remove(int(slots[0]))
-            raise
+        state.place(request, kept.position, kept.states)
         state.queue.popleft()
         report.kept += kept.position
 

@@ -7,8 +7,11 @@ waiting, table and complete. Must never be shared between engines.
 from collections import deque
 from dataclasses import dataclass, field
 
+import numpy as np
+
 from rlhf_api.samples import ResponsePart, SampleKey, SampleRequest
 from rlhf_workers.generation.torch_engine.kept_turns import KeptTurns
+from rlhf_workers.generation.torch_engine.kv_cache import PromptCache
 from rlhf_workers.generation.torch_engine.kv_pools import KvPools
 from rlhf_workers.generation.torch_engine.response_table import ResponseTable
 
@@ -35,6 +38,17 @@ class EngineState:
             self.queue.appendleft(request)
         else:
             self.queue.append(request)
+
+    def place(self, request: SampleRequest, position: int, states: PromptCache) -> None:
+        """Gives a sample a slot and a row with keys and values `states` of one prompt, up to `position` of its
+        sequence; where that fails it has neither."""
+        slots = np.array([self.table.add(request, position)])
+        try:
+            self.pools.place(slots, self.table.position[slots], states, np.zeros(1, np.int64))
+        except BaseException:
+            self.pools.drop(slots)
+            self.table.remove(int(slots[0]))
+            raise
 
     @property
     def free(self) -> int:

@@ -12,7 +12,6 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-import numpy as np
 import torch
 
 from rlhf_api.samples import FinishReason, SampleKey, SampleRequest
@@ -134,13 +133,7 @@ class TorchKvMoves:
         prompts = PromptCache()
         for layer, (keys, values) in enumerate(self._staging.into_device(cache)):
             prompts.states[layer] = keys[None], values[None]
-        slots = np.array([state.table.add(request, cache.stop)])
-        try:
-            state.pools.place(slots, state.table.position[slots], prompts, np.zeros(1, np.int64))
-        except BaseException:
-            state.pools.drop(slots)
-            state.table.remove(int(slots[0]))
-            raise
+        state.place(request, cache.stop, prompts)
         state.held.add(request.key)
 
 

@@ -7,7 +7,7 @@ from rlhf_coordinator.job.job_run import JobRun
 from rlhf_coordinator.scheduling import critic_overlap
 
 
-def overlap_metrics(run: JobRun) -> dict[str, float]:
+def critic_overlap_metrics(run: JobRun) -> dict[str, float]:
     """Return whether the iteration trains its critics beside the next decoding, and what that was predicted to gain, in
     seconds; empty where nothing is chosen."""
     state = run.state.critic_overlap

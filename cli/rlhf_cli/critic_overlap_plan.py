@@ -13,6 +13,7 @@ from rlhf_api.algorithms import graph_of
 from rlhf_api.job import RLHFJob
 from rlhf_api.names import Group
 from rlhf_cli.console import output
+from rlhf_cli.local.run_folder import newest_first
 from rlhf_coordinator.reports.trackers import facts_jsonl
 from rlhf_planner import critic_overlap_facts
 from rlhf_planner.critic_overlap_choice import MeasuredOverlap
@@ -21,7 +22,7 @@ from rlhf_planner.device_memory import Sizes
 
 
 @dataclass(frozen=True)
-class OverlapPlan:
+class CriticOverlapPlan:
     """What training.criticOverlap is expected to give."""
 
     mode: str
@@ -63,7 +64,7 @@ class OverlapPlan:
             out.print(f"assumption: {assumption}", markup=False, soft_wrap=True)
 
 
-def overlap_plan(job: RLHFJob, runs: Path, sizes: Sizes) -> OverlapPlan | None:
+def critic_overlap_plan(job: RLHFJob, runs: Path, sizes: Sizes) -> CriticOverlapPlan | None:
     """Return the plan of a resolved job; None where it trains one model, or training and decoding take turns. `runs` is
     the parent of run folders, whose content never raises."""
     graph, mode = graph_of(job.spec), job.spec.training.critic_overlap
@@ -72,14 +73,16 @@ def overlap_plan(job: RLHFJob, runs: Path, sizes: Sizes) -> OverlapPlan | None:
     parameters = {role: size.parameters if (size := sizes.get(role)) is not None else 0 for role in graph.trained}
     share = parameters[graph.policy] / sum(parameters.values()) if all(parameters.values()) else None
     late = [task.name for task in graph.tasks_of(Group.INFERENCE) if task.model in graph.trained]
-    for folder in sorted(runs.glob(f"{job.name}-*"), key=lambda path: path.name, reverse=True):
+    for folder in newest_first(runs, job.name):
         try:
             facts = facts_jsonl.read_facts(folder / facts_jsonl.FILE)
         except OSError:
             continue
         if facts and (known := forecast(facts, _measured(folder), share, late)) is not None:
-            return OverlapPlan(mode, known)
-    return OverlapPlan(mode, None, "no run of this job in runs/ trained all models at once and saw an iteration whole")
+            return CriticOverlapPlan(mode, known)
+    return CriticOverlapPlan(
+        mode, None, "no run of this job in runs/ trained all models at once and saw an iteration whole"
+    )
 
 
 def _measured(folder: Path) -> MeasuredOverlap | None:
