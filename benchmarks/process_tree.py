@@ -51,9 +51,8 @@ class ProcessorTime:
 
     def _sample(self) -> None:
         while not self._ended.wait(EVERY_SECONDS):
-            spent = seconds_of_tree(self._pid)
-            if spent < self._spent[-1]:
-                break  # its processes end
+            # One that ends while it is looked at is missing for a moment, with its children.
+            spent = max(seconds_of_tree(self._pid), self._spent[-1])
             self._times.append(time.time_ns())
             self._spent.append(spent)
 

@@ -84,6 +84,25 @@ class Elastic:
             container = self._running(worker)
             self._node.run(["runc", "--root=/run/containerd/runc/k8s.io", "update", f"--cpu-quota={quota}", container])
 
+    def hold_as_they_join(self, *workers: str) -> None:
+        """Keeps each worker from ending the iteration alone: slow from its first command on, at a crawl from its first
+        tokens on, until all of them have decoded."""
+        new, slow = set(workers), set[str]()
+
+        def all_decode() -> bool:
+            self._address = self._address or self.job.address()
+            samples = scraped(self._address)
+            for worker in sorted(new):
+                if worker not in slow and total(samples, "rlhf_worker_state", worker=worker, state="Busy"):
+                    self.limit(SLOW, worker)
+                    slow.add(worker)
+                if total(samples, "rlhf_worker_tokens_per_second", worker=worker):
+                    self.limit(CRAWL, worker)
+                    new.remove(worker)
+            return not new
+
+        self.until(f"{' and '.join(workers)} to decode", all_decode, every=0.1)
+
     def _running(self, worker: str) -> str:
         """Id of a worker's container, once the API server tells it: asked once, as none of them restarts, and a tail is
         short."""
@@ -215,6 +234,7 @@ def _grow_and_gather(elastic: Elastic, pods: Path) -> None:
     job.allow(1)
     elastic.until("samples of the second iteration", lambda: elastic.decoding(1, 2 * ROWS))
     job.kubectl("scale", f"rlhfjob/{NAME}", "--replicas=4")
+    elastic.hold_as_they_join(*new)
     elastic.until("4 generation workers", lambda: elastic.has(4, 1))
     # The tail may gather on any of them; one at full speed ends it before the operator has read the coordinator again.
     elastic.limit(SLOW, *new, *old)
