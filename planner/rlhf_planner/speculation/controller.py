@@ -6,10 +6,11 @@ The law: of all numbers j of drafted tokens in a pass over R samples, the one wi
 
 is taken, and j = 0, a plain step, is always among them. Whether drafters are asked at all is decided by the same law
 over the drafts that they are expected to have, so where drafts do not pay nothing is spent on them. Acceptance, costs
-and what drafters have are learned from the steps themselves (`acceptance`, `pass_costs`); what was measured of whole
-steps corrects what is predicted of them (`step_records`). What is not chosen is tried anew now and then: probes lose at
-most PROBE_SHARE of the time, as measured. A pass is never more than GROWTH times wider than the widest that was
-measured. Pure: a state and numbers in, a choice or a new state out; no clock, no chance, no engine.
+and what drafters have are learned from the steps themselves (`acceptance`, `pass_costs`), and so is whose draft is
+followed (`rival_drafts`); what was measured of whole steps corrects what is predicted of them (`step_records`). What is
+not chosen is tried anew now and then: probes lose at most PROBE_SHARE of the time, as measured. A pass is never more
+than GROWTH times wider than the widest that was measured. Pure: a state and numbers in, a choice or a new state out; no
+clock, no chance, no engine.
 """
 
 from dataclasses import dataclass, replace
@@ -21,6 +22,7 @@ import numpy.typing as npt
 from rlhf_planner.speculation.acceptance import Acceptance, tokens_of
 from rlhf_planner.speculation.draft_lengths import Best, best_of_supply, best_slots, lengths_of, supply_curve
 from rlhf_planner.speculation.pass_costs import DraftCosts, PassCosts
+from rlhf_planner.speculation.rival_drafts import Duels, RivalDrafts
 from rlhf_planner.speculation.step_records import StepRecords
 
 Floats = npt.NDArray[np.float64]
@@ -128,6 +130,7 @@ class DraftController:
     pass_costs: PassCosts
     draft_costs: DraftCosts
     records: StepRecords
+    rivals: RivalDrafts
     supply: Floats
     supply_seen: Floats
     overhead: float = 0.0
@@ -156,6 +159,7 @@ class DraftController:
             PassCosts.unknown(widths),
             DraftCosts.unknown(drafters),
             StepRecords.empty(),
+            RivalDrafts.unknown(drafters, matches),
             supply,
             np.ones(sets),
         )
@@ -200,7 +204,9 @@ class DraftController:
         survival = self.acceptance.survival
         winner = np.zeros(len(offers[0].lengths), np.int64)
         if len(offers) > 1:
-            winner = np.stack([_expected(survival[offer.drafter], offer) for offer in offers]).argmax(axis=0)
+            expected = np.stack([_expected(survival[offer.drafter], offer) for offer in offers])
+            whose, matched, long = (np.stack(each) for each in zip(*offers, strict=True))
+            winner = self.rivals.winner(whose, matched, long, expected)
         drafters, matches, lengths = _won(offers, winner)
         of_each = survival[drafters, matches]
         slots = min(plan.slots, int(lengths.sum()))
@@ -274,7 +280,11 @@ class DraftController:
 
     def aged(self) -> "DraftController":
         """Return what is known after an update of the policy's weights."""
-        return replace(self, acceptance=self.acceptance.aged())
+        return replace(self, acceptance=self.acceptance.aged(), rivals=self.rivals.aged())
+
+    def compared(self, duels: Duels) -> "DraftController":
+        """Return what is known with drafts of several drafters for the same places."""
+        return replace(self, rivals=self.rivals.observed(duels))
 
     # ------------------------------------------------------------ parts
 

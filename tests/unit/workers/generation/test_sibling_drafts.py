@@ -19,7 +19,7 @@ from rlhf_workers.generation.speculation.drafter import (
     SampleSource,
 )
 from rlhf_workers.generation.speculation.siblings import SiblingsDrafter
-from rlhf_workers.generation.speculation.suffix_index import LONGEST_MATCH
+from rlhf_workers.generation.speculation.suffix_index import FOUND_AT_ONCE, LONGEST_MATCH
 
 PROMPT = np.array([5, 6], np.int32)
 GROUP = PromptGroup(3, 0)
@@ -225,3 +225,30 @@ def test_what_is_forgotten_leaves_nothing(deltas: list[tuple[int, list[int]]]) -
     for prompt in range(4):
         siblings.forget(PromptGroup(3, prompt))
     assert (siblings.held_bytes, siblings.held_groups) == (0, 0)
+
+
+@given(st.lists(st.tuples(st.integers(0, 3), Tokens), min_size=1, max_size=12), Tokens, st.data())
+def test_when_it_is_asked_changes_no_guess(
+    parts: list[tuple[int, list[int]]], response: list[int], data: st.DataObject
+) -> None:
+    """What nobody asked about is made findable later, in the order in which it came to each text."""
+    once, often = drafter(), drafter()
+    for sample in range(SAMPLES):
+        for each in (once, often):
+            each.begin(request(key(sample)))
+    order = sorted(parts, key=lambda part: part[0])  # texts one after the other, as they are caught up with
+    for sample, said in order:
+        for each in (once, often):
+            each.extend(key(sample), tokens(said))
+        if data.draw(st.booleans()):
+            draft(often, response)
+    assert guess(once, response) == guess(often, response)
+    assert draft(once, response).match == draft(often, response).match
+
+
+def test_one_question_makes_a_bounded_number_of_tokens_findable_and_the_next_the_rest() -> None:
+    siblings = SiblingsDrafter(SAMPLES, VOCABULARY, 3 * FOUND_AT_ONCE, 2**30)
+    siblings.begin(SampleRequest(key(0), PROMPT, 1, 3 * FOUND_AT_ONCE, tokens([]), np.zeros(0, np.float32)))
+    siblings.extend(key(0), tokens([1] * FOUND_AT_ONCE + [2, 3, 4]))
+    assert guess(siblings, [2, 3], longest=1) == []
+    assert guess(siblings, [2, 3], longest=1) == [4]

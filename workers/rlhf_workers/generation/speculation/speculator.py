@@ -31,6 +31,7 @@ from rlhf_workers.generation.speculation.drafter import (
     TakesWeights,
 )
 from rlhf_workers.generation.speculation.evidence import Evidence
+from rlhf_workers.generation.speculation.rival_notes import RivalNotes
 from rlhf_workers.generation.speculation.speculation_totals import SpeculationTotals
 
 Ints = npt.NDArray[np.int64]
@@ -131,6 +132,7 @@ class Speculator:
         """Steps since they were told."""
         self._proposed: dict[SampleKey, tuple[int, int]] = {}
         """(drafter, match) of the drafts of this step."""
+        self._rivals = RivalNotes()
 
     # ------------------------------------------------------------ samples
 
@@ -147,6 +149,7 @@ class Speculator:
         """A sample finished, or was withdrawn or moved away."""
         self._feed((key,))
         self._proposed.pop(key, None)
+        self._rivals.forget(key)
         for drafter in self._drafters:
             drafter.end(key)
 
@@ -186,6 +189,8 @@ class Speculator:
             return result
         self._feed()
         chosen = [requests[at] for at in asked]
+        if (duels := self._rivals.compared(chosen)) is not None:
+            self.controller = self.controller.compared(duels)
         wanted = [request._replace(longest=min(request.longest, self.longest)) for request in chosen]
         drafts, offers, seconds = [], [], []
         for drafter in plan.drafters:
@@ -197,6 +202,7 @@ class Speculator:
         choice = self._choice(plan, keys, tuple(offers))
         if self._learns:
             self.controller = self.controller.offered(tuple(offers), choice, tuple(seconds))
+            self._rivals.note(plan.drafters, drafts, wanted)
         self.totals.asked(plan.drafters, seconds)
         for at in np.flatnonzero(choice.lengths):
             offer = int(choice.drafters[at])

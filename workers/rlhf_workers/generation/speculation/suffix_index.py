@@ -20,6 +20,8 @@ LOOKED_AT: Final = 48
 """Places of a chain; a chain of short contexts is as long as the texts."""
 VOTERS: Final = 16
 """Places that have a say; the latest of those that match longest."""
+FOUND_AT_ONCE: Final = 4096
+"""Tokens that one question makes findable, in about 10 ms; what is left is for the next."""
 START: Final = array("i", [-1] * LONGEST_MATCH)
 """Stands before a text for the prompt, which all texts of an index have in common; no token is negative."""
 SOMEWHERE: Final = array("i", [-2] * LONGEST_MATCH)
@@ -70,19 +72,20 @@ class SuffixIndex:
     def __init__(self) -> None:
         self._texts: list[Text] = []
         self._latest: tuple[dict[int, int], ...] = tuple({} for _ in ORDERS)
+        self._behind: dict[int, Text] = {}
+        """By number: texts with tokens that cannot be found yet."""
 
     def add(self, weight: float, before: "array[int]" = START) -> Text:
         """Return a new, empty text, whose tokens count this much; `before` is START or SOMEWHERE."""
         text = Text(len(self._texts), weight, before)
         self._texts.append(text)
-        self._note(text)
+        self._make_findable(text, 1)
         return text
 
     def append(self, text: Text, tokens: TokenArray) -> None:
         """Add tokens, int32 [n], at the end of a text."""
-        for token in tokens.tolist():
-            text.written.append(token)
-            self._note(text)
+        text.written.extend(tokens.tolist())
+        self._behind[text.number] = text
 
     def age(self, factor: float) -> None:
         """Multiply the weight of every token that is held by a factor; tokens to come count in full."""
@@ -95,6 +98,8 @@ class SuffixIndex:
 
         `longest` is the most tokens that the guess has, at least 1.
         """
+        if self._behind:
+            self._catch_up()
         tail = context[-LONGEST_MATCH:]
         encoded = tail.tobytes()
         for order, reach, latest, chain in zip(ORDERS, _REACH, self._latest, range(len(ORDERS)), strict=True):
@@ -105,15 +110,31 @@ class SuffixIndex:
                     return _vote(voters, longest, match)
         return None
 
-    def _note(self, text: Text) -> None:
-        """Make the end of a text findable by what stands before it."""
-        end = len(text.written)
-        place = text.number << _SHIFT | end
-        tail = text.written[-ORDERS[0] :].tobytes()
-        for order, latest, earlier in zip(ORDERS, self._latest, text.earlier, strict=True):
-            context = hash(tail[-4 * order :])
-            earlier.append(latest.get(context, -1))
-            latest[context] = place
+    def _catch_up(self) -> None:
+        """Make what came since the last question findable, at most FOUND_AT_ONCE tokens of it."""
+        left = FOUND_AT_ONCE
+        while self._behind and left > 0:
+            number, text = next(iter(self._behind.items()))
+            left -= self._make_findable(text, left)
+            if len(text.earlier[0]) > len(text):
+                del self._behind[number]
+
+    def _make_findable(self, text: Text, most: int) -> int:
+        """Make ends of a text findable by what stands before them, where none was yet; return how many, at most `most`.
+
+        The first end is before the first token, behind what stands before the text.
+        """
+        first = LONGEST_MATCH + len(text.earlier[0])
+        last = min(first + most - 1, len(text.written))
+        before = first - ORDERS[0]
+        encoded = text.written[before:last].tobytes()
+        for end in range(first, last + 1):
+            place, stop = text.number << _SHIFT | end, 4 * (end - before)
+            for order, latest, earlier in zip(ORDERS, self._latest, text.earlier, strict=True):
+                context = hash(encoded[stop - 4 * order : stop])
+                earlier.append(latest.get(context, -1))
+                latest[context] = place
+        return last - first + 1
 
     def _voters(
         self, tail: "array[int]", place: int, order: int, reach: int, chain: int

@@ -1,0 +1,69 @@
+"""What several drafters said of the same place of a sample, until it is seen which of them was right for longer.
+
+Rule: a note waits for the sample's next draft, whose request has what was drawn since; the tokens drawn judge all
+drafts of the place, also those that nobody followed. One note a sample, dropped with it.
+"""
+
+from collections.abc import Sequence
+from itertools import combinations
+from typing import NamedTuple
+
+import numpy as np
+
+from rlhf_api.samples import SampleKey
+from rlhf_planner.speculation.rival_drafts import Duels
+from rlhf_workers.generation.speculation.drafter import MATCHES, Draft, DraftRequest
+
+
+class _Note(NamedTuple):
+    tokens: int
+    """Of prompt and response before the drafts."""
+    drafts: list[tuple[int, Draft]]
+    """Drafter, and what it said: at least one token."""
+
+
+class RivalNotes:
+    """Of the samples of one engine. Not thread-safe."""
+
+    def __init__(self) -> None:
+        self._notes: dict[SampleKey, _Note] = {}
+
+    def note(
+        self, drafters: Sequence[int], drafts: Sequence[Sequence[Draft]], requests: Sequence[DraftRequest]
+    ) -> None:
+        """Keep the drafts of each request that has several; `drafts` are those of each drafter, by request."""
+        if len(drafters) < 2:
+            return
+        for at, request in enumerate(requests):
+            made = [(drafter, said[at]) for drafter, said in zip(drafters, drafts, strict=True) if len(said[at].tokens)]
+            if len(made) > 1:
+                self._notes[request.key] = _Note(len(request.tokens), made)
+
+    def compared(self, requests: Sequence[DraftRequest]) -> Duels | None:
+        """Return every pair of drafts that was kept of these samples, judged by their tokens since, and forget them;
+        None: there are none."""
+        duels: list[tuple[int, int, int, int, int]] = []
+        for request in requests if self._notes else ():
+            note = self._notes.pop(request.key, None)
+            if note is None:
+                continue
+            drawn = request.tokens[note.tokens :].tolist()
+            judged = [
+                (drafter, min(max(draft.match, 0), MATCHES - 1), _right(draft.tokens.tolist(), drawn))
+                for drafter, draft in note.drafts
+            ]
+            duels += [
+                (first, match, second, other, right - wrong)
+                for (first, match, right), (second, other, wrong) in combinations(judged, 2)
+            ]
+        return Duels(*np.array(duels, np.int64).T) if duels else None
+
+    def forget(self, key: SampleKey) -> None:
+        """Drop what was kept of a sample that ended here."""
+        self._notes.pop(key, None)
+
+
+def _right(draft: Sequence[int], drawn: Sequence[int]) -> int:
+    """Return how many tokens of a draft, from the first on, are what was drawn."""
+    pairs = zip(draft, drawn, strict=False)
+    return next((at for at, (said, token) in enumerate(pairs) if said != token), min(len(draft), len(drawn)))
