@@ -20,8 +20,9 @@ LOOKED_AT: Final = 48
 """Places of a chain; a chain of short contexts is as long as the texts."""
 VOTERS: Final = 16
 """Places that have a say; the latest of those that match longest."""
-FOUND_AT_ONCE: Final = 4096
-"""Tokens that one question makes findable, in about 10 ms; what is left is for the next."""
+FOUND_AT_ONCE: Final = 256
+"""Tokens that one question makes findable, in about a millisecond; what is left is for the next, of which a step has
+as many as samples. Probes ask about a few samples only, and would index for nothing."""
 START: Final = array("i", [-1] * LONGEST_MATCH)
 """Stands before a text for the prompt, which all texts of an index have in common; no token is negative."""
 SOMEWHERE: Final = array("i", [-2] * LONGEST_MATCH)
