@@ -25,6 +25,7 @@ from tests.support.training_ranks import CPU, exhaust, finish_folder, make_batch
 from rlhf_api import control_pb2 as pb
 from rlhf_api.job import RLHFJob
 from rlhf_workers.training import checkpoint
+from rlhf_workers.training.adamw import MOMENTS
 from rlhf_workers.training.backends.torch_backend import TorchBackend, build_trainer, join
 from rlhf_workers.training.communicator import Communicator
 from rlhf_workers.training.rank_layout import RankLayout
@@ -169,9 +170,11 @@ def _moments(trainer: Trainer) -> dict[str, torch.Tensor]:
     for (model, _), optimizer in trainer.optimizers.items():
         assert isinstance(optimizer, ShardedOptimizer)
         for name, rows in optimizer.parameters.items():
-            state = optimizer._adamw.state.get(rows, {})
-            for moment in ("exp_avg", "exp_avg_sq"):
-                result[f"{model}:{name}.{moment}"] = state[moment] if state else torch.zeros_like(rows.detach())
+            if not rows.numel():
+                result |= {f"{model}:{name}.{moment}": torch.zeros_like(rows.detach()) for moment in MOMENTS}
+                continue
+            for moment, value in optimizer._adamw.moments(name).items():
+                result[f"{model}:{name}.{moment}"] = value.detach()
     return result
 
 

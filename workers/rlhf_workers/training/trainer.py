@@ -29,7 +29,7 @@ from rlhf_workers.training.executor import TimedAction, execute
 from rlhf_workers.training.finished_pieces import piece_finished
 from rlhf_workers.training.gradient_sums import sum_gradients, sum_sizes
 from rlhf_workers.training.minibatches import check_mini_batch, epoch_order, mini_batches
-from rlhf_workers.training.objective_metrics import Norms, objective_metrics, say_mismatch
+from rlhf_workers.training.objective_metrics import Norms, objective_metrics, offload_metrics, say_mismatch
 from rlhf_workers.training.old_log_probabilities import OldLogProbabilities
 from rlhf_workers.training.optimizer import Horizon, learning_rate
 from rlhf_workers.training.pipeline_stage import PipelineStage
@@ -74,8 +74,10 @@ class Trainer:
         fields = spec.training.optimizer
         self.peaks = {model: fields.peak_learning_rate(ModelRole(model)) for model in layout.models}
         shares = {key: moment_shares(layout, *key, spec.training.parallelism) for key in stages}
+        self._offloads = spec.training.parallelism.offload_optimizer
         self.optimizers = {
-            key: optimizer_of(stage, fields, self.peaks[key[0]], shares[key]) for key, stage in stages.items()
+            key: optimizer_of(stage, fields, self.peaks[key[0]], shares[key], self._offloads)
+            for key, stage in stages.items()
         }
         self._copies = list(self._stage_copies())
         for stage in stages.values():
@@ -149,6 +151,10 @@ class Trainer:
             say_mismatch(self._policy, metrics)
         if self.draft is not None:
             metrics |= self.draft.metrics()
+        if self._offloads:
+            taught = [] if self.draft is None or self.draft.optimizer is None else [self.draft.optimizer]
+            optimizers = [*self.optimizers.values(), *taught]
+            metrics |= offload_metrics(optimizers, self.layout, self.communicator, self.device)
         metrics |= self._padding.metrics()
         metrics["train/skipped_steps"] = float(skipped)
         metrics["train/nonfinite_steps"] = float(self.progress.non_finite.total - non_finite)
