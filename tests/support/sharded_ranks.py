@@ -62,7 +62,8 @@ class Order:
 def parallel(job: RLHFJob, shard: int) -> RLHFJob:
     """The same job over so many sharded ranks; 1: over one rank."""
     body = job.model_dump(by_alias=True, exclude_unset=True)
-    body["spec"].setdefault("training", {})["parallelism"] = {"pipeline": 1, "data": shard, "shard": shard}
+    given = body["spec"].setdefault("training", {}).get("parallelism", {})
+    body["spec"]["training"]["parallelism"] = {**given, "pipeline": 1, "data": shard, "shard": shard}
     return RLHFJob.model_validate(body)
 
 

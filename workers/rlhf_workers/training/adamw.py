@@ -113,7 +113,7 @@ class HostAdamW:
         parameters: Mapping[str, torch.Tensor],
         fields: Optimizer,
         memory: OffloadMemory,
-        piece_bytes: int = OFFLOADED_PIECE_BYTES,
+        piece_bytes: int,
     ) -> None:
         """`parameters` are contiguous, and on the device of `memory`. `piece_bytes`: of both moments of a piece."""
         self._parameters, self._fields, self._memory = parameters, fields, memory
@@ -195,7 +195,9 @@ class HostAdamW:
 
 def adamw_of(parameters: Mapping[str, torch.Tensor], fields: Optimizer, device: torch.device, offload: bool) -> AdamW:
     """Return what steps parameters that are on `device`."""
-    return HostAdamW(parameters, fields, DeviceOffload(device)) if offload else DeviceAdamW(parameters, fields)
+    if offload:
+        return HostAdamW(parameters, fields, DeviceOffload(device), OFFLOADED_PIECE_BYTES)
+    return DeviceAdamW(parameters, fields)
 
 
 def _decays(parameters: Mapping[str, torch.Tensor], fields: Optimizer) -> list[tuple[list[str], float]]:

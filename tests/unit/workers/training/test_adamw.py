@@ -22,17 +22,24 @@ PIECES = [2 * 4 * UNIT, 2 * 4 * UNIT * 5, 2 * 4 * 1024, ALL]
 
 
 class LateCopies(HostCopyStream):
-    """Copies nothing before somebody waits for it, as a device may."""
+    """Copies nothing before somebody waits for it, as a device may; then in order, as a device does."""
 
-    def __init__(self) -> None:
+    def __init__(self, host: torch.Tensor) -> None:
+        self._host = host.untyped_storage().data_ptr()
         self._queued: list[tuple[torch.Tensor, torch.Tensor]] = []
         self._made = 0
+        self.followed = False
+
+    def follow_compute(self) -> None:
+        self.followed = True
 
     def copy(self, target: torch.Tensor, source: torch.Tensor) -> None:
+        comes = source.untyped_storage().data_ptr() == self._host
+        assert comes or self.followed, "what is computed goes before it is there"
         self._queued.append((target, source))
 
     def mark(self) -> CopyMark:
-        return _LateMark(self.made_until, len(self._queued))
+        return _LateMark(self, len(self._queued))
 
     def made_until(self, end: int) -> None:
         for target, source in self._queued[self._made : end]:
@@ -41,14 +48,15 @@ class LateCopies(HostCopyStream):
 
 
 class _LateMark:
-    def __init__(self, make: Callable[[int], None], end: int) -> None:
-        self._make, self._end = make, end
+    def __init__(self, copies: LateCopies, end: int) -> None:
+        self._copies, self._end = copies, end
 
     def wait(self) -> None:
-        self._make(self._end)
+        self._copies.made_until(self._end)
 
     def hold_compute(self) -> None:
-        self._make(self._end)
+        self._copies.made_until(self._end)
+        self._copies.followed = False
 
 
 class CountedMemory:
@@ -59,7 +67,8 @@ class CountedMemory:
         """Bytes taken of the device, by step."""
 
     def host(self, size: int) -> torch.Tensor:
-        return torch.full((size,), 255, dtype=torch.uint8)
+        self._host = torch.full((size,), 255, dtype=torch.uint8)
+        return self._host
 
     def on_device(self, like: torch.Tensor) -> torch.Tensor:
         self.steps[-1] += like.nbytes
@@ -67,7 +76,7 @@ class CountedMemory:
 
     def copies(self) -> LateCopies:
         self.steps.append(0)
-        return LateCopies()
+        return LateCopies(self._host)
 
     def free(self) -> int:
         return 0
@@ -156,7 +165,7 @@ def test_moments_go_on_from_one_to_the_other(
 
 
 def test_before_the_first_step_moments_are_zero() -> None:
-    host = HostAdamW(parameters(), FIELDS, CountedMemory())
+    host = HostAdamW(parameters(), FIELDS, CountedMemory(), ALL)
     for name, shape in SHAPES.items():
         for moment in MOMENTS:
             assert torch.equal(host.moments(name)[moment], torch.zeros(shape))
@@ -164,6 +173,6 @@ def test_before_the_first_step_moments_are_zero() -> None:
 
 def test_a_rank_that_steps_nothing_holds_nothing() -> None:
     memory = CountedMemory()
-    host = HostAdamW({}, FIELDS, memory)
+    host = HostAdamW({}, FIELDS, memory, ALL)
     host.step(1e-3)
     assert (host.host_bytes, memory.steps) == (0, [])
