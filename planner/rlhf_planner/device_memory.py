@@ -232,9 +232,10 @@ def training(spec: RLHFJobSpec, sizes: Sizes) -> Estimate:
         moments = 0 if size is None else size.parameters * OPTIMIZER_BYTES
         parts |= {} if size is None else {DRAFT: size.parameters * whole + moments}
         unknown += [DRAFT_MODEL] if size is None else []
-    if not settings.parallelism.offload_optimizer:
+    offloaded = parts.get("optimizer", 0) + moments if settings.parallelism.offload_optimizer else 0
+    if not offloaded:
         return Estimate(parts, tuple(unknown))
-    host = {"optimizer": parts.get("optimizer", 0) + moments}
+    host = {"optimizer": offloaded}
     parts |= {"optimizer": min(host["optimizer"], OFFLOADED_PIECES * OFFLOADED_PIECE_BYTES)}
     parts |= {DRAFT: parts[DRAFT] - moments} if moments else {}
     return Estimate(parts, tuple(unknown), host)

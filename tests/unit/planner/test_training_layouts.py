@@ -153,6 +153,7 @@ def test_what_is_not_known_is_not_refused_and_never_named() -> None:
     unknown: dict[str, ModelSize | None] = dict.fromkeys(SIZES)
     assert layout_problem(spec(), unknown, 1) == ""
     assert first_that_fits(spec(), unknown, 10**15) is None
+    assert layout_of(spec(parallelism={"offloadOptimizer": True}), unknown).memory.parts == {}
     half = SIZES | {ModelRole.CRITIC: None}
     assert "no layout of up to 64 ranks is known to fit" in layout_problem(spec(), half, GIBIBYTE)
 
