@@ -144,7 +144,7 @@ def budget(spec: RLHFJobSpec, sizes: Sizes) -> Budget:
     sleeping = {f"{name} (decoding)": count for name, count in decodes.parts.items() if name == "weights"}
     sleeping |= scores.parts
     kept = ("weights", "optimizer", "frozen weights")
-    sleeping |= {f"{name} (training)": count for name, count in (trains.parts | trains.host).items() if name in kept}
+    sleeping |= {f"{name} (training)": count for name, count in {**trains.parts, **trains.host}.items() if name in kept}
     if spec.training.weight_sharing != "Disabled" and "weights" in trains.parts:  # one copy, in the type that travels
         sleeping["published weights"] = _published(spec, sizes)
     return Budget(

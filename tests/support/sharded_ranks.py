@@ -167,7 +167,7 @@ def _carry_out(order: Order, rank: int, world: int, communicator: Communicator) 
 
 def _moments(trainer: Trainer) -> dict[str, torch.Tensor]:
     """Rows of every moment on this rank."""
-    result = {}
+    result: dict[str, torch.Tensor] = {}
     for (model, _), optimizer in trainer.optimizers.items():
         assert isinstance(optimizer, ShardedOptimizer)
         for name, rows in optimizer.parameters.items():

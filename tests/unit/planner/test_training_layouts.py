@@ -102,7 +102,7 @@ def test_offloaded_moments_are_counted_on_the_host_and_pieces_of_them_on_the_dev
     pieces = OFFLOADED_PIECES * OFFLOADED_PIECE_BYTES
     assert offloaded.host == {"optimizer": kept.parts["optimizer"]}
     assert kept.host == {}
-    assert offloaded.parts == kept.parts | {"optimizer": pieces}
+    assert offloaded.parts == {**kept.parts, "optimizer": pieces}
     small: dict[str, ModelSize | None] = dict.fromkeys(SIZES, ModelSize(1000, 64))
     assert layout_of(beside, small).memory.parts["optimizer"] == 2 * 8 * 250
 

@@ -44,10 +44,12 @@ def objective_metrics(
 
 
 def offload_metrics(
-    optimizers: Iterable[StageOptimizer], layout: RankLayout, communicator: Communicator, device: torch.device
+    optimizers: Iterable[StageOptimizer | None], layout: RankLayout, communicator: Communicator, device: torch.device
 ) -> dict[str, float]:
     """Return the bytes of moments in host memory, of the rank that has most there."""
-    most = torch.tensor([float(sum(one.host_bytes for one in optimizers))], dtype=torch.float64, device=device)
+    most = torch.tensor(
+        [float(sum(one.host_bytes for one in optimizers if one is not None))], dtype=torch.float64, device=device
+    )
     communicator.all_reduce_max(most, tuple(range(layout.world)))
     return {"train/host_optimizer_bytes": float(most)}
 
