@@ -55,7 +55,8 @@ class TrainingLayouts:
 
     def print(self) -> None:
         """Print the layouts, where there is a choice or a device was named."""
-        if len(self.others) < 2 and self.device_bytes is None:
+        choices = [one for one in self.others if not one.parallelism.offload_optimizer]  # each is there twice
+        if len(choices) < 2 and self.device_bytes is None:
             return
         out, ranks = output(), self.asked.parallelism.ranks
         out.print(f"\nTraining layouts of {ranks} rank{'s' if ranks > 1 else ''}", style="bold")

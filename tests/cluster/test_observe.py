@@ -56,7 +56,7 @@ RARE = {
     ("training", "Time of a step, against its prediction", "D"): BEHIND,
     ("training", "Bubbles against their prediction, and padding", "C"): BEHIND,
     ("training", "Time of a step, against its prediction", "E"): BESIDE,
-    ("training", "Moments in host memory", "A"): OFFLOADED,
+    ("workers", "Most memory", "B"): OFFLOADED,
     ("training", "Draft model against the policy", "A"): TAUGHT,
     ("training", "Draft model against the policy", "B"): TAUGHT,
     ("learning", "What is not trained on", "D"): CARRIED,

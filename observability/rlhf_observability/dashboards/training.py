@@ -14,6 +14,7 @@ from rlhf_observability.dashboards.panels import (
     BY_JOB,
     GREEN,
     GRID_WIDTH,
+    HALF,
     ORANGE,
     RED,
     THIRD,
@@ -120,7 +121,7 @@ SCHEDULE: Final = Row(
         heatmap(
             title="Steps by their time",
             unit=PanelUnit.SECONDS,
-            width=THIRD,
+            width=HALF,
             shows="How many steps took how long.",
             normal="one band, which moves slowly with the lengths of responses.",
             cure="A second band above it is a straggler, or checkpoints that steps wait for.",
@@ -129,7 +130,7 @@ SCHEDULE: Final = Row(
         lines(
             title="GPUs of training that compute",
             unit=PanelUnit.NUMBER,
-            width=THIRD,
+            width=HALF,
             low=0,
             shows="GPUs of the training group that computed, and those that it holds.",
             normal="equal while the job trains, none meanwhile unless the group is colocated.",
@@ -138,16 +139,6 @@ SCHEDULE: Final = Row(
                 Query(JOBS.rates(job.GPU_BUSY, group="training"), f"compute {BY_JOB}"),
                 per_job(job.GPUS, "held", group="training"),
             ),
-        ),
-        lines(
-            title="Moments in host memory",
-            unit=PanelUnit.BYTES,
-            width=THIRD,
-            low=0,
-            shows=training.HOST_OPTIMIZER.meaning,
-            normal=f"{training.HOST_OPTIMIZER.normal}.",
-            cure="More than a pod has: raise its memory, share moments out by shardOptimizer, or keep them on the GPU.",
-            queries=(per_job(training.HOST_OPTIMIZER),),
         ),
     ),
 )

@@ -1,8 +1,8 @@
 """AdamW's two moments of a set of parameters, and the step that they take: kept on the device, or in host memory.
 
 Offloaded moments come to the device a piece at a time, are stepped there by the same kernel as ever, and go back, so
-between two steps the device has none of them and within one no more than two pieces: one that is stepped while the next
-comes and the last one goes. Rule: weights and moments are the same bits either way. The kernel works element by
+between two steps the device has none of them and within one no more than two pieces: one is stepped while another goes
+and the next comes in its place. Rule: weights and moments are the same bits either way. The kernel works element by
 element; on a CPU it takes UNIT elements at a time from a tensor's start, and rounds those left at its end in another
 way, so a piece ends within a parameter at a multiple of UNIT only. Speaks to no other rank. A step that fails half-way,
 as a process that dies, leaves moments of two steps: the group starts again from its checkpoint.
