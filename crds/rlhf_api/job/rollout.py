@@ -102,7 +102,8 @@ class Rollout(ApiModel):
     sample_retries: Annotated[int, Field(ge=0, le=10)] = 2
     """Times that a sample is decoded again, on another worker if there is one, after one failed on it."""
     max_failed_samples: Annotated[int, Field(ge=0, le=1048575)] = 0
-    """Samples of an iteration that may fail: it goes on, and trains, without them. One more fails the job and is named."""
+    """Samples of an iteration that may fail: it goes on, and trains, without them. One more fails the job and is
+    named."""
     stop: list[Annotated[str, Field(min_length=1, max_length=256)]] = Field(default_factory=list, max_length=16)
     """Strings that end a response. They stay in the text."""
     stop_token_ids: list[Annotated[int, Field(ge=0, le=16777216)]] = Field(default_factory=list, max_length=64)
