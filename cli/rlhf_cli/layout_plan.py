@@ -46,6 +46,7 @@ class TrainingLayouts:
         return {
             **layout.parallelism.model_dump(by_alias=True),
             "memory": layout.memory.total,
+            "host_memory": sum(layout.memory.host.values()),
             "memory_unknown": list(layout.memory.unknown),
             "busy": round(layout.busy, 4),
             "seconds_by_rank": round(layout.seconds_by_rank, 6),
@@ -54,20 +55,21 @@ class TrainingLayouts:
 
     def print(self) -> None:
         """Print the layouts, where there is a choice or a device was named."""
-        if len(self.others) < 2 and self.device_bytes is None:
+        choices = [one for one in self.others if not one.parallelism.offload_optimizer]  # each is there twice
+        if len(choices) < 2 and self.device_bytes is None:
             return
         out, ranks = output(), self.asked.parallelism.ranks
         out.print(f"\nTraining layouts of {ranks} rank{'s' if ranks > 1 else ''}", style="bold")
         table = Table(box=None, padding=(0, 3, 0, 0), header_style="bold")
-        for heading in ("layout", "memory of a rank", "busy", "to one rank", "fits", ""):
+        for heading in ("layout", "memory of a rank", "of its host", "busy", "to one rank", "fits", ""):
             table.add_column(heading, justify="left" if heading in ("layout", "") else "right", no_wrap=True)
         for layout in self.others:
             own = layout.parallelism == self.asked.parallelism
             table.add_row(*self._row(layout), "this job" if own else "")
         out.print(table)
         out.print(
-            "Memory as above. Busy: share of a mini-batch by serial 1F1B with equal stages; transfers and sums come on "
-            "top.",
+            "Memory as above. Busy: share of a mini-batch by serial 1F1B with equal stages; transfers, sums "
+            "and moments that come from the host are on top.",
             style="dim",
         )
         if self.problem:
@@ -76,4 +78,5 @@ class TrainingLayouts:
     def _row(self, layout: TrainingLayout) -> tuple[str, ...]:
         memory = "unknown" if layout.memory.unknown else size(layout.memory.total)
         fits = "" if self.device_bytes is None else "yes" if layout.fits(self.device_bytes) else "no"
-        return layout.words, memory, f"{layout.busy:.0%}", f"{layout.seconds_by_rank:.3f}", fits
+        host = size(moments) if (moments := sum(layout.memory.host.values())) else ""
+        return layout.words, memory, host, f"{layout.busy:.0%}", f"{layout.seconds_by_rank:.3f}", fits

@@ -131,6 +131,7 @@ def _document(job: RLHFJob, local: LocalJob, memory: dict[Group, Estimate]) -> d
                 "cores": sorted(process.cores) if process.cores else None,
                 "port": process.port,
                 "memory": dict(memory.get(process.group, NO_ESTIMATE).parts),
+                "memory_host": dict(memory.get(process.group, NO_ESTIMATE).host),
                 "memory_total": memory.get(process.group, NO_ESTIMATE).total,
                 "memory_unknown": list(memory.get(process.group, NO_ESTIMATE).unknown),
             }
@@ -185,6 +186,7 @@ def _estimate_text(estimate: Estimate) -> str:
 
 def _parts(estimate: Estimate) -> list[str]:
     parts = [f"{name} {size(count)}" for name, count in estimate.parts.items()]
+    parts += [f"{name} {size(count)} of host memory" for name, count in estimate.host.items()]
     return parts + [f"{role} unknown (not on this disk)" for role in estimate.unknown]
 
 

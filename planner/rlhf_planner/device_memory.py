@@ -5,6 +5,7 @@ likewise; on training ranks float32 master weights, gradients and the two AdamW 
 precision where they are cast, of a draft model that is trained likewise; of models in parts (parallelism.shard and
 parallelism.tensor) a rank's part of each, and its share of whole parameters to publish. Norms, which every rank of a
 tensor group has, count as if they were split, and shares of moments (parallelism.shardOptimizer) as if all were equal.
+Moments in host memory (parallelism.offloadOptimizer) count as the pieces of them that are on the device within a step.
 Not counted: gathered layers, activations, logits, communicators, the
 runtime itself. So what does not fit here fits nowhere, and what fits here may still not.
 Rule: arithmetic over sizes that come in; a model of unknown size is said to be, never zero.
@@ -26,6 +27,11 @@ COMPUTE_BYTES: Final = {"Float32": FLOAT32_BYTES, "BFloat16": HALF_BYTES}
 """A value in the type of matrix products."""
 OPTIMIZER_BYTES: Final = 8
 """Two float32 moments of AdamW, a parameter."""
+OFFLOADED_PIECE_BYTES: Final = 64 * 2**20
+"""Moments that come from host memory at a time: takes above a millisecond on the bus, beside which it costs nothing to
+begin a copy and a kernel, and is little beside what a step holds."""
+OFFLOADED_PIECES: Final = 2
+"""On the device at once: one is stepped while another comes or goes."""
 DRAFT: Final = "draft model"
 """Part of an estimate: all that a process holds of it."""
 GIBIBYTE: Final = 2**30
@@ -64,6 +70,8 @@ class Estimate:
     parts: Mapping[str, int]
     unknown: tuple[str, ...] = ()
     """Models whose size is not known here."""
+    host: Mapping[str, int] = field(default_factory=dict)
+    """Pinned memory of the machine beside it, for what comes to the device a piece at a time."""
 
     @property
     def total(self) -> int:
@@ -136,7 +144,7 @@ def budget(spec: RLHFJobSpec, sizes: Sizes) -> Budget:
     sleeping = {f"{name} (decoding)": count for name, count in decodes.parts.items() if name == "weights"}
     sleeping |= scores.parts
     kept = ("weights", "optimizer", "frozen weights")
-    sleeping |= {f"{name} (training)": count for name, count in trains.parts.items() if name in kept}
+    sleeping |= {f"{name} (training)": count for name, count in {**trains.parts, **trains.host}.items() if name in kept}
     if spec.training.weight_sharing != "Disabled" and "weights" in trains.parts:  # one copy, in the type that travels
         sleeping["published weights"] = _published(spec, sizes)
     return Budget(
@@ -216,13 +224,21 @@ def training(spec: RLHFJobSpec, sizes: Sizes) -> Estimate:
             stage = -(-size.parameters // settings.parallelism.pipeline) * COMPUTE_BYTES[spec.compute_type]
             parts["frozen weights"] = parts.get("frozen weights", 0) + stage
             shared = True
+    moments = 0
     draft = spec.generation.speculation.draft_model
     if draft is not None and draft.train == "Enabled":
         size = sizes.get(DRAFT_MODEL)
-        whole = 2 * FLOAT32_BYTES + OPTIMIZER_BYTES + (HALF_BYTES if half else 0)
-        parts |= {} if size is None else {DRAFT: size.parameters * whole}
+        whole = 2 * FLOAT32_BYTES + (HALF_BYTES if half else 0)
+        moments = 0 if size is None else size.parameters * OPTIMIZER_BYTES
+        parts |= {} if size is None else {DRAFT: size.parameters * whole + moments}
         unknown += [DRAFT_MODEL] if size is None else []
-    return Estimate(parts, tuple(unknown))
+    offloaded = parts.get("optimizer", 0) + moments if settings.parallelism.offload_optimizer else 0
+    if not offloaded:
+        return Estimate(parts, tuple(unknown))
+    host = {"optimizer": offloaded}
+    parts |= {"optimizer": min(host["optimizer"], OFFLOADED_PIECES * OFFLOADED_PIECE_BYTES)}
+    parts |= {DRAFT: parts[DRAFT] - moments} if moments else {}
+    return Estimate(parts, tuple(unknown), host)
 
 
 def _scored(spec: RLHFJobSpec) -> dict[str, ModelRole]:

@@ -1,9 +1,10 @@
 """Ways to split the trained models over training ranks: what a rank holds by each, and how busy it is.
 
 A layout is pipeline x data x tensor ranks, whose copies may share moments out (shardOptimizer), or models in parts
-over the data ranks (shard). Memory is `device_memory`'s
+over the data ranks (shard); each may keep its moments in host memory (offloadOptimizer). Memory is `device_memory`'s
 count. The time of a layout is that of serial 1F1B with equal stages: of a mini-batch with m micro-batches a copy, p
-stages are busy m / (m + p - 1) of it; transfers, sums and gathered parts come on top and are not counted.
+stages are busy m / (m + p - 1) of it; transfers, sums, gathered parts and moments that come from the host are on top
+and not counted, so layouts that keep moments there are listed after the others.
 Rule: pure. Only layouts that validation and workers take are listed. A layout whose memory is not known fits nothing.
 """
 
@@ -42,6 +43,7 @@ class TrainingLayout:
         fields = ("pipeline", "data", "tensor", "shard")
         named = [f"{name} {value}" for name in fields if (value := getattr(self.parallelism, name)) > 1]
         named += ["shardOptimizer"] if self.parallelism.shard_optimizer else []
+        named += ["offloadOptimizer"] if self.parallelism.offload_optimizer else []
         return ", ".join(named) or "one rank"
 
     def fits(self, device_bytes: int) -> bool:
@@ -56,17 +58,21 @@ def layout_of(spec: RLHFJobSpec, sizes: Sizes) -> TrainingLayout:
 
 def layouts(spec: RLHFJobSpec, sizes: Sizes, ranks: int) -> list[TrainingLayout]:
     """Return all layouts of so many ranks that the job may have, the fastest first; of equally fast ones that which
-    holds less."""
+    holds less. Those whose moments are in host memory come after all others, in the same order."""
     found = [_layout(spec, sizes, one) for one in _possible(spec, sizes, ranks)]
-    return sorted(found, key=lambda layout: (-layout.busy, layout.memory.total))
+    found.sort(key=lambda layout: (-layout.busy, layout.memory.total))
+    return found + [_layout(spec, sizes, _offloaded(layout.parallelism)) for layout in found]
 
 
-def first_that_fits(spec: RLHFJobSpec, sizes: Sizes, device_bytes: int) -> TrainingLayout | None:
-    """Return the fastest layout of the fewest ranks, from those of the job upwards, that fits devices of this size;
-    None where none of up to MAX_GROWTH times as many does."""
+def first_that_fits(
+    spec: RLHFJobSpec, sizes: Sizes, device_bytes: int, *, offload: bool = False
+) -> TrainingLayout | None:
+    """Return the fastest layout of the fewest ranks, from those of the job upwards, that fits devices of this size, and
+    keeps its moments in host memory or not; None where none of up to MAX_GROWTH times as many does."""
     ranks = spec.training.ranks
     while ranks <= spec.training.ranks * MAX_GROWTH:
-        fitting = [layout for layout in layouts(spec, sizes, ranks) if layout.fits(device_bytes)]
+        possible = [one for one in layouts(spec, sizes, ranks) if one.parallelism.offload_optimizer is offload]
+        fitting = [layout for layout in possible if layout.fits(device_bytes)]
         if fitting:
             return fitting[0]
         ranks *= 2
@@ -82,12 +88,26 @@ def layout_problem(spec: RLHFJobSpec, sizes: Sizes, device_bytes: int) -> str:
     needs = (
         f"a training rank needs {gib(asked.memory.total)} ({asked.memory.words}), and a device has {gib(device_bytes)}"
     )
-    better = first_that_fits(spec, sizes, device_bytes)
-    if better is None:
+    found = [first_that_fits(spec, sizes, device_bytes, offload=offload) for offload in (False, True)]
+    better = [layout for layout in found if layout is not None]
+    if not better:
         most = MAX_GROWTH * spec.training.ranks
         return f"{needs}: no layout of up to {most} ranks is known to fit; use smaller models or spec.training.lora"
-    ranks = f"{better.parallelism.ranks} ranks that need {gib(better.memory.total)} each"
-    return f"{needs}: use {FIELD}: {better.words} ({ranks})"
+    if len(better) > 1 and better[1].parallelism.ranks >= better[0].parallelism.ranks:
+        del better[1]  # slower by its transfers, and saves no device
+    return f"{needs}: use {FIELD}: {' or '.join(map(_advice, better))}"
+
+
+def _advice(layout: TrainingLayout) -> str:
+    ranks = layout.parallelism.ranks
+    each = f"{gib(layout.memory.total)} each" if ranks > 1 else gib(layout.memory.total)
+    host = sum(layout.memory.host.values())
+    beside = f", and {gib(host)} of host memory" if host else ""
+    return f"{layout.words} ({ranks} rank{'s' * (ranks > 1)} that need{'s' * (ranks == 1)} {each}{beside})"
+
+
+def _offloaded(parallelism: TrainingParallelism) -> TrainingParallelism:
+    return parallelism.model_copy(update={"offload_optimizer": True})
 
 
 def _layout(spec: RLHFJobSpec, sizes: Sizes, parallelism: TrainingParallelism) -> TrainingLayout:

@@ -17,6 +17,7 @@ ORDER = (
     "kv_migration",
     "offload",
     "colocated",
+    "moments",
     "quickstart_ppo",
     "half_billion_job",
     "half_billion_colocated",

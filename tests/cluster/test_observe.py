@@ -46,6 +46,7 @@ VLLM = "workers whose engine is vLLM; tests/integration/test_vllm_roles.py asks 
 CARRIED = "jobs with rollout.maxStaleness; tests/integration/test_carried_job.py reads what they measure"
 BEHIND = "jobs with training.criticOverlap; tests/integration/test_critic_overlap.py reads what they measure"
 BESIDE = "jobs with rollout.overlapTraining; tests/integration/test_rollout_overlap.py reads what they measure"
+OFFLOADED = "jobs with parallelism.offloadOptimizer; tests/integration/test_tensor_job.py reads what they measure"
 RARE = {
     ("engine", "Fullest devices and caches", "A"): "workers that compute on GPUs, whose memory the driver tells",
     ("engine", "Fullest devices and caches", "B"): VLLM,
@@ -55,6 +56,7 @@ RARE = {
     ("training", "Time of a step, against its prediction", "D"): BEHIND,
     ("training", "Bubbles against their prediction, and padding", "C"): BEHIND,
     ("training", "Time of a step, against its prediction", "E"): BESIDE,
+    ("workers", "Most memory", "B"): OFFLOADED,
     ("training", "Draft model against the policy", "A"): TAUGHT,
     ("training", "Draft model against the policy", "B"): TAUGHT,
     ("learning", "What is not trained on", "D"): CARRIED,

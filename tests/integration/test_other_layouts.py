@@ -14,10 +14,16 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 ITERATIONS = 6
 LAYOUTS = (
     {"backend": "megatron", "parallelism.pipeline": 1, "parallelism.tensor": 2},
-    {"backend": "torch", "parallelism.pipeline": 1, "parallelism.data": 2, "parallelism.shard": 2},
+    {
+        "backend": "torch",
+        "parallelism.pipeline": 1,
+        "parallelism.data": 2,
+        "parallelism.shard": 2,
+        "parallelism.offloadOptimizer": "true",
+    },
     {"backend": "torch", "parallelism.pipeline": 2},
 )
-"""Tensor groups of Megatron's layers; models in parts; pipeline stages."""
+"""Tensor groups of Megatron's layers; models in parts, whose moments are in host memory; pipeline stages."""
 
 
 def options(layout: dict[str, object]) -> Iterator[str]:

@@ -100,6 +100,7 @@ def ranks(
         order("half", half, gradients=True),
         *(order(f"initial-{name}", halved(path), save=str(root / f"initial-{name}")) for name, path in every.items()),
         order("trained", trained, after=2),
+        order("offloaded", job_of(folders, training={"parallelism": {"offloadOptimizer": True}}), after=2),
         order("again", job_of(folders, algorithm=AGAIN), after=2),
         order("first", trained, after=1, save=str(root / "checkpoint")),
         order("restored", trained, first=1, after=1, restore=str(saved), save=str(root / "again")),
@@ -241,6 +242,17 @@ def test_a_group_that_comes_back_trains_the_bits_of_one_that_was_not_lost(ranks:
         for straight, resumed in zip(ranks.reports("trained"), ranks.reports("resumed"), strict=True):
             assert_same_bits(resumed[what], straight[what])
     assert ranks.reports("resumed")[0]["metrics"] == ranks.reports("trained")[0]["metrics"][1:]
+
+
+def test_moments_in_host_memory_train_the_bits_of_moments_on_the_device(ranks: ShardedRanks) -> None:
+    for what in ("published", "moments"):
+        for kept, offloaded in zip(ranks.reports("trained"), ranks.reports("offloaded"), strict=True):
+            assert_same_bits(offloaded[what], kept[what])
+    for kept, offloaded in zip(
+        ranks.reports("trained")[0]["metrics"], ranks.reports("offloaded")[0]["metrics"], strict=True
+    ):
+        assert offloaded.pop("train/host_optimizer_bytes") > 0
+        assert offloaded == kept
 
 
 def test_rows_of_moments_that_are_missing_are_named(

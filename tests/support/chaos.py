@@ -115,13 +115,16 @@ def lines(run_dir: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
 
 
-def assert_killed_ranks_change_no_weight(manifest: Path, folder: Path, options: Sequence[str], seed: int) -> None:
-    """Run a job of two ranks undisturbed, and again with each rank killed once: it ends in the same weights."""
+def assert_killed_ranks_change_no_weight(
+    manifest: Path, folder: Path, options: Sequence[str], seed: int, *, otherwise: Sequence[str] = ()
+) -> None:
+    """Run a job of two ranks undisturbed, and again, by the options of `otherwise` besides, with each rank killed once:
+    it ends in the same weights."""
     undisturbed = run_job(manifest, folder / "undisturbed", options=options)
     assert undisturbed.code == 0, undisturbed.output[-4000:]
     ranks = ("training-1", "training-0")
     kills = Kills(seed, len(ranks), PROCESSES, first=ranks, longest_calm_seconds=0.5, iterations_between=1)
-    killed = run_job(manifest, folder / "killed", options=options, kills=kills)
+    killed = run_job(manifest, folder / "killed", options=[*options, *otherwise], kills=kills)
     assert killed.code == 0, f"{killed.kills}\n{killed.output[-4000:]}"
     assert len(killed.kills) == len(ranks), killed.kills
     assert killed.weights == undisturbed.weights != "", killed.kills

@@ -25,6 +25,7 @@ from tests.support.training_ranks import CPU, exhaust, finish_folder, make_batch
 from rlhf_api import control_pb2 as pb
 from rlhf_api.job import RLHFJob
 from rlhf_workers.training import checkpoint
+from rlhf_workers.training.adamw import MOMENTS
 from rlhf_workers.training.backends.torch_backend import TorchBackend, build_trainer, join
 from rlhf_workers.training.communicator import Communicator
 from rlhf_workers.training.rank_layout import RankLayout
@@ -61,7 +62,8 @@ class Order:
 def parallel(job: RLHFJob, shard: int) -> RLHFJob:
     """The same job over so many sharded ranks; 1: over one rank."""
     body = job.model_dump(by_alias=True, exclude_unset=True)
-    body["spec"].setdefault("training", {})["parallelism"] = {"pipeline": 1, "data": shard, "shard": shard}
+    given = body["spec"].setdefault("training", {}).get("parallelism", {})
+    body["spec"]["training"]["parallelism"] = {**given, "pipeline": 1, "data": shard, "shard": shard}
     return RLHFJob.model_validate(body)
 
 
@@ -165,13 +167,15 @@ def _carry_out(order: Order, rank: int, world: int, communicator: Communicator) 
 
 def _moments(trainer: Trainer) -> dict[str, torch.Tensor]:
     """Rows of every moment on this rank."""
-    result = {}
+    result: dict[str, torch.Tensor] = {}
     for (model, _), optimizer in trainer.optimizers.items():
         assert isinstance(optimizer, ShardedOptimizer)
         for name, rows in optimizer.parameters.items():
-            state = optimizer._adamw.state.get(rows, {})
-            for moment in ("exp_avg", "exp_avg_sq"):
-                result[f"{model}:{name}.{moment}"] = state[moment] if state else torch.zeros_like(rows.detach())
+            if not rows.numel():
+                result |= {f"{model}:{name}.{moment}": torch.zeros_like(rows.detach()) for moment in MOMENTS}
+                continue
+            for moment, value in optimizer._adamw.moments(name).items():
+                result[f"{model}:{name}.{moment}"] = value.detach()
     return result
 
 

@@ -132,7 +132,8 @@ class OffloadableWeights:
         started, before = time.monotonic(), self._memory.free()
         new = [tensor for tensor in tensors if id(tensor) not in self._host]
         self._place(new)
-        copied = new if self._frozen else tensors
+        first = {id(tensor) for tensor in new}
+        copied = [tensor for tensor in tensors if id(tensor) in first or self._changes(tensor)]
         copies = self._memory.copies()
         copies.follow_compute()
         for tensor in copied:
@@ -163,6 +164,10 @@ class OffloadableWeights:
             tensor.data = target
         self.offloaded = False
         self._say("onload", sum(tensor.nbytes for tensor in tensors), started, "")
+
+    def _changes(self, tensor: torch.Tensor) -> bool:
+        """Whether a tensor may have changed on the device since it was copied."""
+        return not self._frozen
 
     def _place(self, tensors: list[torch.Tensor], *, filled: bool = False) -> None:
         """Gives tensors their place in host memory; `filled`: what is on the CPU now goes there."""

@@ -97,7 +97,7 @@ class Generation(GroupFields):
     engine_args: dict[str, Any] = Field(default_factory=dict)
     """Arguments of the engine under its own names, passed on unchanged."""
     max_batch_size: Annotated[int, Field(ge=1, le=65536)] = 64
-    """Largest number of samples that one worker decodes at the same time."""
+    """Most samples that one worker decodes at a time."""
     parallelism: TensorParallelism = Field(default_factory=TensorParallelism)
     """How the model is split within one worker."""
     speculation: Speculation = Field(default_factory=Speculation)
@@ -117,7 +117,7 @@ class Inference(GroupFields):
     critic, so that only the rest is left at their end. Auto does so where simulation predicts a gain. Has an effect
     with overlap Enabled only."""
     batch_tokens: Annotated[int, Field(ge=1, le=16777216)] = 16384
-    """Largest number of tokens scored in one forward pass. Ignored in a deterministic job, which scores sample by
+    """Most tokens scored in one forward pass. Ignored in a deterministic job, which scores sample by
     sample."""
 
 
@@ -137,6 +137,8 @@ class TrainingParallelism(ApiModel):
     """Enabled divides states between layers by position over the tensor ranks, for less memory."""
     shard_optimizer: bool = False
     """True shares AdamW's moments out over copies of a stage (ZeRO 1): the same bits, less memory."""
+    offload_optimizer: bool = False
+    """True keeps AdamW's moments in host memory: the same bits, slower steps."""
 
     @property
     def ranks(self) -> int:
@@ -167,28 +169,27 @@ class Optimizer(ApiModel):
     learning_rate: Rate = 1e-6
     """Peak learning rate of the actor."""
     critic_learning_rate: Rate = 9e-6
-    """Peak learning rate of the critic. Larger than the actor's, as a value head starts untrained."""
+    """Peak learning rate of the critic; larger, as a value head starts untrained."""
     schedule: Literal["Constant", "Linear", "Cosine"] = "Constant"
-    """Course of the learning rate after warm-up, over all steps of the job. When the iterations of a live job are
-    changed, the rest of it is stretched or compressed without a jump."""
+    """Course of the learning rate after warm-up, over all steps of the job. When the iterations of a live job change,
+    the rest of it is stretched or compressed without a jump."""
     min_learning_rate_ratio: Annotated[float, Field(ge=0, le=1)] = 0.0
     """Share of the peak learning rate that Linear and Cosine fall to."""
     warmup_steps: Annotated[int, Field(ge=0, le=2147483647)] = 0
-    """Optimizer steps during which the learning rate rises linearly from 0 to its peak."""
+    """Steps in which the learning rate rises linearly from 0 to its peak."""
     beta1: Annotated[float, Field(ge=0, lt=1)] = 0.9
-    """Decay of AdamW's first moment, per optimizer step."""
+    """Decay of AdamW's first moment, a step."""
     beta2: Annotated[float, Field(ge=0, lt=1)] = 0.95
-    """Decay of AdamW's second moment, per optimizer step."""
+    """Decay of AdamW's second moment, a step."""
     epsilon: Annotated[float, Field(gt=1e-16, le=1)] = 1e-8
     """Term that AdamW adds to its denominator."""
     weight_decay: Annotated[float, Field(ge=0, le=100)] = 0.0
     """Decoupled weight decay of matrices; norms and biases have none."""
     max_gradient_norm: PositiveOrOff = 1.0
-    """Largest global gradient norm, over all pipeline stages; larger gradients are scaled down to it. 0 turns clipping
-    off."""
+    """Largest gradient norm of a model, over all stages; larger gradients are scaled down to it. 0: no clipping."""
     max_non_finite_steps: Annotated[int, Field(ge=0, le=1000000)] = 5
-    """Optimizer steps in a row whose gradient may be infinite or NaN: each is skipped and counted, and one more fails
-    the job. 0 fails the job at the first."""
+    """Steps in a row whose gradient may be infinite or NaN: each is skipped and counted, and one more fails the job.
+    0 fails it at the first."""
 
     def peak_learning_rate(self, role: ModelRole) -> float:
         """Return the peak learning rate of a trained role."""

@@ -79,7 +79,7 @@ class Rollout(ApiModel):
     batch_size: Annotated[int, Field(ge=1, le=1048576)] = 512
     """Samples (responses) per iteration."""
     oversample: Annotated[int, Field(ge=0, le=65536)] = 0
-    """Prompts of an iteration beyond those of its batch. Once the responses to as many prompts as the batch has are
+    """Prompts of an iteration beyond those of its batch. Once responses to as many prompts as the batch has are
     finished, the others are cut off and not trained on: nothing waits for the longest. Which these are depends on how
     fast workers are. 0 in a deterministic job."""
     max_staleness: Annotated[int, Field(ge=0, le=64)] = 0
@@ -89,9 +89,9 @@ class Rollout(ApiModel):
     overlap_training: Literal["Disabled", "Enabled"] = "Disabled"
     """Enabled decodes an iteration while the one before trains, by weights one version older."""
     max_prompt_tokens: Annotated[int, Field(ge=1, le=1048576)] = 256
-    """Largest number of tokens of a prompt; spec.prompts.overlong says what becomes of a longer one."""
+    """Most tokens of a prompt; spec.prompts.overlong says what becomes of a longer one."""
     max_response_tokens: Annotated[int, Field(ge=1, le=1048576)] = 1024
-    """Largest number of tokens of a response, which ends there (finish reason: length); of one that the prompt file
+    """Most tokens of a response, which ends there (finish reason: length); of one that the prompt file
     holds, with its end-of-sequence token, see spec.prompts.overlong."""
     temperature: Annotated[float, Field(ge=0, le=10)] = 1.0
     """Temperature of sampling; 0 takes the most probable token."""
@@ -100,14 +100,14 @@ class Rollout(ApiModel):
     top_k: Annotated[int, Field(ge=0, le=16777216)] = 0
     """Sample from this many most probable tokens; 0 keeps all."""
     sample_retries: Annotated[int, Field(ge=0, le=10)] = 2
-    """Times that decoding a sample is tried again, on another worker if there is one, after one failed on it."""
+    """Times that a sample is decoded again, on another worker if there is one, after one failed on it."""
     max_failed_samples: Annotated[int, Field(ge=0, le=1048575)] = 0
-    """Samples of an iteration that may fail: it goes on without them and nothing of them is trained on. One more fails
-    the job and is named."""
+    """Samples of an iteration that may fail: it goes on, and trains, without them. One more fails the job and is
+    named."""
     stop: list[Annotated[str, Field(min_length=1, max_length=256)]] = Field(default_factory=list, max_length=16)
     """Strings that end a response. They stay in the text."""
     stop_token_ids: list[Annotated[int, Field(ge=0, le=16777216)]] = Field(default_factory=list, max_length=64)
-    """Ids of tokens that end a response, in addition to the tokenizer's end-of-sequence token."""
+    """Ids of tokens that end a response, beside the tokenizer's end-of-sequence token."""
     environment: Environment | None = None
     """What answers the turns of the policy. Unset: a response is one turn."""
 

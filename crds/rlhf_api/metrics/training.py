@@ -112,6 +112,15 @@ LARGEST_MICRO_BATCH: Final = _gauge(
     absent="no iteration is finished, or it took no step",
     run_metric="training/train/largest_micro_batch_tokens",
 )
+HOST_OPTIMIZER: Final = _gauge(
+    "rlhf_training_host_optimizer_bytes",
+    unit=Unit.BYTES,
+    meaning="AdamW's moments in host memory of the training rank that has most there.",
+    source="the training ranks",
+    normal="constant: what `rlhf plan` says",
+    absent="spec.training.parallelism.offloadOptimizer is false, or no iteration is finished",
+    run_metric="training/train/host_optimizer_bytes",
+)
 NONFINITE_STEPS: Final = _counter(
     "rlhf_nonfinite_steps_total",
     unit=Unit.NUMBER,

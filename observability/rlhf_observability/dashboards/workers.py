@@ -9,7 +9,7 @@ Questions, in the order of the rows:
 
 from typing import Final
 
-from rlhf_api.metrics import job, process, samples, worker
+from rlhf_api.metrics import job, process, samples, training, worker
 from rlhf_observability.dashboards.panels import (
     BY_JOB,
     GREEN,
@@ -24,6 +24,7 @@ from rlhf_observability.dashboards.panels import (
     Row,
     Variable,
     lines,
+    per_job,
     stacked,
     stat,
 )
@@ -159,10 +160,14 @@ PROCESSES: Final = Row(
             unit=PanelUnit.BYTES,
             width=THIRD,
             low=0,
-            shows="Memory of the eight pods of jobs that occupy the most.",
+            shows="Memory of the eight pods of jobs that occupy the most, and AdamW's moments that a training rank "
+            "keeps in it.",
             normal=process.RESIDENT_MEMORY.normal,
             cure="A line that only rises is a leak: note the pod and its log. At the limit the pod ends with 137.",
-            queries=(Query(top(_FEW, JOBS.latest(process.RESIDENT_MEMORY, "pod")), _POD),),
+            queries=(
+                Query(top(_FEW, JOBS.latest(process.RESIDENT_MEMORY, "pod")), _POD),
+                per_job(training.HOST_OPTIMIZER, "moments"),
+            ),
         ),
         lines(
             title="Most processor time",

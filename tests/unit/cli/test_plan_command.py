@@ -175,6 +175,20 @@ def test_training_layouts_stand_beside_each_other_and_one_that_does_not_fit_is_t
     assert "Training layouts" not in capsys.readouterr().out, "one rank, and no device was named"
 
 
+def test_moments_in_host_memory_are_told_beside_the_memory_of_the_device(
+    job: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    host = ("--set", "spec.training.parallelism.offloadOptimizer=true", "--json")
+    assert plan(monkeypatch, *host) == 0
+    found = json.loads(capsys.readouterr().out)
+    processes = {process["name"]: process for process in found["processes"]}
+    moments = processes["training-0"]["memory"]["weights"] * 2
+    assert processes["training-0"]["memory_host"] == {"optimizer": moments}
+    assert processes["generation-0"]["memory_host"] == {}
+    of_layouts = {one["offloadOptimizer"]: one["host_memory"] for one in found["training"]["layouts"]}
+    assert of_layouts == {False: 0, True: moments}
+
+
 def test_a_layout_that_does_not_fit_ends_the_plan_with_what_would(
     job: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -12,7 +12,16 @@ from rlhf_api import manifest
 from rlhf_api.algorithms.roles import ModelRole
 from rlhf_api.job import RLHFJob, RLHFJobSpec
 from rlhf_api.job.groups import TrainingParallelism
-from rlhf_planner.device_memory import GIBIBYTE, ModelSize
+from rlhf_api.names import DRAFT_MODEL
+from rlhf_planner.device_memory import (
+    DRAFT,
+    GIBIBYTE,
+    OFFLOADED_PIECE_BYTES,
+    OFFLOADED_PIECES,
+    ModelSize,
+    budget,
+    training,
+)
 from rlhf_planner.training_layouts import first_that_fits, layout_of, layout_problem, layouts
 
 BILLION = 10**9
@@ -53,13 +62,19 @@ def test_every_layout_that_is_listed_is_one_that_validation_takes(
         given_layout = document(backend, parallelism=parallelism.model_dump(by_alias=True))
         assert manifest.broken_rules(RLHFJob.model_validate(given_layout)) == [], layout.words
     assert len({layout.parallelism.model_dump_json() for layout in listed}) == len(listed)
-    assert [layout.busy for layout in listed] == sorted((layout.busy for layout in listed), reverse=True)
+    offloaded = [layout.parallelism.offload_optimizer for layout in listed]
+    assert offloaded == sorted(offloaded), "what waits for the host comes last"
+    half = len(listed) // 2
+    busy = [layout.busy for layout in listed[:half]]
+    assert busy == sorted(busy, reverse=True) == [layout.busy for layout in listed[half:]]
 
 
 def test_a_pipeline_waits_and_copies_hold_all_of_it() -> None:
     """Of 64 samples in micro-batches of two: 32 of them in a pipeline of four, 8 a copy where there are four."""
     by_words = {layout.words: layout for layout in layouts(spec(), SIZES, 4)}
-    assert list(by_words) == [
+    on_device = [words for words in by_words if "offloadOptimizer" not in words]
+    assert list(by_words) == on_device + [f"{words}, offloadOptimizer" for words in on_device]
+    assert on_device == [
         "data 4, shard 4",
         "data 4, shardOptimizer",
         "data 4",
@@ -80,13 +95,54 @@ def test_a_pipeline_waits_and_copies_hold_all_of_it() -> None:
     assert not any("shard " in words for words in tensor)
 
 
+def test_offloaded_moments_are_counted_on_the_host_and_pieces_of_them_on_the_device() -> None:
+    asked = spec(parallelism={"data": 4, "shardOptimizer": True})
+    beside = spec(parallelism={"data": 4, "shardOptimizer": True, "offloadOptimizer": True})
+    kept, offloaded = (layout_of(one, SIZES).memory for one in (asked, beside))
+    pieces = OFFLOADED_PIECES * OFFLOADED_PIECE_BYTES
+    assert offloaded.host == {"optimizer": kept.parts["optimizer"]}
+    assert kept.host == {}
+    assert offloaded.parts == {**kept.parts, "optimizer": pieces}
+    small: dict[str, ModelSize | None] = dict.fromkeys(SIZES, ModelSize(1000, 64))
+    assert layout_of(beside, small).memory.parts["optimizer"] == 2 * 8 * 250
+
+
+def test_moments_of_a_drafter_that_is_trained_are_offloaded_too() -> None:
+    speculation = {"drafters": ["Model"], "draftModel": {"path": "draft", "train": "Enabled"}}
+    counted = []
+    for offload in (False, True):
+        given = document(parallelism={"offloadOptimizer": offload})
+        given["spec"]["generation"] = {"speculation": speculation}
+        sizes = SIZES | {DRAFT_MODEL: ModelSize(BILLION, 64)}
+        counted.append(training(RLHFJob.model_validate(given).spec, sizes))
+    kept, offloaded = counted
+    assert kept.parts[DRAFT] - offloaded.parts[DRAFT] == 8 * BILLION
+    assert offloaded.host["optimizer"] == kept.parts["optimizer"] + 8 * BILLION
+
+
+def test_ranks_that_take_turns_keep_moments_on_the_host_either_way() -> None:
+    hosts = []
+    for offload in (False, True):
+        given = document(parallelism={"offloadOptimizer": offload})
+        given["spec"] |= {"placement": "Colocated", "generation": {"gpusPerReplica": 1}}
+        hosts.append(budget(RLHFJob.model_validate(given).spec, SIZES).host.parts)
+    assert hosts[0] == hosts[1]
+    assert hosts[0]["optimizer (training)"] == 2 * 8 * 7 * BILLION
+
+
 def test_a_layout_that_does_not_fit_is_told_with_the_one_that_does() -> None:
     """Two models of seven billion, 18 bytes a parameter: 235 GiB on one rank, of four 59 and of eight 29."""
     device = 79 * GIBIBYTE
     assert layout_problem(spec(parallelism={"pipeline": 4}), SIZES, device) == ""
     problem = layout_problem(spec(), SIZES, device)
     assert problem.startswith("a training rank needs 235 GiB (weights 52.2 GiB, gradients 52.2 GiB, optimizer 104 GiB")
-    assert "and a device has 79 GiB: use spec.training.parallelism: data 4, shard 4 (4 ranks that need" in problem
+    assert problem.endswith(
+        "and a device has 79 GiB: use spec.training.parallelism: data 4, shard 4 (4 ranks that need 65.2 GiB each) or "
+        "data 2, shard 2, offloadOptimizer (2 ranks that need 78.4 GiB each, and 52.2 GiB of host memory)"
+    )
+    alone = layout_problem(spec(), SIZES, 140 * GIBIBYTE)
+    assert alone.endswith("or offloadOptimizer (1 rank that needs 131 GiB, and 104 GiB of host memory)")
+    assert "offloadOptimizer" not in layout_problem(spec(parallelism={"pipeline": 2}), SIZES, 60 * GIBIBYTE)
     fitting = first_that_fits(spec("megatron"), SIZES, device)
     assert fitting is not None
     assert fitting.parallelism == TrainingParallelism(tensor=4)
@@ -97,6 +153,7 @@ def test_what_is_not_known_is_not_refused_and_never_named() -> None:
     unknown: dict[str, ModelSize | None] = dict.fromkeys(SIZES)
     assert layout_problem(spec(), unknown, 1) == ""
     assert first_that_fits(spec(), unknown, 10**15) is None
+    assert layout_of(spec(parallelism={"offloadOptimizer": True}), unknown).memory.parts == {}
     half = SIZES | {ModelRole.CRITIC: None}
     assert "no layout of up to 64 ranks is known to fit" in layout_problem(spec(), half, GIBIBYTE)
 

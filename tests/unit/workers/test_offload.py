@@ -4,43 +4,15 @@ from typing import Any
 
 import pytest
 import torch
-from tests.support.delayed_copies import DelayedCopies
 from tests.support.outbox import RecordedOutbox
+from tests.support.stand_in_memory import StandInMemory
 from torch import nn
 
 from rlhf_api import control_pb2 as pb
-from rlhf_workers.copy_stream import CopyStream
 from rlhf_workers.device_arbiter import DeviceArbiter
 from rlhf_workers.offloadable_weights import MOVES, OffloadableWeights
 
 HOST = torch.device("cpu")
-
-
-class StandInMemory:
-    """A device whose memory is the host's, counted."""
-
-    def __init__(self) -> None:
-        self.stream = DelayedCopies()
-        self.taken: list[int] = []
-        self.on_device_bytes = 0
-        self.fails_at = -1
-
-    def host(self, size: int) -> torch.Tensor:
-        self.taken.append(size)
-        return torch.zeros(size, dtype=torch.uint8)
-
-    def on_device(self, like: torch.Tensor) -> torch.Tensor:
-        self.fails_at -= 1
-        if self.fails_at == 0:
-            raise torch.cuda.OutOfMemoryError("full")
-        self.on_device_bytes += like.nbytes
-        return torch.full_like(like, 7)
-
-    def copies(self) -> CopyStream:
-        return self.stream
-
-    def free(self) -> int:
-        return 0
 
 
 def model() -> nn.Module:

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from tests.support import models
+from tests.support.stand_in_memory import StandInMemory
 from tests.support.training_ranks import CPU, assert_bitwise, make_job, run
 
 from rlhf_api import control_pb2 as pb
@@ -22,6 +23,7 @@ from rlhf_workers.adapter_weights import AdapterWeights
 from rlhf_workers.inference.inference_role import InferenceRole
 from rlhf_workers.inference.scorers import load_scorer
 from rlhf_workers.training.backends.torch_backend import TorchBackend
+from rlhf_workers.training.stage_copy import StageCopy
 from rlhf_workers.training.trainer import Trainer
 from rlhf_workers.weights import OpenedWeights
 
@@ -40,6 +42,24 @@ def frozen_bytes(trainer: Trainer) -> int:
     """Bytes of what is not trained, each tensor once."""
     parts = {id(p): p.nbytes for s in trainer.stages.values() for p in s.parameters() if not p.requires_grad}
     return sum(parts.values())
+
+
+def test_a_trunk_goes_to_the_host_once_and_what_is_trained_each_time(folder: Path) -> None:
+    (trainer,), _, _ = run(job_of(folder, "Shared"), range(1), 1, 1)
+    stage, optimizer, memory = trainer.stages["actor", 0], trainer.optimizers["actor", 0], StandInMemory()
+    copy = StageCopy(stage, optimizer, CPU, memory=memory)
+    kept = [*stage.parameters(), *stage.buffers(), *optimizer.moments()]
+    before, moved = [tensor.detach().clone() for tensor in kept], []
+    for _ in range(3):
+        optimizer.drop_gradients()
+        copied = memory.stream.copied
+        copy.offload()
+        moved.append(memory.stream.copied - copied)
+        copy.onload()
+        assert all(torch.equal(tensor, value) for tensor, value in zip(kept, before, strict=True))
+    frozen = sum(not parameter.requires_grad for parameter in stage.parameters())
+    assert frozen > 0
+    assert moved == [len(kept), len(kept) - frozen, len(kept) - frozen]
 
 
 def test_a_rank_holds_the_trunk_of_actor_and_critic_once_and_trains_the_same_bits(folder: Path) -> None:

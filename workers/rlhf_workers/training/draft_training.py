@@ -75,7 +75,10 @@ class DraftTraining:
         assert draft is not None, "only a job with a draft model trains one"
         self._rate, self._limit = draft.learning_rate, spec.training.optimizer.max_gradient_norm
         self.stage = stage
-        self.optimizer = None if stage is None else StageOptimizer(stage, spec.training.optimizer, self._rate)
+        offload = spec.training.parallelism.offload_optimizer
+        self.optimizer = (
+            None if stage is None else StageOptimizer(stage, spec.training.optimizer, self._rate, offload=offload)
+        )
         self._copy = None if stage is None or self.optimizer is None else StageCopy(stage, self.optimizer, device)
         self.steps = 0
         """Optimizer steps of the draft model so far; saved with its moments."""

@@ -4,11 +4,11 @@ All gradients of a stage live in one flat float32 array that the parameters' `.g
 replicas is one call, the norm one reduction, zeroing one fill. Parameters that another stage owns (a tied embedding's
 copy), or that another rank of a tensor group counts, come last, so the norm over the first `counted` elements counts
 every parameter of the model once. Moments are of the parameters that this copy steps: all, or its share
-(`shared_moments`).
+(`shared_moments`); where they lie is `adamw`'s.
 """
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
 from typing import Final
@@ -16,6 +16,7 @@ from typing import Final
 import torch
 
 from rlhf_api.job.groups import Optimizer
+from rlhf_workers.training.adamw import adamw_of
 from rlhf_workers.training.communicator import Communicator
 from rlhf_workers.training.pipeline_stage import PipelineStage
 from rlhf_workers.training.shared_moments import WHOLE, MomentShares
@@ -25,7 +26,6 @@ from rlhf_workers.training.tensor_parts import read_parts
 NORM_CHUNK: Final = 16 * 1024 * 1024
 """Gradients whose norm is taken at a time on a GPU: PyTorch first copies them as float64, twice the gradients' memory
 if it were done at once. On a CPU one sum, in the order that jobs of before had."""
-MOMENTS = ("exp_avg", "exp_avg_sq")
 
 
 @dataclass(frozen=True)
@@ -87,7 +87,15 @@ class StageOptimizer:
     over_data = False
     """Whether each data parallel rank has a part of its own, whose gradients the backward has summed."""
 
-    def __init__(self, stage: PipelineStage, fields: Optimizer, peak: float, shares: MomentShares = WHOLE) -> None:
+    def __init__(
+        self,
+        stage: PipelineStage,
+        fields: Optimizer,
+        peak: float,
+        shares: MomentShares = WHOLE,
+        offload: bool = False,
+    ) -> None:
+        """`offload`: moments are kept in host memory."""
         named = self._trained(stage)
         owned = {name: value for name, value in named.items() if name not in stage.duplicates}
         elsewhere = stage.duplicates | self._counted_elsewhere(stage)
@@ -103,14 +111,8 @@ class StageOptimizer:
         self.gradients = torch.empty(0)
         self._views: dict[str, torch.Tensor] = {}
         self.make_gradients()
-        values = [value for name, value in self.parameters.items() if name in self.stepped]
-        matrices = [value for value in values if value.ndim >= 2]
-        others = [value for value in values if value.ndim < 2]
-        groups = [{"params": matrices, "weight_decay": fields.weight_decay}, {"params": others, "weight_decay": 0.0}]
-        self._adamw = torch.optim.AdamW(
-            [group for group in groups if group["params"]] or [{"params": [torch.empty(0)]}],
-            lr=peak, betas=(fields.beta1, fields.beta2), eps=fields.epsilon, fused=True,
-        )  # fmt: skip
+        stepped = {name: value for name, value in self.parameters.items() if name in self.stepped}
+        self._adamw = adamw_of(stepped, fields, self._device, offload)
 
     def _trained(self, stage: PipelineStage) -> dict[str, torch.Tensor]:
         """Return what this rank trains of a stage: parameter name -> leaf of autograd."""
@@ -150,11 +152,14 @@ class StageOptimizer:
         self._views.clear()
         self.gradients = torch.empty(0)
 
+    @property
+    def host_bytes(self) -> int:
+        """Bytes of moments that are kept in host memory."""
+        return self._adamw.host_bytes
+
     def moments(self) -> Iterator[torch.Tensor]:
-        """Return the moments of every parameter that was stepped here, copies included."""
-        for parameter in self.parameters.values():
-            state = self._adamw.state.get(parameter, {})
-            yield from (state[moment] for moment in MOMENTS if state)
+        """Return the moments, on the device, of every parameter that was stepped here, copies included."""
+        return self._adamw.on_device()
 
     def gradient(self, name: str) -> torch.Tensor:
         """Return a view of one parameter's gradient."""
@@ -171,19 +176,14 @@ class StageOptimizer:
         """Take one AdamW step with gradients x `scale`, then zero them."""
         if scale != 1.0:
             self.gradients.mul_(scale)
-        for group in self._adamw.param_groups:
-            group["lr"] = rate
-        self._adamw.step()
+        self._adamw.step(rate)
         self.gradients.zero_()
 
     def state(self) -> dict[str, torch.Tensor]:
         """Return `<Hugging Face name>.exp_avg` and `.exp_avg_sq` of what it owns and steps; zeros before the first."""
         result = {}
         for name in self._kept():
-            parameter = self.parameters[name]
-            state = self._adamw.state.get(parameter, {})
-            for moment in MOMENTS:
-                value = state[moment] if state else torch.zeros_like(parameter)
+            for moment, value in self._adamw.moments(name).items():
                 for saved, part in self._stage.in_folder(name, value):
                     result[f"{saved}.{moment}"] = part
         return result
@@ -201,13 +201,11 @@ class StageOptimizer:
         """Take the moments of every parameter that it steps, copies included, as of `steps` steps; WorkError when one
         is missing."""
         for name in self.stepped:
-            parameter = self.parameters[name]
-            moments: Mapping[str, torch.Tensor] = {
-                moment: self._stage.of_folder(name, partial(moment_of, tensors, moment)).to(parameter.device, copy=True)
-                for moment in MOMENTS
-            }
-            step = torch.tensor(float(steps), device=parameter.device)
-            self._adamw.state[parameter] = {"step": step, **moments}
+            self._adamw.take(name, partial(self._read, tensors, name), steps)
+
+    def _read(self, tensors: TensorFolder, name: str, moment: str) -> torch.Tensor:
+        """Return a moment of what it holds of a parameter; a whole one is in memory meanwhile."""
+        return self._stage.of_folder(name, partial(moment_of, tensors, moment))
 
 
 def moment_of(tensors: TensorFolder, moment: str, name: str, shape: torch.Size) -> torch.Tensor:

@@ -6,7 +6,6 @@ that keeps them. Rule: only `gather` speaks to other ranks, and all ranks call i
 """
 
 from collections.abc import Iterator
-from functools import partial
 from typing import cast
 
 import torch
@@ -14,7 +13,7 @@ from torch.distributed.tensor import DTensor
 
 from rlhf_api.job.groups import Optimizer
 from rlhf_workers.training.communicator import Communicator
-from rlhf_workers.training.optimizer import MOMENTS, StageOptimizer, moment_of
+from rlhf_workers.training.optimizer import StageOptimizer
 from rlhf_workers.training.pipeline_stage import PipelineStage
 from rlhf_workers.training.sharded_stage import ShardedStage
 from rlhf_workers.training.shared_moments import MomentShares
@@ -28,10 +27,10 @@ class ShardedOptimizer(StageOptimizer):
 
     over_data = True
 
-    def __init__(self, stage: ShardedStage, fields: Optimizer, peak: float) -> None:
+    def __init__(self, stage: ShardedStage, fields: Optimizer, peak: float, offload: bool = False) -> None:
         self._sharded = stage
         self.part = f"-shard-{stage.part.rank:05d}"
-        super().__init__(stage, fields, peak)
+        super().__init__(stage, fields, peak, offload=offload)
 
     def _trained(self, stage: PipelineStage) -> dict[str, torch.Tensor]:
         return {name: rows.detach().requires_grad_() for name, rows in self._sharded.local()}
@@ -78,34 +77,24 @@ class ShardedOptimizer(StageOptimizer):
     def state(self) -> dict[str, torch.Tensor]:
         """Return the moments of this rank's rows; zeros before the first step."""
         result = {}
-        for name, rows in self.parameters.items():
+        for name in self.parameters:
             held = self._sharded.part.rows(self._length(name), self._sharded.part.rank)
-            state = self._adamw.state.get(rows, {})
-            for moment in MOMENTS if held else ():
-                value = state[moment] if state else torch.zeros_like(rows)
+            for moment, value in self._adamw.moments(name).items() if held else ():
                 result[f"{name}.{moment}{TensorPart(0, held.start, held.stop).ending}"] = value.detach()
         return result
 
-    def load_state(self, tensors: TensorFolder, steps: int) -> None:
-        """See StageOptimizer: one whole moment is in memory at a time."""
-        for name, rows in self.parameters.items():
-            if not len(rows):
-                continue
-            moments = {
-                moment: self._sharded.part.own(self._stage.of_folder(name, partial(moment_of, tensors, moment))).to(
-                    rows.device, copy=True
-                )
-                for moment in MOMENTS
-            }
-            step = torch.tensor(float(steps), device=rows.device)
-            self._adamw.state[rows] = {"step": step, **moments}
+    def _read(self, tensors: TensorFolder, name: str, moment: str) -> torch.Tensor:
+        return self._sharded.part.own(super()._read(tensors, name, moment))
 
     def _length(self, name: str) -> int:
         return len(self._stage.get_parameter(name))
 
 
-def optimizer_of(stage: PipelineStage, fields: Optimizer, peak: float, shares: MomentShares) -> StageOptimizer:
-    """Return the optimizer of a stage, in parts as the stage is; its parts are moments' too, which need no `shares`."""
+def optimizer_of(
+    stage: PipelineStage, fields: Optimizer, peak: float, shares: MomentShares, offload: bool
+) -> StageOptimizer:
+    """Return the optimizer of a stage, in parts as the stage is; its parts are moments' too, which need no `shares`.
+    `offload`: moments are kept in host memory."""
     if isinstance(stage, ShardedStage):
-        return ShardedOptimizer(stage, fields, peak)
-    return (TensorOptimizer if stage.tensor.size > 1 else StageOptimizer)(stage, fields, peak, shares)
+        return ShardedOptimizer(stage, fields, peak, offload)
+    return (TensorOptimizer if stage.tensor.size > 1 else StageOptimizer)(stage, fields, peak, shares, offload)

@@ -12,7 +12,7 @@ import torch
 
 from rlhf_api.job.groups import Optimizer
 from rlhf_workers.training.communicator import Communicator
-from rlhf_workers.training.optimizer import MOMENTS, StageOptimizer
+from rlhf_workers.training.optimizer import StageOptimizer
 from rlhf_workers.training.pipeline_stage import PipelineStage
 from rlhf_workers.training.shared_moments import WHOLE, MomentShares
 
@@ -22,9 +22,16 @@ PART: Final = "-tensor-{:05d}"
 class TensorOptimizer(StageOptimizer):
     """Its `parameters` are this rank's parts."""
 
-    def __init__(self, stage: PipelineStage, fields: Optimizer, peak: float, shares: MomentShares = WHOLE) -> None:
+    def __init__(
+        self,
+        stage: PipelineStage,
+        fields: Optimizer,
+        peak: float,
+        shares: MomentShares = WHOLE,
+        offload: bool = False,
+    ) -> None:
         self.part = PART.format(stage.tensor.rank)
-        super().__init__(stage, fields, peak, shares)
+        super().__init__(stage, fields, peak, shares, offload)
 
     def _counted_elsewhere(self, stage: PipelineStage) -> frozenset[str]:
         return stage.replicated if stage.tensor.rank else frozenset()
@@ -77,10 +84,7 @@ class TensorOptimizer(StageOptimizer):
         """Return the moments of the parts that this rank steps; zeros before the first step."""
         result = {}
         for own in self._kept():
-            parameter = self.parameters[own]
-            state = self._adamw.state.get(parameter, {})
-            for moment in MOMENTS:
-                value = state[moment] if state else torch.zeros_like(parameter)
+            for moment, value in self._adamw.moments(own).items():
                 for name, mine in self._stage.in_folder(own, value):
                     part = self._stage.part_of(name)
                     if part is not None and part.length:

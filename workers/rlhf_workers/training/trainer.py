@@ -29,7 +29,7 @@ from rlhf_workers.training.executor import TimedAction, execute
 from rlhf_workers.training.finished_pieces import piece_finished
 from rlhf_workers.training.gradient_sums import sum_gradients, sum_sizes
 from rlhf_workers.training.minibatches import check_mini_batch, epoch_order, mini_batches
-from rlhf_workers.training.objective_metrics import Norms, objective_metrics, say_mismatch
+from rlhf_workers.training.objective_metrics import Norms, objective_metrics, offload_metrics, say_mismatch
 from rlhf_workers.training.old_log_probabilities import OldLogProbabilities
 from rlhf_workers.training.optimizer import Horizon, learning_rate
 from rlhf_workers.training.pipeline_stage import PipelineStage
@@ -74,8 +74,9 @@ class Trainer:
         fields = spec.training.optimizer
         self.peaks = {model: fields.peak_learning_rate(ModelRole(model)) for model in layout.models}
         shares = {key: moment_shares(layout, *key, spec.training.parallelism) for key in stages}
+        offload = spec.training.parallelism.offload_optimizer
         self.optimizers = {
-            key: optimizer_of(stage, fields, self.peaks[key[0]], shares[key]) for key, stage in stages.items()
+            key: optimizer_of(stage, fields, self.peaks[key[0]], shares[key], offload) for key, stage in stages.items()
         }
         self._copies = list(self._stage_copies())
         for stage in stages.values():
@@ -124,7 +125,8 @@ class Trainer:
         self.step_seconds, self.bubble_seconds, self._padding = [], 0.0, Padding()
         if self.draft is not None:
             self.draft.begin()
-        self._look_ahead(self._steps_of(iterations or self.spec.iterations))
+        warmup = self.spec.training.optimizer.warmup_steps
+        self.progress.look_ahead(self._steps_of(iterations or self.spec.iterations), warmup)
         self._policy_held = not self.spec.algorithm.fields.trains_policy(iteration)
         if self._again is not None:
             batch = yield from self._again.added_to(iteration, batch, self.layout)
@@ -149,6 +151,10 @@ class Trainer:
             say_mismatch(self._policy, metrics)
         if self.draft is not None:
             metrics |= self.draft.metrics()
+        if self.spec.training.parallelism.offload_optimizer:
+            taught = None if self.draft is None else self.draft.optimizer
+            held = [*self.optimizers.values(), taught]
+            metrics |= offload_metrics(held, self.layout, self.communicator, self.device)
         metrics |= self._padding.metrics()
         metrics["train/skipped_steps"] = float(skipped)
         metrics["train/nonfinite_steps"] = float(self.progress.non_finite.total - non_finite)
@@ -308,12 +314,6 @@ class Trainer:
     def _steps_of(self, iterations: int) -> int:
         batches = self.spec.rollout.batch_size // self.spec.algorithm.fields.mini_batch_size
         return iterations * self.spec.algorithm.fields.epochs * batches
-
-    def _look_ahead(self, total: int) -> None:
-        """Plan the learning rate for a job that has `total` steps from now on."""
-        progress, warmup = self.progress, self.spec.training.optimizer.warmup_steps
-        if total != progress.horizon.total:
-            progress.horizon = progress.horizon.changed(total, progress.steps, warmup)
 
     def writes(self, model: str, stage: int) -> bool:
         """Return whether this rank saves a stage, or a part of it that no other rank has."""

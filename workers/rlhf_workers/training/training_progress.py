@@ -21,3 +21,8 @@ class TrainingProgress:
     non_finite: NonFiniteSteps = field(default_factory=NonFiniteSteps)
     held_steps: int = 0
     """Of these, steps of critics alone."""
+
+    def look_ahead(self, total: int, warmup: int) -> None:
+        """Plan the learning rate for a job that has `total` steps from now on."""
+        if total != self.horizon.total:
+            self.horizon = self.horizon.changed(total, self.steps, warmup)

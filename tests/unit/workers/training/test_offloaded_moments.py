@@ -1,0 +1,181 @@
+"""Ranks whose moments are in host memory train the bits of ranks that keep them on the device, by every layout that
+ranks of one process can have; what they save is read by either, and says nothing of where moments were."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tests.support import models
+from tests.support.fused_ranks import moments_of
+from tests.support.outbox import RecordedOutbox
+from tests.support.training_ranks import (
+    TWO_EPOCHS,
+    Alone,
+    ThreadCommunicator,
+    assert_bitwise,
+    exhaust,
+    finish_folder,
+    group_of_one,
+    make_batch,
+    make_job,
+    on_ranks,
+    run,
+    serial,
+    trainer_of,
+)
+from tests.support.training_roles import finish, role_of, train, trainer_in
+
+from rlhf_api.job import RLHFJob
+from rlhf_workers.training import adamw
+from rlhf_workers.training.trainer import Trainer
+
+LAYOUTS = [
+    ("torch", 1, 1, 1, False), ("torch", 1, 2, 2, True), ("megatron", 2, 1, 2, True), ("megatron", 1, 2, 1, False),
+]  # fmt: skip
+"""Backend, tensor, pipeline, data, and whether copies share moments out."""
+HELD = "train/host_optimizer_bytes"
+PIECE_BYTES = 2 * 4 * 512
+"""Of both moments: some parameters are larger, and some pieces have many."""
+
+
+@pytest.fixture(scope="module", autouse=True)
+def distributed() -> Iterator[None]:
+    with group_of_one():
+        yield
+
+
+@pytest.fixture(autouse=True)
+def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(adamw, "OFFLOADED_PIECE_BYTES", PIECE_BYTES)
+
+
+@pytest.fixture(scope="module")
+def policy(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Tied, so that a copy of the embedding is on either end of a pipeline."""
+    return models.write_policy(tmp_path_factory.mktemp("model"), "qwen2", seed=1)
+
+
+def job_of(
+    policy: Path, offload: bool, backend: str = "torch", tensor: int = 1, shared: bool = False, **training: Any
+) -> RLHFJob:
+    parallelism = {"tensor": tensor, "shardOptimizer": shared, "offloadOptimizer": offload}
+    optimizer = {"learningRate": 1e-2, "weightDecay": 0.1}
+    fields = {"microBatchSize": 1, "backend": backend, "parallelism": parallelism, "optimizer": optimizer, **training}
+    return make_job(policy, policy, training=fields, algorithm=TWO_EPOCHS)
+
+
+def assert_same(ours: list[Trainer], theirs: list[Trainer]) -> None:
+    assert_bitwise(ours, theirs)
+    left, right = moments_of(ours), moments_of(theirs)
+    assert left.keys() == right.keys()
+    assert any(value.any() for value in right.values())
+    assert [name for name in right if not torch.equal(left[name], right[name])] == []
+
+
+@pytest.mark.parametrize(("backend", "tensor", "pipeline", "data", "shared"), LAYOUTS)
+def test_weights_moments_and_metrics_are_those_of_moments_on_the_device(
+    backend: str, tensor: int, pipeline: int, data: int, shared: bool, policy: Path
+) -> None:
+    ours, metrics, _ = run(job_of(policy, True, backend, tensor, shared), range(3), pipeline, data)
+    theirs, expected, _ = run(job_of(policy, False, backend, tensor, shared), range(3), pipeline, data)
+    assert_same(ours, theirs)
+    held = [sum(optimizer.host_bytes for optimizer in trainer.optimizers.values()) for trainer in ours]
+    assert [one.pop(HELD) for one in metrics] == [max(held)] * 3, "of the rank that holds most"
+    assert metrics == expected
+    for trainer, beside, on_host in zip(ours, theirs, held, strict=True):
+        moments = [value for optimizer in beside.optimizers.values() for value in optimizer.moments()]
+        on_device = sum(value.nbytes for value in moments)
+        assert on_device <= on_host < 1.05 * on_device, "each begins at a cache line"
+        assert on_host > 4 * PIECE_BYTES
+        assert [list(optimizer.moments()) for optimizer in trainer.optimizers.values()] == [[], []]
+
+
+def test_adapters_are_stepped_alike_and_their_trunk_stays(policy: Path) -> None:
+    jobs = [job_of(policy, offload, lora={"rank": 4}, precision="BFloat16") for offload in (True, False)]
+    (ours, metrics, _), (theirs, _, _) = (run(job, range(2), 1, 2) for job in jobs)
+    assert_same(ours, theirs)
+    trained = sum(value.numel() for optimizer in ours[0].optimizers.values() for value in optimizer.parameters.values())
+    assert metrics[0][HELD] < 1.5 * 8 * trained
+
+
+def test_a_drafter_that_is_trained_is_stepped_alike(policy: Path, tmp_path: Path) -> None:
+    small = models.write_policy(tmp_path, "llama", seed=9, num_hidden_layers=1, hidden_size=16, intermediate_size=32)
+    model = {"path": str(small), "train": "Enabled", "learningRate": 1e-2}
+    generation = {"speculation": {"drafters": ["Model"], "draftModel": model}}
+    found = []
+    for offload in (True, False):
+        training = {"parallelism": {"offloadOptimizer": offload}}
+        trainers, metrics, _ = run(make_job(policy, policy, generation=generation, training=training), range(2), 1, 2)
+        draft = trainers[0].draft
+        assert draft is not None
+        assert draft.optimizer is not None
+        assert bool(draft.optimizer.host_bytes) is offload
+        found.append((trainers, {name: value.clone() for name, value in draft.optimizer.state().items()}))
+        if offload:
+            own = sum(optimizer.host_bytes for optimizer in trainers[0].optimizers.values())
+            assert metrics[0][HELD] == own + draft.optimizer.host_bytes
+    (ours, moments), (theirs, expected) = found
+    assert_same(ours, theirs)
+    assert [name for name, value in expected.items() if not torch.equal(moments[name], value)] == []
+
+
+@pytest.mark.parametrize(("backend", "tensor", "pipeline", "data", "shared"), LAYOUTS[1:3])
+def test_a_checkpoint_goes_from_the_host_to_the_device_and_back_bit_by_bit(
+    backend: str, tensor: int, pipeline: int, data: int, shared: bool, policy: Path, tmp_path: Path
+) -> None:
+    host, device = job_of(policy, True, backend, tensor, shared), job_of(policy, False)
+    begun, _, files = run(host, range(1), pipeline, data, save=tmp_path / "0")
+    _, _, same = run(job_of(policy, False, backend, tensor, shared), range(1), pipeline, data, save=tmp_path / "same")
+    assert {file.path: file.sha256 for file in files} == {file.path: file.sha256 for file in same}
+    finish_folder(tmp_path / "0", policy)
+    whole, _, _ = run(device, range(1, 1), 1, 1, restore=str(tmp_path / "0"), save=tmp_path / "1")
+    left, right = moments_of(whole), moments_of(begun)
+    assert [name for name in left if name in right and not torch.equal(left[name], right[name])] == []
+    finish_folder(tmp_path / "1", policy)
+    alone, _, _ = run(job_of(policy, True), range(1, 1), 1, 1, restore=str(tmp_path / "1"))
+    assert_same(alone, whole)
+    resumed, again, _ = run(host, range(1, 2), pipeline, data, restore=str(tmp_path / "0"))
+    straight, metrics, _ = run(host, range(2), pipeline, data)
+    assert_same(resumed, straight)
+    assert again == metrics[1:]
+
+
+def test_a_step_that_is_skipped_leaves_moments_as_they_were(policy: Path) -> None:
+    trainers = []
+    for offload in (True, False):
+        job = job_of(policy, offload)
+        trainer = trainer_of(job, serial(job, 1, 1), 0, 1, Alone())
+        exhaust(trainer.train(0, make_batch(seed=0)))
+        before = {name: value.clone() for name, value in moments_of([trainer]).items()}
+        bad = make_batch(seed=1)
+        log_p = bad.fields["log_probabilities"].clone()
+        log_p[:, 0] = float("nan")
+        metrics = exhaust(trainer.train(1, bad.with_fields(log_probabilities=log_p)))
+        assert metrics["train/nonfinite_steps"] == 4
+        assert [name for name, value in moments_of([trainer]).items() if not torch.equal(value, before[name])] == []
+        exhaust(trainer.train(2, make_batch(seed=2)))
+        trainers.append(trainer)
+    assert_same(trainers[:1], trainers[1:])
+
+
+def test_ranks_that_sleep_between_two_trainings_go_on_alike(policy: Path) -> None:
+    def moments(offload: bool, sleeping: bool) -> list[dict[str, torch.Tensor]]:
+        def work(rank: int, peers: ThreadCommunicator) -> dict[str, torch.Tensor]:
+            role = role_of(policy, peers, rank, training={"parallelism": {"offloadOptimizer": offload}})
+            for iteration in range(2):
+                outbox = RecordedOutbox()
+                role.handle(train(iteration), outbox)
+                finish(role, outbox)
+                if sleeping:
+                    role.offload()
+            found = {name: value.clone() for name, value in role.tensors("actor", 2)}
+            return found | {name: value.clone() for name, value in moments_of([trainer_in(role)]).items()}
+
+        return on_ranks(2, work)
+
+    expected = moments(False, False)
+    for one, other in zip(moments(True, True), expected, strict=True):
+        assert one.keys() == other.keys()
+        assert [name for name in other if not torch.equal(one[name], other[name])] == []
