@@ -3,7 +3,8 @@
 A layout is pipeline x data x tensor ranks, whose copies may share moments out (shardOptimizer), or models in parts
 over the data ranks (shard). Memory is `device_memory`'s
 count. The time of a layout is that of serial 1F1B with equal stages: of a mini-batch with m micro-batches a copy, p
-stages are busy m / (m + p - 1) of it; transfers, sums and gathered parts come on top and are not counted.
+stages are busy m / (m + p - 1) of it, of models with different stages each for its share of the parameters; transfers,
+sums and gathered parts come on top and are not counted.
 Rule: pure. Only layouts that validation and workers take are listed. A layout whose memory is not known fits nothing.
 """
 
@@ -41,6 +42,8 @@ class TrainingLayout:
         """Fields that differ from 1, such as `pipeline 4, data 2`."""
         fields = ("pipeline", "data", "tensor", "shard")
         named = [f"{name} {value}" for name in fields if (value := getattr(self.parallelism, name)) > 1]
+        critic = self.parallelism.critic_tensor
+        named += [f"criticTensor {critic}"] if critic not in (None, self.parallelism.tensor) else []
         named += ["shardOptimizer"] if self.parallelism.shard_optimizer else []
         return ", ".join(named) or "one rank"
 
@@ -94,7 +97,17 @@ def _layout(spec: RLHFJobSpec, sizes: Sizes, parallelism: TrainingParallelism) -
     fields = spec.training.model_copy(update={"parallelism": parallelism})
     memory = training(spec.model_copy(update={"training": fields}), sizes)
     microbatches = max(1, spec.algorithm.fields.mini_batch_size // (spec.training.micro_batch_size * parallelism.data))
-    return TrainingLayout(parallelism, memory, microbatches / (microbatches + parallelism.pipeline - 1))
+    return TrainingLayout(parallelism, memory, _busy(spec, sizes, parallelism, microbatches))
+
+
+def _busy(spec: RLHFJobSpec, sizes: Sizes, parallelism: TrainingParallelism, microbatches: int) -> float:
+    trained = graph_of(spec).trained
+    stages = {role: parallelism.stages_of(role) for role in trained}
+    if len(set(stages.values())) == 1:
+        return microbatches / (microbatches + stages[trained[0]] - 1)
+    known = {role: size.parameters if (size := sizes.get(role)) is not None else 1 for role in trained}
+    taken = sum(known[role] * (microbatches + stages[role] - 1) for role in trained)
+    return microbatches * sum(known.values()) / taken
 
 
 def _possible(spec: RLHFJobSpec, sizes: Sizes, ranks: int) -> Iterator[TrainingParallelism]:
@@ -111,11 +124,24 @@ def _possible(spec: RLHFJobSpec, sizes: Sizes, ranks: int) -> Iterator[TrainingP
             if pipeline <= layers:
                 asked = spec.training.parallelism.sequence_parallel if tensor > 1 else "Disabled"
                 one = TrainingParallelism(pipeline=pipeline, data=data, tensor=tensor, sequence_parallel=asked)
-                yield one
-                if data > 1:
-                    yield one.model_copy(update={"shard_optimizer": True})
+                for layout in _with_critics(spec, one, layers, heads):
+                    yield layout
+                    if data > 1:
+                        yield layout.model_copy(update={"shard_optimizer": True})
         if data == ranks > 1 and whole and spec.training.backend == "torch":
             yield TrainingParallelism(data=data, shard=data)
+
+
+def _with_critics(
+    spec: RLHFJobSpec, one: TrainingParallelism, layers: int, heads: int
+) -> Iterator[TrainingParallelism]:
+    """Yield a layout, and that with the tensor size that the job has for critics, where that is another and fits."""
+    critic = spec.training.parallelism.critic_tensor
+    if critic != one.tensor:
+        yield one
+    block = one.pipeline * one.tensor
+    if critic is not None and block % critic == 0 and block // critic <= layers and _splits(critic, heads):
+        yield one.model_copy(update={"critic_tensor": critic})
 
 
 def _least(spec: RLHFJobSpec, sizes: Sizes) -> tuple[int, int]:

@@ -62,7 +62,7 @@ def _described(table: ScheduleTable, costs: Costs, transfers: Transfers) -> dict
     steps = [
         [[s.pipeline, s.kind, s.stage, s.microbatch, round(s.start, 6), round(s.end, 6)] for s in row] for row in rows
     ]
-    return {"table": table.model_dump_json(exclude_none=True), "predicted": seconds, "steps": steps}
+    return {"table": table.model_dump_json(exclude_defaults=True), "predicted": seconds, "steps": steps}
 
 
 if __name__ == "__main__":

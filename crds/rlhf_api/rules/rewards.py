@@ -157,7 +157,7 @@ def _path(path: tuple[str, ...], name: str) -> Rule:
 
     guard = _guard((*path, name))
     message = (
-        f"{member}.{name}: must be a path, as addresses such as s3:// are not opened: mount a volume that holds it"
+        f"{member}.{name}: must be a path, as addresses such as s3:// are not opened: mount a volume"
     )
     return _of_each(f"{guard}!{_cel((*path, name))}.contains('{_MARK}')", holds, message)
 
