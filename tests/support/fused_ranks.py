@@ -32,7 +32,9 @@ def fused_job(root: Path, key_value_heads: int = 2, critic_layers: int = 5) -> R
     """Actor and critic of different family, depth and width; 4 optimizer steps an iteration."""
     heads = {"num_key_value_heads": key_value_heads}
     actor = models.write_policy(root / "actor", "qwen2", seed=1, num_hidden_layers=4, **heads)
-    critic = models.write_policy(root / "critic", "llama", seed=2, num_hidden_layers=critic_layers, hidden_size=48, **heads)
+    critic = models.write_policy(
+        root / "critic", "llama", seed=2, num_hidden_layers=critic_layers, hidden_size=48, **heads
+    )
     return make_job(
         actor,
         critic,

@@ -35,7 +35,7 @@ def schedule_json(spec: RLHFJobSpec) -> str:
         message = f"miniBatchSize {mini} must be a multiple of training.microBatchSize x parallelism.data = {step}"
         field = f"spec.algorithm.{spec.algorithm.name}.miniBatchSize"
         raise JobError("Usage", message, field=field, exit_code=ExitCode.USAGE)
-    tensors = {model: parallelism.tensor_of(model) for model in graph_of(spec).trained}
+    tensors = {str(model): parallelism.tensor_of(model) for model in graph_of(spec).trained}
     block = parallelism.pipeline * parallelism.tensor
     pipelines = placed(tensors, block, mini // step, alternate=bool(candidates(spec)))
     return serial_table(pipelines).model_dump_json(exclude_defaults=True)

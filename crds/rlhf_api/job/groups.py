@@ -216,7 +216,7 @@ class Training(GroupFields):
     """Whose layers are trained: torch those of transformers, megatron those of Megatron-core, which has Llama, Mistral,
     Qwen2 and Qwen3 models, without adapters. Schedules, optimizer and checkpoints are the same."""
     parallelism: TrainingParallelism = Field(default_factory=TrainingParallelism)
-    """How models are split over the ranks. The number of ranks is pipeline x data x tensor."""
+    """How models are split over the ranks, which are pipeline x data x tensor."""
     ranks_per_pod: Annotated[int, Field(ge=1, le=64)] = 1
     """Training ranks in one pod, each a process with gpusPerReplica GPUs; divides the number of ranks."""
     schedule: Schedule = Field(default_factory=Schedule)

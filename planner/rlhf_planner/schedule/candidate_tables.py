@@ -43,7 +43,6 @@ SEARCH_SHARE = 0.05  # of the time that the job could win at most: what the sear
 SHORTEST_SEARCH, LONGEST_SEARCH = 0.2, 3.0  # seconds; a job waits for it
 _OPERATIONS = {"F": FORWARD, "B": BACKWARD, "I": BACKWARD, "W": WEIGHT}
 _COST_OF = {"F": "forward", "B": "backward", "I": "input_gradient", "W": "weight_gradient"}
-_TIMES = tuple(_COST_OF.values())
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,8 +80,8 @@ def exact_instance(
 
 
 def _merged_costs(pipe: TablePipeline, parts: int, costs: Costs) -> list[StageCost]:
-    """Return the costs of a pipeline's stages, so many neighbouring ones merged: on as many times the ranks they take as
-    long as one of them, in the mean, and a rank keeps what is kept of one."""
+    """Return the costs of a pipeline's stages, so many neighbouring ones merged: on as many times the ranks they take
+    as long as one of them, in the mean, and a rank keeps what is kept of one."""
     own = [costs[pipe.model, stage] for stage in range(len(pipe.stage_ranks))]
     return [_mean(own[first : first + parts]) for first in range(0, len(own), parts)]
 
@@ -90,10 +89,8 @@ def _merged_costs(pipe: TablePipeline, parts: int, costs: Costs) -> list[StageCo
 def _mean(parts: Sequence[StageCost]) -> StageCost:
     if len(parts) == 1:
         return parts[0]
-    return StageCost(
-        *(fmean(getattr(part, name) for part in parts) for name in _TIMES),
-        activation=max(part.activation for part in parts),
-    )
+    times = {name: fmean(getattr(part, name) for part in parts) for name in _COST_OF.values()}
+    return StageCost(**times, activation=max(part.activation for part in parts))
 
 
 def _between(transfers: Transfers, a: int, b: int) -> float:
@@ -164,8 +161,8 @@ def search_options(method: str, seconds: float) -> SearchOptions:
 def table_of(
     instance: Instance, pipelines: Sequence[TablePipeline], answer: Mapping[str, Any], method: str
 ) -> ScheduleTable:
-    """Return the table of `pipelines` of an answer in the form of `solution_json` for `instance`, as it was asked. It is
-    checked: TableError."""
+    """Return the table of `pipelines` of an answer in the form of `solution_json` for `instance`, as it was asked. It
+    is checked: TableError."""
     devices = devices_from_json(answer)
     split = any(step.kind == "W" for row in devices for step in row)
     arrays = instance_arrays(instance, split)
@@ -190,9 +187,7 @@ def forecast(table: ScheduleTable, costs: Costs, transfers: Transfers) -> tuple[
     return timeline.makespan, steps_by_device(timeline)
 
 
-def _forecast_of_rows(
-    table: ScheduleTable, costs: Costs, transfers: Transfers
-) -> tuple[float, list[list[Step]]]:
+def _forecast_of_rows(table: ScheduleTable, costs: Costs, transfers: Transfers) -> tuple[float, list[list[Step]]]:
     """As `forecast`, of rows that hold stages together."""
     computed = [[action for action in row if action.peer is None] for row in table.rows]
     orders: list[Order] = [[(_step_kind(a), a.pipeline, a.stage, a.microbatch) for a in row] for row in computed]

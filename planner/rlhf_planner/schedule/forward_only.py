@@ -36,5 +36,7 @@ def forward_only(table: ScheduleTable, model: str) -> ScheduleTable:
             if stage + 1 < len(ranks) and ranks[stage] != ranks[stage + 1]:
                 sender, receiver = ranks[stage], ranks[stage + 1]
                 act(sender, Action(kind="SEND_F", pipeline=index, stage=stage, microbatch=microbatch, peer=receiver))
-                act(receiver, Action(kind="RECV_F", pipeline=index, stage=stage + 1, microbatch=microbatch, peer=sender))
+                act(
+                    receiver, Action(kind="RECV_F", pipeline=index, stage=stage + 1, microbatch=microbatch, peer=sender)
+                )
     return ScheduleTable(method=METHOD, pipelines=table.pipelines, rows=tuple(tuple(row) for row in rows))

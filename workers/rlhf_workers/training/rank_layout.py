@@ -79,6 +79,11 @@ class RankLayout:
         first = self.rank - self.tensor_rank(model)
         return tuple(range(first, first + self._width(model) * self.tensor))
 
+    @property
+    def in_tensor_groups(self) -> bool:
+        """Whether any model's stages are held by several ranks each."""
+        return any(len(self.tensor_group(model)) > 1 for model in self.models)
+
     def _width(self, model: str) -> int:
         return next(p for p in self.table.pipelines if p.model == model).width
 

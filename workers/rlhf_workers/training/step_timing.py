@@ -117,7 +117,9 @@ def _measure_stages(trainer: Trainer, result: pb.MeasureResult) -> Steps:
             _run_stage(trainer, work, stage_row(index, stage, stages, "I", "W"))
             times: dict[str, list[float]] = {"F": [], "B": [], "I": [], "W": []}
             begun = time.monotonic()
-            while len(times["B"]) < REPEATS and (not times["B"] or _elapsed(trainer, pipeline.model, begun) < STAGE_SECONDS):
+            while len(times["B"]) < REPEATS and (
+                not times["B"] or _elapsed(trainer, pipeline.model, begun) < STAGE_SECONDS
+            ):
                 for backward in (("B",), ("I", "W")):
                     for kind, seconds in _run_stage(trainer, work, stage_row(index, stage, stages, *backward)).items():
                         times[kind].append(seconds)

@@ -9,6 +9,7 @@ import pytest
 from tests.support import models
 from tests.support.fused_ranks import assert_fused_and_split_train_the_bits_of_serial, fused_job
 from tests.support.gradient_comparison import assert_same_gradients
+from tests.support.tensor_ranks import HEADS, critic_of, whole_moments, write_critic
 from tests.support.training_ranks import (
     TWO_EPOCHS,
     ThreadCommunicator,
@@ -25,7 +26,6 @@ from tests.support.training_ranks import (
     trainer_of,
     weights_of,
 )
-from tests.unit.workers.training.test_tensor_parallel import HEADS, critic_of, whole_moments, write_critic
 
 from rlhf_api import control_pb2 as pb
 from rlhf_api.job import RLHFJob
@@ -200,5 +200,7 @@ def test_measuring_takes_all_ranks_of_a_group_and_changes_no_weight(policy: Path
 
 def test_heads_of_a_critic_that_do_not_divide_are_refused_by_its_field(policy: Path) -> None:
     job = job_of(policy, 4, 8)
-    with pytest.raises(WorkError, match="criticTensor: 8: the model of spec.models.critic.path has 4 key-value heads"):
+    with pytest.raises(
+        WorkError, match=r"criticTensor: 8: the model of spec\.models\.critic\.path has 4 key-value heads"
+    ):
         on_ranks(8, lambda rank, peers: trainer_of(job, serial(job, 2, 1), rank, 8, peers))

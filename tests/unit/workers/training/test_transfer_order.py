@@ -80,9 +80,7 @@ def gradients(table: ScheduleTable) -> dict[tuple[str, int], float]:
 
     def work(rank: int, communicator: RendezvousCommunicator) -> dict[tuple[str, int], float]:
         held = {
-            index: ProductStage(
-                len(p.stage_ranks), own, meeting(communicator, rank, p.width) if p.width > 1 else None
-            )
+            index: ProductStage(len(p.stage_ranks), own, meeting(communicator, rank, p.width) if p.width > 1 else None)
             for index, p in enumerate(table.pipelines)
             if (own := held_of(p, rank))
         }
@@ -141,7 +139,9 @@ def tables(draw: st.DrawFn) -> ScheduleTable:
 @st.composite
 def tables_of_unlike_sizes(draw: st.DrawFn) -> ScheduleTable:
     """Tables of two or three models whose stages are held by different numbers of rows."""
-    tensors = {model: draw(st.sampled_from([1, 2, 4])) for model in ("actor", "critic", "cost")[: draw(st.integers(2, 3))]}
+    tensors = {
+        model: draw(st.sampled_from([1, 2, 4])) for model in ("actor", "critic", "cost")[: draw(st.integers(2, 3))]
+    }
     block = max(tensors.values()) * draw(st.integers(1, 3))
     pipelines = placed(tensors, block, draw(st.integers(1, 8)), alternate=draw(st.booleans()))
     return draw(made_by(pipelines, draw(st.sampled_from(["serial", FUSED, FUSED_SPLIT]))))
@@ -184,7 +184,9 @@ def test_rows_that_hold_stages_together_end_and_give_the_gradients(table: Schedu
 @settings(max_examples=20, deadline=None)
 def test_forwards_alone_end_on_rows_that_hold_stages_together(table: ScheduleTable) -> None:
     assert products(table, "actor") == {
-        ("actor", microbatch): 2 * (1.0 + microbatch) * torch.prod(torch.arange(1.0, len(pipeline.stage_ranks) + 1)).item()
+        ("actor", microbatch): 2
+        * (1.0 + microbatch)
+        * torch.prod(torch.arange(1.0, len(pipeline.stage_ranks) + 1)).item()
         for pipeline in table.pipelines
         if pipeline.model == "actor"
         for microbatch in range(pipeline.microbatches)

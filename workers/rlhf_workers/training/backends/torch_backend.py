@@ -168,7 +168,7 @@ def build_trainer(
         communicator = connect(layout)
         require_shards(job, layout, communicator.transport)
         stages = {key: load_sharded_stage(job, layout, *key, become.checkpoint, device) for key in layout.held}
-    elif any(len(layout.tensor_group(model)) > 1 for model in layout.models):  # a chunk asks torch.distributed for its place in the group
+    elif layout.in_tensor_groups:  # a chunk asks torch.distributed for its place in the group
         communicator = connect(layout)
         stages = {key: load(job, layout, *key, become.checkpoint, device, trunk) for key in layout.held}
         for held in stages.values():
