@@ -1,8 +1,8 @@
 """From measured stage and transfer times to the tables that training may run, and what each should take.
 
 All tables of a choice place the same stages on the same ranks: they differ in order alone, so a training group can go
-from one to another between two mini-batches, and gradients add up in the same order in all of them. Where models have
-different tensor sizes the search is asked of merged stages (`transform`). Pure; the search itself is `solve`.
+from one to another between two mini-batches, and gradients add up in the same order in all of them. Pure; the search
+itself is `solve`, or `row_scheduling` where models have different tensor sizes.
 """
 
 from __future__ import annotations
@@ -10,8 +10,6 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
-from statistics import fmean
 from typing import Any
 
 from rlhf_api.schedule import Action, ScheduleTable
@@ -20,7 +18,8 @@ from rlhf_planner.schedule.bounds import makespan_bound
 from rlhf_planner.schedule.instance import Instance, InstancePipeline
 from rlhf_planner.schedule.methods import FUSED_SPLIT
 from rlhf_planner.schedule.report import devices_from_json
-from rlhf_planner.schedule.row_simulation import Order, simulate_rows
+from rlhf_planner.schedule.row_scheduling import row_table
+from rlhf_planner.schedule.row_simulation import Duration, Order, Transfer, simulate_rows, widest
 from rlhf_planner.schedule.schedule_check import Step, StepKind
 from rlhf_planner.schedule.simulate import (
     BACKWARD,
@@ -36,7 +35,6 @@ from rlhf_planner.schedule.simulate import (
 from rlhf_planner.schedule.solve import SearchOptions
 from rlhf_planner.schedule.table_check import check_table
 from rlhf_planner.schedule.tables import schedule_table, steps_by_device
-from rlhf_planner.schedule.transform import merged, table_of_rows, widest
 
 STEPS_IN_SHORTEST = 20  # the search sees times in units of a twentieth of the shortest: a finer grid only slows it
 SEARCH_SHARE = 0.05  # of the time that the job could win at most: what the search may take
@@ -66,44 +64,17 @@ def exact_instance(
     pipelines: Sequence[TablePipeline], costs: Costs, transfers: Transfers, split: bool, room: float | None = None
 ) -> Instance:
     """Return the instance in seconds and bytes; a split backward takes what its halves were measured to take. `room`
-    is the memory cap. Devices are rows, or as many of them as the widest stage has."""
-    rows = widest(pipelines)
-    whole = merged(pipelines)
+    is the memory cap."""
     return Instance(
-        devices=1 + max(device for pipe in whole for device in pipe.stage_ranks),
-        pipelines=tuple(
-            _pipeline(pipe, _merged_costs(of, rows // of.width, costs), transfers, rows, split)
-            for pipe, of in zip(whole, pipelines, strict=True)
-        ),
+        devices=1 + max(rank for pipe in pipelines for rank in pipe.stage_ranks),
+        pipelines=tuple(_pipeline(pipe, costs, transfers, split) for pipe in pipelines),
         memory_cap=room,
     )
 
 
-def _merged_costs(pipe: TablePipeline, parts: int, costs: Costs) -> list[StageCost]:
-    """Return the costs of a pipeline's stages, so many neighbouring ones merged: on as many times the ranks they take
-    as long as one of them, in the mean, and a rank keeps what is kept of one."""
+def _pipeline(pipe: TablePipeline, costs: Costs, transfers: Transfers, split: bool) -> InstancePipeline:
     own = [costs[pipe.model, stage] for stage in range(len(pipe.stage_ranks))]
-    return [_mean(own[first : first + parts]) for first in range(0, len(own), parts)]
-
-
-def _mean(parts: Sequence[StageCost]) -> StageCost:
-    if len(parts) == 1:
-        return parts[0]
-    times = {name: fmean(getattr(part, name) for part in parts) for name in _COST_OF.values()}
-    return StageCost(**times, activation=max(part.activation for part in parts))
-
-
-def _between(transfers: Transfers, a: int, b: int) -> float:
-    """Return the seconds of a transfer between two rows; of rows that are no neighbours the longest in between."""
-    low, high = min(a, b), max(a, b)
-    return max((transfers.get((row, row + 1), 0.0) for row in range(low, high)), default=0.0)
-
-
-def _pipeline(
-    pipe: TablePipeline, own: Sequence[StageCost], transfers: Transfers, rows: int, split: bool
-) -> InstancePipeline:
-    """`rows`: of a device."""
-    edges = zip(pipe.stage_ranks, pipe.stage_ranks[1:], strict=False)
+    edges = [(min(pair), max(pair)) for pair in zip(pipe.stage_ranks, pipe.stage_ranks[1:], strict=False)]
     return InstancePipeline(
         name=pipe.name,
         stage_devices=pipe.stage_ranks,
@@ -112,7 +83,7 @@ def _pipeline(
         backward=tuple(cost.input_gradient + cost.weight_gradient if split else cost.backward for cost in own),
         weight_gradient=tuple(cost.weight_gradient if split else 0.0 for cost in own),
         activation=tuple(cost.activation for cost in own),
-        transfer=tuple(_between(transfers, a * rows, b * rows) for a, b in edges),
+        transfer=tuple(transfers.get(edge, 0.0) for edge in edges),
     )
 
 
@@ -161,25 +132,40 @@ def search_options(method: str, seconds: float) -> SearchOptions:
 def table_of(
     instance: Instance, pipelines: Sequence[TablePipeline], answer: Mapping[str, Any], method: str
 ) -> ScheduleTable:
-    """Return the table of `pipelines` of an answer in the form of `solution_json` for `instance`, as it was asked. It
-    is checked: TableError."""
+    """Return the table of an answer in the form of `solution_json` for `instance`, as it was asked. It is checked:
+    TableError."""
     devices = devices_from_json(answer)
     split = any(step.kind == "W" for row in devices for step in row)
     arrays = instance_arrays(instance, split)
     timeline = simulate(arrays, _orders(arrays, [[(s.pipeline, s.stage, s.kind) for s in row] for row in devices]))
-    if widest(pipelines) > 1:
-        table = table_of_rows(steps_by_device(timeline), pipelines, method)
-    else:
-        table = schedule_table(timeline, method, tuple(pipe.model for pipe in pipelines))
+    table = schedule_table(timeline, method, tuple(pipe.model for pipe in pipelines))
     check_table(table)
     return table
+
+
+def table_of_rows(
+    pipelines: Sequence[TablePipeline], costs: Costs, transfers: Transfers, method: str, room: float | None = None
+) -> ScheduleTable:
+    """Return the table of models of different tensor sizes. It is checked: TableError; ValueError where none keeps
+    within `room` bytes."""
+    duration, transfer = _row_costs(pipelines, costs, transfers)
+
+    def activation(pipeline: int, stage: int) -> float:
+        return costs[pipelines[pipeline].model, stage].activation
+
+    split = method == FUSED_SPLIT
+    return row_table(pipelines, duration, transfer, activation, method, split=split, room=room)
 
 
 def forecast(table: ScheduleTable, costs: Costs, transfers: Transfers) -> tuple[float, list[list[Step]]]:
     """Return the seconds of one mini-batch under a table, and the steps with start and end, one list per rank, by
     the exact event simulation."""
     if widest(table.pipelines) > 1:
-        return _forecast_of_rows(table, costs, transfers)
+        computed = [[action for action in row if action.peer is None] for row in table.rows]
+        orders: list[Order] = [[(_step_kind(a), a.pipeline, a.stage, a.microbatch) for a in row] for row in computed]
+        times = simulate_rows(table.pipelines, orders, *_row_costs(table.pipelines, costs, transfers))
+        steps = [[Step(p, kind, m, s, *times[kind, p, s, m]) for kind, p, s, m in order] for order in orders]
+        return max(end for _, end in times.values()), steps
     split = any(action.kind == "W" for row in table.rows for action in row)
     arrays = instance_arrays(exact_instance(table.pipelines, costs, transfers, split), split)
     rows = [[(a.pipeline, a.stage, a.kind) for a in row if a.peer is None] for row in table.rows]
@@ -187,18 +173,18 @@ def forecast(table: ScheduleTable, costs: Costs, transfers: Transfers) -> tuple[
     return timeline.makespan, steps_by_device(timeline)
 
 
-def _forecast_of_rows(table: ScheduleTable, costs: Costs, transfers: Transfers) -> tuple[float, list[list[Step]]]:
-    """As `forecast`, of rows that hold stages together."""
-    computed = [[action for action in row if action.peer is None] for row in table.rows]
-    orders: list[Order] = [[(_step_kind(a), a.pipeline, a.stage, a.microbatch) for a in row] for row in computed]
+def _row_costs(pipelines: Sequence[TablePipeline], costs: Costs, transfers: Transfers) -> tuple[Duration, Transfer]:
+    """Return what steps and transfers of rows take, in seconds; of rows that are no neighbours the longest between."""
 
     def duration(kind: StepKind, pipeline: int, stage: int) -> float:
-        seconds: float = getattr(costs[table.pipelines[pipeline].model, stage], _COST_OF[kind])
+        seconds: float = getattr(costs[pipelines[pipeline].model, stage], _COST_OF[kind])
         return seconds
 
-    times = simulate_rows(table.pipelines, orders, duration, partial(_between, transfers))
-    steps = [[Step(p, kind, m, s, *times[kind, p, s, m]) for kind, p, s, m in order] for order in orders]
-    return max(end for _, end in times.values()), steps
+    def transfer(a: int, b: int) -> float:
+        between = range(min(a, b), max(a, b))
+        return max((transfers.get((row, row + 1), 0.0) for row in between), default=0.0)
+
+    return duration, transfer
 
 
 def _step_kind(action: Action) -> StepKind:

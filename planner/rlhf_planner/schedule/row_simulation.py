@@ -4,7 +4,7 @@
 A step starts when every row that holds its stage has come to it and its input is there; rows keep their order. Pure.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from rlhf_api.schedule import Pipeline
 from rlhf_planner.schedule.schedule_check import StepKind
@@ -14,19 +14,25 @@ RowStep = tuple[StepKind, int, int, int]
 """Kind, pipeline, stage, micro-batch."""
 Order = list[RowStep]
 """What a row computes, in order."""
+Duration = Callable[[StepKind, int, int], float]
+"""(kind, pipeline, stage) -> time of a step."""
+Transfer = Callable[[int, int], float]
+"""(row, row) -> time of a transfer between the first rows of two stages that are not on one row."""
+
+
+def widest(pipelines: Sequence[Pipeline]) -> int:
+    """Return how many rows hold a stage of the widest pipeline together."""
+    return max(pipeline.width for pipeline in pipelines)
 
 
 def simulate_rows(
     pipelines: Sequence[Pipeline],
     orders: Sequence[Order],
-    duration: Callable[[StepKind, int, int], float],
-    transfer: Callable[[int, int], float],
+    duration: Duration,
+    transfer: Transfer,
 ) -> dict[RowStep, tuple[float, float]]:
     """Return step -> (start, end), in an order in which the steps can run; DeadlockError where rows wait for one
-    another.
-
-    `duration` of (kind, pipeline, stage); `transfer` between the first rows of two stages that are not on one row.
-    """
+    another."""
     found: dict[RowStep, tuple[float, float]] = {}
     at, idle = [0] * len(orders), [0.0] * len(orders)
     moved = True
@@ -39,7 +45,7 @@ def simulate_rows(
                 first = pipelines[pipeline].stage_ranks[stage]
                 rows = range(first, first + pipelines[pipeline].width)
                 there = all(at[one] < len(orders[one]) and orders[one][at[one]] == step for one in rows)
-                came = _input_came(pipelines, step, found, transfer) if there else None
+                came = input_came(pipelines, step, found, transfer) if there else None
                 if came is None:
                     break
                 start = max([came, *(idle[one] for one in rows)])
@@ -55,13 +61,13 @@ def simulate_rows(
     return found
 
 
-def _input_came(
+def input_came(
     pipelines: Sequence[Pipeline],
     step: RowStep,
-    found: dict[RowStep, tuple[float, float]],
-    transfer: Callable[[int, int], float],
+    found: Mapping[RowStep, tuple[float, float]],
+    transfer: Transfer,
 ) -> float | None:
-    """Return when a step's input is on its rows; None when it has not been made."""
+    """Return when a step's input is on its rows; None when it has not been made. `found`: step -> (start, end)."""
     kind, pipeline, stage, microbatch = step
     places = pipelines[pipeline].stage_ranks
     if kind == "W":
@@ -71,8 +77,6 @@ def _input_came(
     if not 0 <= source < len(places):
         return 0.0
     made = found.get((kind, pipeline, source, microbatch))
-    if made is None and kind != "F":  # a stage whose backward is split may pass on to one whose is not
-        made = found.get(("I" if kind == "B" else "B", pipeline, source, microbatch))
     if made is None:
         return None
     return made[1] + (0.0 if places[source] == places[stage] else transfer(places[source], places[stage]))

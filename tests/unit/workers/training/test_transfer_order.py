@@ -11,10 +11,18 @@ from hypothesis import strategies as st
 from tests.support.rendezvous_network import RendezvousCommunicator, StuckRanksError, run_ranks
 
 from rlhf_api.schedule import Action, Kind, Pipeline, ScheduleTable
-from rlhf_planner.schedule.candidate_tables import StageCost, coarse, exact_instance, search_options, table_of
+from rlhf_planner.schedule.candidate_tables import (
+    StageCost,
+    coarse,
+    exact_instance,
+    search_options,
+    table_of,
+    table_of_rows,
+)
 from rlhf_planner.schedule.forward_only import forward_only
 from rlhf_planner.schedule.methods import FUSED, FUSED_SPLIT, opposite, placed
 from rlhf_planner.schedule.report import solution_json
+from rlhf_planner.schedule.row_simulation import widest
 from rlhf_planner.schedule.serial import serial_table
 from rlhf_planner.schedule.solve import solve
 from rlhf_planner.schedule.table_check import check_table
@@ -161,6 +169,8 @@ def made_by(draw: st.DrawFn, pipelines: tuple[Pipeline, ...], method: str) -> Sc
     }
     rows = max(first + p.width for p in pipelines for first in p.stage_ranks)
     transfers = {(rank, rank + 1): draw(st.sampled_from([0.0, 0.005])) for rank in range(rows - 1)}
+    if widest(pipelines) > 1:
+        return table_of_rows(pipelines, costs, transfers, method)
     asked = coarse(exact_instance(pipelines, costs, transfers, method == FUSED_SPLIT))
     solution = solve(asked, search_options(method, 0.1), itertools.count().__next__)
     return table_of(asked, pipelines, solution_json(solution), method)
