@@ -19,6 +19,9 @@ from rlhf_planner.device_memory import Estimate, Sizes, gib, training
 
 MAX_GROWTH: Final = 64
 """Times as many ranks as a job has, up to which a layout that fits is looked for."""
+MAX_TENSOR: Final = 64
+MAX_PIPELINE: Final = 256
+"""What validation takes."""
 FIELD: Final = "spec.training.parallelism"
 
 
@@ -112,19 +115,20 @@ def _busy(spec: RLHFJobSpec, sizes: Sizes, parallelism: TrainingParallelism, mic
 
 def _possible(spec: RLHFJobSpec, sizes: Sizes, ranks: int) -> Iterator[TrainingParallelism]:
     """Yield the layouts of so many ranks that rules, layers and heads allow."""
-    layers, heads = _least(spec, sizes)
     whole = spec.training.lora is None and spec.placement == "Dedicated" and not _trains_draft(spec)
     for data in _divisors(ranks):
         if spec.algorithm.fields.mini_batch_size % (spec.training.micro_batch_size * data):
             continue
         for tensor in _divisors(ranks // data):
-            if tensor > 1 and not (whole and spec.training.backend == "megatron" and _splits(tensor, heads)):
-                continue
             pipeline = ranks // data // tensor
-            if pipeline <= layers:
-                asked = spec.training.parallelism.sequence_parallel if tensor > 1 else "Disabled"
-                one = TrainingParallelism(pipeline=pipeline, data=data, tensor=tensor, sequence_parallel=asked)
-                for layout in _with_critics(spec, one, layers, heads):
+            if tensor > MAX_TENSOR or pipeline > MAX_PIPELINE:
+                continue
+            if tensor > 1 and not (whole and spec.training.backend == "megatron"):
+                continue
+            asked = spec.training.parallelism.sequence_parallel if tensor > 1 else "Disabled"
+            one = TrainingParallelism(pipeline=pipeline, data=data, tensor=tensor, sequence_parallel=asked)
+            for layout in _with_critics(spec, one):
+                if _suits(spec, sizes, layout):
                     yield layout
                     if data > 1:
                         yield layout.model_copy(update={"shard_optimizer": True})
@@ -132,26 +136,27 @@ def _possible(spec: RLHFJobSpec, sizes: Sizes, ranks: int) -> Iterator[TrainingP
             yield TrainingParallelism(data=data, shard=data)
 
 
-def _with_critics(
-    spec: RLHFJobSpec, one: TrainingParallelism, layers: int, heads: int
-) -> Iterator[TrainingParallelism]:
-    """Yield a layout, and that with the tensor size that the job has for critics, where that is another and fits."""
+def _with_critics(spec: RLHFJobSpec, one: TrainingParallelism) -> Iterator[TrainingParallelism]:
+    """Yield a layout, and that with the tensor size that the job has for critics, where that is another one."""
     critic = spec.training.parallelism.critic_tensor
     if critic != one.tensor:
         yield one
-    block = one.pipeline * one.tensor
-    if critic is not None and block % critic == 0 and block // critic <= layers and _splits(critic, heads):
+    if critic is not None and one.pipeline * one.tensor % critic == 0:
         yield one.model_copy(update={"critic_tensor": critic})
 
 
-def _least(spec: RLHFJobSpec, sizes: Sizes) -> tuple[int, int]:
-    """Return the layers of the shortest trained model, and the key-value heads of that which has fewest; both as many
-    as the job has where a model does not say."""
-    known = [size for role in graph_of(spec).trained if (size := sizes.get(role)) is not None]
-    asked = spec.training.parallelism
-    layers = min((size.layers for size in known if size.layers), default=asked.pipeline)
-    heads = min((size.key_value_heads for size in known if size.key_value_heads), default=asked.tensor)
-    return layers, heads
+def _suits(spec: RLHFJobSpec, sizes: Sizes, one: TrainingParallelism) -> bool:
+    """Whether every trained model has a layer for each of its stages, and heads that can be split; as many as the job
+    asks for where no model says."""
+    asked, trained = spec.training.parallelism, graph_of(spec).trained
+    known = {role: size for role in trained if (size := sizes.get(role)) is not None}
+    layers = {role: size.layers for role, size in known.items() if size.layers}
+    heads = {role: size.key_value_heads for role, size in known.items() if size.key_value_heads}
+    layers = layers or {role: asked.stages_of(role) for role in trained}
+    heads = heads or {role: asked.tensor_of(role) for role in trained}
+    return all(one.stages_of(role) <= count for role, count in layers.items()) and all(
+        _splits(one.tensor_of(role), count) for role, count in heads.items()
+    )
 
 
 def _trains_draft(spec: RLHFJobSpec) -> bool:
