@@ -140,11 +140,11 @@ def _table(
         if kind == "W" or not 0 <= target < len(of.stage_ranks) or of.stage_ranks[target] == own.start:
             continue
         send, receive = _WAYS[kind]
-        for here, there in zip(own, range(of.stage_ranks[target], of.stage_ranks[target] + of.width), strict=True):
-            out = Action(kind=send, pipeline=p, stage=stage, microbatch=microbatch, peer=there)
-            into = Action(kind=receive, pipeline=p, stage=target, microbatch=microbatch, peer=here)
-            found[here].append((end, 0, number, out))
-            found[there].append((end, 0, number, into))
+        for row, peer in zip(own, range(of.stage_ranks[target], of.stage_ranks[target] + of.width), strict=True):
+            out = Action(kind=send, pipeline=p, stage=stage, microbatch=microbatch, peer=peer)
+            into = Action(kind=receive, pipeline=p, stage=target, microbatch=microbatch, peer=row)
+            found[row].append((end, 0, number, out))
+            found[peer].append((end, 0, number, into))
     ordered = (sorted(row, key=lambda event: event[:3]) for row in found)
     return ScheduleTable(
         method=method, pipelines=tuple(pipelines), rows=tuple(tuple(action for *_, action in row) for row in ordered)
