@@ -130,6 +130,33 @@ def test_the_field_as_tensor_trains_the_bits_of_a_job_without_it(policy: Path) -
     assert_bitwise(given, without)
 
 
+def test_micro_batches_bounded_by_tokens_change_no_gradient(policy: Path) -> None:
+    """The table is made anew for as many as a mini-batch needs, with the rows that it had."""
+    training = {"microBatchSize": 8, "microBatchTokens": 40}
+    parallelism = {"tensor": 2, "criticTensor": 1}
+    theirs = make_job(policy, critic_of(policy), training={"backend": "torch"})
+    ours = job_of(policy, 2, 1, training={**training, "parallelism": parallelism})
+    batch = make_batch(abstained=(3,))
+    expected = gradients_of(theirs, serial(theirs, 1, 1), 1, batch)
+    got = gradients_of(ours, serial(ours, 2, 1), 4, batch)
+    assert_same_gradients(got, expected, TOLERANCE)
+
+
+def test_the_policy_may_train_before_the_critic(policy: Path) -> None:
+    job = job_of(policy, 2, 1)
+    table = serial(job, 1, 1)
+
+    def trained(policy_first: bool) -> list[Trainer]:
+        def work(rank: int, peers: ThreadCommunicator) -> Trainer:
+            trainer = trainer_of(job, table, rank, 2, peers)
+            exhaust(trainer.train(0, make_batch(), policy_first=policy_first))
+            return trainer
+
+        return on_ranks(2, work)
+
+    assert_bitwise(trained(True), trained(False))
+
+
 def test_a_checkpoint_is_read_by_every_layout_bit_by_bit(policy: Path, tmp_path: Path) -> None:
     """Of different sizes, then of one rank, of other different ones, of one size, the backend torch, and back."""
     start, plain = job_of(policy, 2, 1), make_job(policy, critic_of(policy), training={"backend": "torch"})
