@@ -44,7 +44,7 @@ class TrainingLayouts:
 
     def _entry(self, layout: TrainingLayout) -> dict[str, Any]:
         return {
-            **layout.parallelism.model_dump(by_alias=True),
+            **layout.parallelism.model_dump(by_alias=True, exclude_none=True),
             "memory": layout.memory.total,
             "host_memory": sum(layout.memory.host.values()),
             "memory_unknown": list(layout.memory.unknown),

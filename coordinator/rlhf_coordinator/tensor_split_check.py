@@ -16,19 +16,20 @@ from rlhf_coordinator.model_folders import local_folder
 from rlhf_planner.tensor_split import split_problem
 
 GENERATION: Final = "spec.generation.parallelism.tensor"
-TRAINING: Final = "spec.training.parallelism.tensor"
+TRAINING: Final = "spec.training.parallelism"
 
 
 def tensor_split_problems(spec: RLHFJobSpec) -> Iterator[tuple[str, int, str]]:
     """Yield (field, its value, why a model cannot be split so) of a resolved job."""
-    generation, training = spec.generation.parallelism.tensor, spec.training.parallelism.tensor
+    generation, training = spec.generation.parallelism.tensor, spec.training.parallelism
     if generation > 1 and (problem := split_problem(_config(spec.models.actor.path), generation)):
         yield GENERATION, generation, problem
-    for role in graph_of(spec).trained if training > 1 else ():
-        source = spec.models.source(role)
-        config = {} if source is None else _config(source.path)
-        if problem := split_problem(config, training, several=False):
-            yield TRAINING, training, f"{spec.models.path_field(role)}: {problem}"
+    for role in graph_of(spec).trained:
+        source, degree = spec.models.source(role), training.tensor_of(role)
+        config = {} if source is None or degree == 1 else _config(source.path)
+        if problem := split_problem(config, degree, several=False):
+            field = f"{TRAINING}.{training.tensor_field(role)}"
+            yield field, degree, f"{spec.models.path_field(role)}: {problem}"
 
 
 def check_tensor_split(spec: RLHFJobSpec) -> None:

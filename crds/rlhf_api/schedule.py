@@ -11,6 +11,8 @@ Meaning of an action of (pipeline, stage, microbatch) on the rank that holds tha
 `stage` and `microbatch` of a transfer are the *sender's* stage and micro-batch for SEND_*, the *receiver's* for RECV_*.
 Two stages of one pipeline on the same rank need no transfer actions between them. For each ordered pair of ranks the
 k-th send on one side matches the k-th receive on the other. Micro-batches of a pipeline are FIFO on every stage.
+A stage of a pipeline of width w is held in parts by w neighbouring rows: each has its computations, which they do
+together, and transfers to and from the row of the same place among the next stage's.
 """
 
 from typing import Literal
@@ -44,8 +46,10 @@ class Pipeline(_Table):
     model: str
     """Model role that is trained, `actor` or `critic`."""
     stage_ranks: tuple[int, ...]
-    """Rank of each stage, first stage first."""
+    """Rank of each stage, first stage first; of the rows that hold it, the first."""
     microbatches: int
+    width: int = 1
+    """Rows that hold a stage together; every stage begins at a multiple of it."""
 
 
 class ScheduleTable(_Table):

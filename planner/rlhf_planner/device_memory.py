@@ -215,7 +215,7 @@ def training(spec: RLHFJobSpec, sizes: Sizes) -> Estimate:
         item |= {"half-precision weights": HALF_BYTES} if half else {}
         if settings.parallelism.shard > 1:  # layers are cast one at a time
             item = {name: count for name, count in item.items() if name != "half-precision weights"}
-        if settings.parallelism.shard * settings.parallelism.tensor > 1:  # kept whole, shared out
+        if settings.parallelism.shard * settings.parallelism.tensor_of(role) > 1:  # kept whole, shared out
             item["published weights"] = FLOAT32_BYTES
         for name, count in item.items():
             ranks = settings.parallelism.writers if name == "optimizer" else settings.parallelism.keepers
@@ -265,7 +265,7 @@ def _published(spec: RLHFJobSpec, sizes: Sizes) -> int:
             continue
         alone = size.adapter_parameters(lora) if lora is not None and lora.publish == "Adapters" else None
         whole = size.parameters * COMPUTE_BYTES[spec.compute_type] if alone is None else alone * FLOAT32_BYTES
-        total += -(-whole // spec.training.parallelism.pipeline)
+        total += -(-whole // spec.training.parallelism.stages_of(role))
     return total
 
 

@@ -3,8 +3,9 @@
 A layout is pipeline x data x tensor ranks, whose copies may share moments out (shardOptimizer), or models in parts
 over the data ranks (shard); each may keep its moments in host memory (offloadOptimizer). Memory is `device_memory`'s
 count. The time of a layout is that of serial 1F1B with equal stages: of a mini-batch with m micro-batches a copy, p
-stages are busy m / (m + p - 1) of it; transfers, sums, gathered parts and moments that come from the host are on top
-and not counted, so layouts that keep moments there are listed after the others.
+stages are busy m / (m + p - 1) of it, of models with different stages each for its share of the parameters. Transfers,
+sums, gathered parts and moments that come from the host are on top and not counted, so layouts that keep moments there
+are listed after the others.
 Rule: pure. Only layouts that validation and workers take are listed. A layout whose memory is not known fits nothing.
 """
 
@@ -19,6 +20,9 @@ from rlhf_planner.device_memory import Estimate, Sizes, gib, training
 
 MAX_GROWTH: Final = 64
 """Times as many ranks as a job has, up to which a layout that fits is looked for."""
+MAX_TENSOR: Final = 64
+MAX_PIPELINE: Final = 256
+"""What validation takes."""
 FIELD: Final = "spec.training.parallelism"
 
 
@@ -42,6 +46,8 @@ class TrainingLayout:
         """Fields that differ from 1, such as `pipeline 4, data 2`."""
         fields = ("pipeline", "data", "tensor", "shard")
         named = [f"{name} {value}" for name in fields if (value := getattr(self.parallelism, name)) > 1]
+        critic = self.parallelism.critic_tensor
+        named += [f"criticTensor {critic}"] if critic not in (None, self.parallelism.tensor) else []
         named += ["shardOptimizer"] if self.parallelism.shard_optimizer else []
         named += ["offloadOptimizer"] if self.parallelism.offload_optimizer else []
         return ", ".join(named) or "one rank"
@@ -114,38 +120,63 @@ def _layout(spec: RLHFJobSpec, sizes: Sizes, parallelism: TrainingParallelism) -
     fields = spec.training.model_copy(update={"parallelism": parallelism})
     memory = training(spec.model_copy(update={"training": fields}), sizes)
     microbatches = max(1, spec.algorithm.fields.mini_batch_size // (spec.training.micro_batch_size * parallelism.data))
-    return TrainingLayout(parallelism, memory, microbatches / (microbatches + parallelism.pipeline - 1))
+    return TrainingLayout(parallelism, memory, _busy(spec, sizes, parallelism, microbatches))
+
+
+def _busy(spec: RLHFJobSpec, sizes: Sizes, parallelism: TrainingParallelism, microbatches: int) -> float:
+    trained = graph_of(spec).trained
+    stages = {role: parallelism.stages_of(role) for role in trained}
+    if len(set(stages.values())) == 1:
+        return microbatches / (microbatches + stages[trained[0]] - 1)
+    known = {role: size.parameters if (size := sizes.get(role)) is not None else 1 for role in trained}
+    taken = sum(known[role] * (microbatches + stages[role] - 1) for role in trained)
+    return microbatches * sum(known.values()) / taken
 
 
 def _possible(spec: RLHFJobSpec, sizes: Sizes, ranks: int) -> Iterator[TrainingParallelism]:
     """Yield the layouts of so many ranks that rules, layers and heads allow."""
-    layers, heads = _least(spec, sizes)
     whole = spec.training.lora is None and spec.placement == "Dedicated" and not _trains_draft(spec)
     for data in _divisors(ranks):
         if spec.algorithm.fields.mini_batch_size % (spec.training.micro_batch_size * data):
             continue
         for tensor in _divisors(ranks // data):
-            if tensor > 1 and not (whole and spec.training.backend == "megatron" and _splits(tensor, heads)):
-                continue
             pipeline = ranks // data // tensor
-            if pipeline <= layers:
-                asked = spec.training.parallelism.sequence_parallel if tensor > 1 else "Disabled"
-                one = TrainingParallelism(pipeline=pipeline, data=data, tensor=tensor, sequence_parallel=asked)
-                yield one
-                if data > 1:
-                    yield one.model_copy(update={"shard_optimizer": True})
+            if tensor > MAX_TENSOR or pipeline > MAX_PIPELINE:
+                continue
+            if tensor > 1 and not (whole and spec.training.backend == "megatron"):
+                continue
+            asked = spec.training.parallelism.sequence_parallel if tensor > 1 else "Disabled"
+            one = TrainingParallelism(pipeline=pipeline, data=data, tensor=tensor, sequence_parallel=asked)
+            for layout in _with_critics(spec, one):
+                if _suits(spec, sizes, layout):
+                    yield layout
+                    if data > 1:
+                        yield layout.model_copy(update={"shard_optimizer": True})
         if data == ranks > 1 and whole and spec.training.backend == "torch":
             yield TrainingParallelism(data=data, shard=data)
 
 
-def _least(spec: RLHFJobSpec, sizes: Sizes) -> tuple[int, int]:
-    """Return the layers of the shortest trained model, and the key-value heads of that which has fewest; both as many
-    as the job has where a model does not say."""
-    known = [size for role in graph_of(spec).trained if (size := sizes.get(role)) is not None]
-    asked = spec.training.parallelism
-    layers = min((size.layers for size in known if size.layers), default=asked.pipeline)
-    heads = min((size.key_value_heads for size in known if size.key_value_heads), default=asked.tensor)
-    return layers, heads
+def _with_critics(spec: RLHFJobSpec, one: TrainingParallelism) -> Iterator[TrainingParallelism]:
+    """Yield a layout, and that with the tensor size that the job has for critics, where that is another one."""
+    critic = spec.training.parallelism.critic_tensor
+    if critic != one.tensor:
+        yield one
+    if critic is not None and one.pipeline * one.tensor % critic == 0:
+        yield one.model_copy(update={"critic_tensor": critic})
+
+
+def _suits(spec: RLHFJobSpec, sizes: Sizes, one: TrainingParallelism) -> bool:
+    """Whether every trained model has a layer for each of its stages, and heads that can be split; as many as the job
+    asks for where no model says."""
+    asked, trained = spec.training.parallelism, graph_of(spec).trained
+    known = {role: size for role in trained if (size := sizes.get(role)) is not None}
+    layers = {role: size.layers for role, size in known.items() if size.layers}
+    heads = {role: size.key_value_heads for role, size in known.items() if size.key_value_heads}
+    layers = layers or {role: asked.stages_of(role) for role in trained}
+    heads = heads or {role: asked.tensor_of(role) for role in trained}
+    return all(one.stages_of(role) <= count for role, count in layers.items()) and all(
+        _splits(one.tensor_of(role), count) for role, count in heads.items()
+    )
 
 
 def _trains_draft(spec: RLHFJobSpec) -> bool:

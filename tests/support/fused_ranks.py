@@ -12,26 +12,38 @@ from tests.support.training_ranks import (
     make_job,
     on_ranks,
     serial,
+    tensors_of,
     trainer_of,
     weights_of,
 )
 
 from rlhf_api.job import RLHFJob
 from rlhf_api.schedule import ScheduleTable
-from rlhf_planner.schedule.candidate_tables import StageCost, coarse, exact_instance, forecast, search_options, table_of
-from rlhf_planner.schedule.methods import FUSED, FUSED_SPLIT, opposite
+from rlhf_planner.schedule.candidate_tables import (
+    StageCost,
+    coarse,
+    exact_instance,
+    forecast,
+    search_options,
+    table_of,
+    table_of_rows,
+)
+from rlhf_planner.schedule.methods import FUSED, FUSED_SPLIT, placed
 from rlhf_planner.schedule.report import solution_json
+from rlhf_planner.schedule.row_simulation import widest
 from rlhf_planner.schedule.serial import serial_table
 from rlhf_planner.schedule.solve import solve
 from rlhf_workers.training import checkpoint
 from rlhf_workers.training.trainer import Trainer
 
 
-def fused_job(root: Path, key_value_heads: int = 2) -> RLHFJob:
+def fused_job(root: Path, key_value_heads: int = 2, critic_layers: int = 5) -> RLHFJob:
     """Actor and critic of different family, depth and width; 4 optimizer steps an iteration."""
     heads = {"num_key_value_heads": key_value_heads}
     actor = models.write_policy(root / "actor", "qwen2", seed=1, num_hidden_layers=4, **heads)
-    critic = models.write_policy(root / "critic", "llama", seed=2, num_hidden_layers=5, hidden_size=48, **heads)
+    critic = models.write_policy(
+        root / "critic", "llama", seed=2, num_hidden_layers=critic_layers, hidden_size=48, **heads
+    )
     return make_job(
         actor,
         critic,
@@ -43,14 +55,19 @@ def fused_job(root: Path, key_value_heads: int = 2) -> RLHFJob:
 
 def fused_table(job: RLHFJob, pipeline: int, data: int, method: str) -> ScheduleTable:
     """What the search finds for made-up times: a critic that is slower than the actor, and unequal stages."""
-    pipes = opposite(("actor", "critic"), pipeline, 8 // data)
+    block = pipeline * job.spec.training.parallelism.tensor
+    pipes = placed(tensors_of(job), block, 8 // data, alternate=True)
     costs = {
         (model, stage): StageCost(0.02 * scale, 0.045 * scale, 0.02 * scale, 0.03 * scale, 1000.0)
         for model, factor in (("actor", 1.0), ("critic", 1.4))
-        for stage in range(pipeline)
+        for stage in range(block)
         for scale in (factor * (1 + 0.1 * stage),)
     }
-    transfers = {(rank, rank + 1): 0.002 for rank in range(pipeline - 1)}
+    transfers = {(rank, rank + 1): 0.002 for rank in range(block - 1)}
+    if widest(pipes) > 1:
+        table = table_of_rows(pipes, costs, transfers, method)
+        assert forecast(table, costs, transfers)[0] < forecast(serial_table(pipes), costs, transfers)[0]
+        return table
     asked = coarse(exact_instance(pipes, costs, transfers, method == FUSED_SPLIT))
     solution = solve(asked, search_options(method, 0.2), iter(range(1000)).__next__)
     table = table_of(asked, pipes, solution_json(solution), method)
@@ -65,7 +82,7 @@ Trained = tuple[Trainer, list[dict[str, float]]]
 def train(
     job: RLHFJob, table: ScheduleTable, data: int, iterations: range, restore: str = "", save: Path | None = None
 ) -> list[Trained]:
-    world = data * len(table.rows) * job.spec.training.parallelism.tensor
+    world = data * len(table.rows) * min(tensors_of(job).values())
 
     def work(rank: int, peers: ThreadCommunicator) -> Trained:
         trainer = trainer_of(job, table, rank, world, peers, restore, iterations.start)

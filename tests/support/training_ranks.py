@@ -18,11 +18,12 @@ from safetensors.torch import load_file
 from torch._C._distributed_c10d import HashStore
 
 from rlhf_api import control_pb2 as pb
-from rlhf_api.algorithms import ALGORITHMS, SampleField, full_graph
+from rlhf_api.algorithms import ALGORITHMS, ModelRole, SampleField, full_graph
 from rlhf_api.algorithms.graph import SAMPLED_FIELD
 from rlhf_api.arrays import pack
 from rlhf_api.job import RLHFJob
 from rlhf_api.schedule import Action, Pipeline, ScheduleTable
+from rlhf_planner.schedule.methods import placed
 from rlhf_planner.schedule.serial import serial_table
 from rlhf_workers.algorithms.registry import build_algorithm
 from rlhf_workers.training import checkpoint
@@ -145,10 +146,14 @@ def make_job(
 
 
 def serial(job: RLHFJob, pipeline: int, data: int, models: Sequence[str] = ("actor", "critic")) -> ScheduleTable:
-    """The serial table of a job."""
+    """The serial table of a job; `pipeline`: stages of the actor."""
     count = job.spec.algorithm.fields.mini_batch_size // (data * job.spec.training.micro_batch_size)
-    ranks = tuple(range(pipeline))
-    return serial_table([Pipeline(name=m, model=m, stage_ranks=ranks, microbatches=count) for m in models])
+    return serial_table(placed(tensors_of(job, models), pipeline * job.spec.training.parallelism.tensor, count))
+
+
+def tensors_of(job: RLHFJob, models: Sequence[str] = ("actor", "critic")) -> dict[str, int]:
+    """Model -> ranks that hold a stage of it together."""
+    return {model: job.spec.training.parallelism.tensor_of(ModelRole(model)) for model in models}
 
 
 def split_backward(table: ScheduleTable) -> ScheduleTable:

@@ -9,6 +9,7 @@ of the job.
 from typing import Final
 
 from rlhf_api import control_pb2 as pb
+from rlhf_api.job.groups import TrainingParallelism
 from rlhf_api.names import Group
 from rlhf_coordinator.job.job_run import JobRun
 from rlhf_coordinator.state.fusion_state import MadeReallocation
@@ -66,21 +67,27 @@ def _add_prediction(run: JobRun, span: pb.Span) -> None:
     worker = run.state.fleet.workers.get(span.worker)
     if not schedule.forecast or worker is None or worker.rank is None or not span.name.startswith("train/"):
         return
-    rank = worker.rank % len(schedule.forecast)
+    row = row_of(worker.rank, len(schedule.forecast), run.context.spec.training.parallelism)
     if span.name == "train/step":
         span.attributes["predicted_ms"] = f"{1000 * schedule.predicted:.3f}"
         if span.attributes["number"] == "0":
-            _draw_prediction(run, span, rank)
+            _draw_prediction(run, span, row)
         return
     key = (span.name, span.attributes["stage"], span.attributes["microbatch"])
-    if key in schedule.forecast[rank]:
-        start, end = schedule.forecast[rank][key]
+    if key in schedule.forecast[row]:
+        start, end = schedule.forecast[row][key]
         span.attributes["predicted_start_ms"] = f"{1000 * start:.3f}"
         span.attributes["predicted_ms"] = f"{1000 * (end - start):.3f}"
 
 
-def _draw_prediction(run: JobRun, step: pb.Span, rank: int) -> None:
-    for (name, stage, microbatch), (start, end) in run.state.schedule.forecast[rank].items():
+def row_of(rank: int, rows: int, parallelism: TrainingParallelism) -> int:
+    """Return which of a table's rows a training rank runs; the ranks of a row are neighbours."""
+    block = parallelism.pipeline * parallelism.tensor
+    return rank % block * rows // block
+
+
+def _draw_prediction(run: JobRun, step: pb.Span, row: int) -> None:
+    for (name, stage, microbatch), (start, end) in run.state.schedule.forecast[row].items():
         span = pb.Span(
             worker=f"predicted-{step.worker.rpartition('-')[2]}",
             name=name.replace("train/", "predicted/", 1),

@@ -134,7 +134,7 @@ class ScheduleState:
     predicted: float = 0.0
     """Seconds that a mini-batch is expected to take under it; 0: not known."""
     forecast: list[dict[tuple[str, str, str], tuple[float, float]]] = field(default_factory=list)
-    """Per rank of a data-parallel block: (span name, stage, micro-batch) -> (start, end), in seconds from the start of
+    """Per row of the table: (span name, stage, micro-batch) -> (start, end), in seconds from the start of
     a mini-batch."""
     measurement_id: int = 0
     results: dict[str, pb.MeasureResult] = field(default_factory=dict)

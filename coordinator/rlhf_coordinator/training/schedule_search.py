@@ -25,10 +25,12 @@ from rlhf_planner.schedule.candidate_tables import (
     search_options,
     search_seconds,
     table_of,
+    table_of_rows,
 )
 from rlhf_planner.schedule.instance import Instance
 from rlhf_planner.schedule.methods import FUSED_SPLIT
 from rlhf_planner.schedule.report import solution_json
+from rlhf_planner.schedule.row_simulation import widest
 from rlhf_planner.schedule.solve import SearchOptions, solve
 
 
@@ -39,6 +41,8 @@ def answer(question: dict[str, Any]) -> dict[str, Any]:
     serial = ScheduleTable.model_validate_json(question["serial"])
     tables = {serial.method: _described(serial, costs, transfers)}
     serial_seconds = tables[serial.method]["predicted"]
+    if widest(serial.pipelines) > 1:
+        return tables | {method: _of_rows(serial, costs, transfers, method, question) for method in question["methods"]}
     for method in question["methods"]:
         split = method == FUSED_SPLIT
         exact = exact_instance(serial.pipelines, costs, transfers, split, question["activation_bytes"] or None)
@@ -53,6 +57,16 @@ def answer(question: dict[str, Any]) -> dict[str, Any]:
     return tables
 
 
+def _of_rows(
+    serial: ScheduleTable, costs: Costs, transfers: Transfers, method: str, question: dict[str, Any]
+) -> dict[str, Any]:
+    """As an entry of `answer`, where models have different tensor sizes."""
+    start = time.monotonic()
+    table = table_of_rows(serial.pipelines, costs, transfers, method, question["activation_bytes"] or None)
+    found = {"by": "list scheduling", "atBound": False, "seconds": round(time.monotonic() - start, 3)}
+    return _described(table, costs, transfers) | found
+
+
 def _solved(instance: Instance, how: SearchOptions) -> dict[str, Any]:
     return solution_json(solve(instance, how, time.monotonic))
 
@@ -62,7 +76,7 @@ def _described(table: ScheduleTable, costs: Costs, transfers: Transfers) -> dict
     steps = [
         [[s.pipeline, s.kind, s.stage, s.microbatch, round(s.start, 6), round(s.end, 6)] for s in row] for row in rows
     ]
-    return {"table": table.model_dump_json(exclude_none=True), "predicted": seconds, "steps": steps}
+    return {"table": table.model_dump_json(exclude_defaults=True), "predicted": seconds, "steps": steps}
 
 
 if __name__ == "__main__":

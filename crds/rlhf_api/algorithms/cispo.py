@@ -21,8 +21,7 @@ class CISPO(GRPO):
     clip_range_high: Positive | None = 0.2
     """Upper clip range; clipRange when null."""
     loss_aggregation: LossAggregation = "TokenMean"
-    """How tokens' losses become one: SequenceMean averages over a response, then over responses; TokenMean over the
-    tokens of a mini-batch; ConstantLength divides their sum by responses x rollout.maxResponseTokens."""
+    """As spec.algorithm.ppo.lossAggregation."""
 
     @classmethod
     def rules(cls, path: str) -> Iterator[Rule]:

@@ -16,6 +16,4 @@ class GRPO(GroupGradientFields):
     advantage_scale: Literal["GroupStd", "None"] = "GroupStd"
     """Divide the group-centred reward by the group's standard deviation, or not."""
     loss_aggregation: LossAggregation = "SequenceMean"
-    """How tokens' losses become one: SequenceMean averages over a response, then over responses; TokenMean over the
-    tokens of a mini-batch; ConstantLength divides their sum by responses x rollout.maxResponseTokens, which with
-    advantageScale None is Dr.GRPO."""
+    """As spec.algorithm.ppo.lossAggregation; ConstantLength with advantageScale None is Dr.GRPO."""

@@ -40,9 +40,9 @@ class MismatchCorrection(ApiModel):
 
     mode: Mode = "Disabled"
     """Disabled counts every token alike. Truncate weighs it by the ratio of both probabilities, limited to low and
-    high; Mask by the ratio, or 0 outside of low and high. GeometricMask leaves out responses whose mean ratio, the
-    geometric one of their tokens, is outside; SequenceMask weighs by the product of a response's ratios, or 0 outside.
-    Needs oldLogProbabilities Trainer."""
+    high; Mask by the ratio, or 0 outside of low and high. GeometricMask leaves out responses whose
+    geometric mean of ratios is outside; SequenceMask weighs by the product of a response's ratios, or 0 outside. Needs
+    oldLogProbabilities Trainer."""
     low: Bound | None = None
     """Least ratio; unset is what the mode's source has: 0, with Mask 0.5, with GeometricMask 0.999."""
     high: Bound | None = None

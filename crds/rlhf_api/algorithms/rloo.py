@@ -26,9 +26,8 @@ class RLOO(GroupGradientFields):
     ratio_level: Literal["Token", "Sequence"] = "Sequence"
     """What the ratio of new to old probability is of: each token, or the whole response."""
     loss_aggregation: LossAggregation = "SequenceMean"
-    """How tokens' losses become one: SequenceMean averages over a response, then over responses; TokenMean over the
-    tokens of a mini-batch; ConstantLength divides their sum by responses x rollout.maxResponseTokens. With ratioLevel
-    Sequence every token of a response has the response's loss."""
+    """As spec.algorithm.ppo.lossAggregation. With ratioLevel Sequence every token of a response has the response's
+    loss."""
 
     @classmethod
     def rules(cls, path: str) -> Iterator[Rule]:

@@ -133,6 +133,8 @@ class TrainingParallelism(ApiModel):
     backend torch."""
     tensor: Annotated[int, Field(ge=1, le=64)] = 1
     """Ranks that split every layer of a stage: a power of two that divides the models' heads, with backend megatron."""
+    critic_tensor: Annotated[int, Field(ge=1, le=64)] | None = None
+    """As tensor, of critics, which then have pipeline x tensor / criticTensor stages. Unset: tensor."""
     sequence_parallel: Literal["Disabled", "Enabled"] = "Disabled"
     """Enabled divides states between layers by position over the tensor ranks, for less memory."""
     shard_optimizer: bool = False
@@ -149,6 +151,18 @@ class TrainingParallelism(ApiModel):
     def keepers(self) -> int:
         """Number of first ranks that hold every parameter among them, and so publish and save it."""
         return self.pipeline * self.shard * self.tensor
+
+    def tensor_field(self, role: ModelRole) -> str:
+        """Return the name of the field that says over how many ranks the layers of a trained role are split."""
+        return "criticTensor" if self.critic_tensor is not None and role.kind is ModelKind.VALUE else "tensor"
+
+    def tensor_of(self, role: ModelRole) -> int:
+        """Return over how many ranks the layers of a trained role are split."""
+        return self.critic_tensor or self.tensor if role.kind is ModelKind.VALUE else self.tensor
+
+    def stages_of(self, role: ModelRole) -> int:
+        """Return how many pipeline stages a trained role has."""
+        return self.pipeline * self.tensor // self.tensor_of(role)
 
     @property
     def writers(self) -> int:
@@ -203,7 +217,7 @@ class Training(GroupFields):
     """Whose layers are trained: torch those of transformers, megatron those of Megatron-core, which has Llama, Mistral,
     Qwen2 and Qwen3 models, without adapters. Schedules, optimizer and checkpoints are the same."""
     parallelism: TrainingParallelism = Field(default_factory=TrainingParallelism)
-    """How models are split over the ranks. The number of ranks is pipeline x data x tensor."""
+    """How models are split over the ranks, which are pipeline x data x tensor."""
     ranks_per_pod: Annotated[int, Field(ge=1, le=64)] = 1
     """Training ranks in one pod, each a process with gpusPerReplica GPUs; divides the number of ranks."""
     schedule: Schedule = Field(default_factory=Schedule)

@@ -92,5 +92,5 @@ class RunPolicy(ApiModel):
     hang_timeout_seconds: Annotated[int, Field(ge=0, le=86400)] = 300
     """Seconds for which a process may leave liveness probes unanswered, a generation worker a decode step unfinished,
     or training ranks that trained before stand still (60 at most, or 10 times what they ever took); then it is
-    restarted, which counts as a failure. It answers also during long computations and loads. 0: no limit. A change
+    restarted, which counts as a failure. It answers during long computations and loads, too. 0: no limit. A change
     applies to new pods only."""

@@ -42,7 +42,7 @@ def is_path(field: str) -> Rule:
         node=node,
         cel=f"!has(self.{name}) || !self.{name}.contains('{_MARK}')",
         holds=partial(_is_path, field),
-        message="must be a path, as addresses such as s3:// are not opened: mount a volume that holds it",
+        message="must be a path, as addresses such as s3:// are not opened: mount a volume",
     )
 
 

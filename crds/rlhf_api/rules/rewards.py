@@ -156,9 +156,7 @@ def _path(path: tuple[str, ...], name: str) -> Rule:
         return _MARK not in ((_at(reward, path) or {}).get(name) or "")
 
     guard = _guard((*path, name))
-    message = (
-        f"{member}.{name}: must be a path, as addresses such as s3:// are not opened: mount a volume that holds it"
-    )
+    message = f"{member}.{name}: must be a path, as addresses such as s3:// are not opened: mount a volume"
     return _of_each(f"{guard}!{_cel((*path, name))}.contains('{_MARK}')", holds, message)
 
 

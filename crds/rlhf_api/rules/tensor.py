@@ -1,5 +1,5 @@
-"""Rules of `spec.training.parallelism.tensor` and `sequenceParallel`: which sizes there are, and what stages in parts
-cannot do yet."""
+"""Rules of `spec.training.parallelism.tensor`, `criticTensor` and `sequenceParallel`: which sizes there are, and what
+stages in parts cannot do yet."""
 
 from collections.abc import Iterator
 from typing import Final
@@ -9,6 +9,8 @@ from rlhf_api.rules.sharding import of_parts
 
 _PARALLELISM: Final = "spec.training.parallelism"
 _FIELD: Final = f"{_PARALLELISM}.tensor"
+_CRITIC: Final = f"{_PARALLELISM}.criticTensor"
+_DRAFT: Final = "spec.generation.speculation.draftModel"
 
 
 def of_tensor() -> Iterator[Rule]:
@@ -35,6 +37,37 @@ def of_tensor() -> Iterator[Rule]:
         message="must be Disabled with tensor 1: raise tensor, or use Disabled",
     )
     yield from of_parts("tensor")
+    yield Rule(
+        field=_CRITIC,
+        node=_PARALLELISM,
+        cel=(
+            "!has(self.criticTensor) || self.criticTensor in [1, 2, 4, 8, 16, 32, 64]"
+            " && self.pipeline * self.tensor % self.criticTensor == 0"
+        ),
+        holds=lambda values: not values.has(_CRITIC) or _divides(values),
+        message="must be a power of two that divides pipeline x tensor: use one, or leave it out",
+    )
+    yield Rule(
+        field=_CRITIC,
+        node="spec",
+        cel=(
+            "!has(self.training.parallelism.criticTensor) || self.training.backend == 'megatron' && self.placement =="
+            " 'Dedicated' && (!has(self.generation.speculation.draftModel) ||"
+            " self.generation.speculation.draftModel.train == 'Disabled')"
+        ),
+        holds=lambda values: not values.has(_CRITIC) or _may_split(values),
+        message="must be unset, but with spec.training.backend megatron, placement Dedicated and no draftModel trained",
+    )
+
+
+def _divides(values: Values) -> bool:
+    ranks = values[f"{_PARALLELISM}.pipeline"] * values[_FIELD]
+    return values[_CRITIC] in (1, 2, 4, 8, 16, 32, 64) and ranks % values[_CRITIC] == 0
+
+
+def _may_split(values: Values) -> bool:
+    dedicated = values["spec.training.backend"] == "megatron" and values["spec.placement"] == "Dedicated"
+    return dedicated and (not values.has(_DRAFT) or values[f"{_DRAFT}.train"] == "Disabled")
 
 
 def _whole(values: Values) -> bool:

@@ -2,7 +2,7 @@
 
 All tables of a choice place the same stages on the same ranks: they differ in order alone, so a training group can go
 from one to another between two mini-batches, and gradients add up in the same order in all of them. Pure; the search
-itself is `solve`.
+itself is `solve`, or `row_scheduling` where models have different tensor sizes.
 """
 
 from __future__ import annotations
@@ -12,13 +12,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from rlhf_api.schedule import Action, ScheduleTable
 from rlhf_api.schedule import Pipeline as TablePipeline
-from rlhf_api.schedule import ScheduleTable
 from rlhf_planner.schedule.bounds import makespan_bound
 from rlhf_planner.schedule.instance import Instance, InstancePipeline
 from rlhf_planner.schedule.methods import FUSED_SPLIT
 from rlhf_planner.schedule.report import devices_from_json
-from rlhf_planner.schedule.schedule_check import Step
+from rlhf_planner.schedule.row_scheduling import row_table
+from rlhf_planner.schedule.row_simulation import Duration, Order, Transfer, simulate_rows, widest
+from rlhf_planner.schedule.schedule_check import Step, StepKind
 from rlhf_planner.schedule.simulate import (
     BACKWARD,
     FORWARD,
@@ -38,6 +40,7 @@ STEPS_IN_SHORTEST = 20  # the search sees times in units of a twentieth of the s
 SEARCH_SHARE = 0.05  # of the time that the job could win at most: what the search may take
 SHORTEST_SEARCH, LONGEST_SEARCH = 0.2, 3.0  # seconds; a job waits for it
 _OPERATIONS = {"F": FORWARD, "B": BACKWARD, "I": BACKWARD, "W": WEIGHT}
+_COST_OF = {"F": "forward", "B": "backward", "I": "input_gradient", "W": "weight_gradient"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,14 +143,53 @@ def table_of(
     return table
 
 
+def table_of_rows(
+    pipelines: Sequence[TablePipeline], costs: Costs, transfers: Transfers, method: str, room: float | None = None
+) -> ScheduleTable:
+    """Return the table of models of different tensor sizes. It is checked: TableError; ValueError where none keeps
+    within `room` bytes."""
+    duration, transfer = _row_costs(pipelines, costs, transfers)
+
+    def activation(pipeline: int, stage: int) -> float:
+        return costs[pipelines[pipeline].model, stage].activation
+
+    split = method == FUSED_SPLIT
+    return row_table(pipelines, duration, transfer, activation, method, split=split, room=room)
+
+
 def forecast(table: ScheduleTable, costs: Costs, transfers: Transfers) -> tuple[float, list[list[Step]]]:
     """Return the seconds of one mini-batch under a table, and the steps with start and end, one list per rank, by
     the exact event simulation."""
+    if widest(table.pipelines) > 1:
+        computed = [[action for action in row if action.peer is None] for row in table.rows]
+        orders: list[Order] = [[(_step_kind(a), a.pipeline, a.stage, a.microbatch) for a in row] for row in computed]
+        times = simulate_rows(table.pipelines, orders, *_row_costs(table.pipelines, costs, transfers))
+        steps = [[Step(p, kind, m, s, *times[kind, p, s, m]) for kind, p, s, m in order] for order in orders]
+        return max(end for _, end in times.values()), steps
     split = any(action.kind == "W" for row in table.rows for action in row)
     arrays = instance_arrays(exact_instance(table.pipelines, costs, transfers, split), split)
     rows = [[(a.pipeline, a.stage, a.kind) for a in row if a.peer is None] for row in table.rows]
     timeline: Timeline = simulate(arrays, _orders(arrays, rows))
     return timeline.makespan, steps_by_device(timeline)
+
+
+def _row_costs(pipelines: Sequence[TablePipeline], costs: Costs, transfers: Transfers) -> tuple[Duration, Transfer]:
+    """Return what steps and transfers of rows take, in seconds; of rows that are no neighbours the longest between."""
+
+    def duration(kind: StepKind, pipeline: int, stage: int) -> float:
+        seconds: float = getattr(costs[pipelines[pipeline].model, stage], _COST_OF[kind])
+        return seconds
+
+    def transfer(a: int, b: int) -> float:
+        between = range(min(a, b), max(a, b))
+        return max((transfers.get((row, row + 1), 0.0) for row in between), default=0.0)
+
+    return duration, transfer
+
+
+def _step_kind(action: Action) -> StepKind:
+    assert action.kind in ("F", "B", "I", "W"), "a computation"
+    return action.kind
 
 
 def _orders(arrays: InstanceArrays, rows: Sequence[Sequence[tuple[int, int, str]]]) -> Any:

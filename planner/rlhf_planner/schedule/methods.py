@@ -19,14 +19,26 @@ MIN_GAIN: Final = 0.01
 """A mini-batch must be shorter than the serial one by this share: less is noise."""
 
 
+def placed(
+    tensors: Mapping[str, int], ranks: int, microbatches: int, *, alternate: bool = False
+) -> tuple[Pipeline, ...]:
+    """Return one pipeline per model over `ranks` ranks of a block, of whose layers `tensors` says over how many ranks
+    they are split: powers of two that divide `ranks`. A row is of as many ranks as the smallest. `alternate`: every
+    second pipeline is in the opposite direction."""
+    row = min(tensors.values())
+    pipelines = []
+    for index, (model, tensor) in enumerate(tensors.items()):
+        firsts = tuple(range(0, ranks // row, tensor // row))
+        places = firsts[::-1] if alternate and index % 2 else firsts
+        one = Pipeline(name=model, model=model, stage_ranks=places, microbatches=microbatches, width=tensor // row)
+        pipelines.append(one)
+    return tuple(pipelines)
+
+
 def opposite(models: Sequence[str], stages: int, microbatches: int) -> tuple[Pipeline, ...]:
     """Return one pipeline per model, every second one in the opposite direction: its stage s is on rank stages - 1 -
     s."""
-    ranks = tuple(range(stages))
-    return tuple(
-        Pipeline(name=m, model=m, stage_ranks=ranks[::-1] if index % 2 else ranks, microbatches=microbatches)
-        for index, m in enumerate(models)
-    )
+    return placed(dict.fromkeys(models, 1), stages, microbatches, alternate=True)
 
 
 def pick(seconds: Mapping[str, float]) -> str:

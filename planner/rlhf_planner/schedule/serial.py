@@ -6,7 +6,8 @@ that names its rank. The first event not yet done is then at the head of every r
 go on. For the same reason both sides of a pair post their transfers in the same order, which NCCL asks for.
 
 The sequence is the event simulation of 1F1B with a backward twice as long as a forward; times only order events and are
-thrown away. Pure: same pipelines, same table.
+thrown away. Rows that hold a stage together have its events one beside the other, each its own transfers. Pure: same
+pipelines, same table.
 """
 
 from collections.abc import Iterator, Sequence
@@ -36,12 +37,13 @@ def serial_table(pipelines: Sequence[Pipeline]) -> ScheduleTable:
     """Return the table of 1F1B of each pipeline in turn, whole backward steps; ValueError names the field of a
     pipeline that cannot run."""
     _check(pipelines)
-    ranks = 1 + max(rank for pipeline in pipelines for rank in pipeline.stage_ranks)
+    ranks = max(rank + pipeline.width for pipeline in pipelines for rank in pipeline.stage_ranks)
     rows: list[list[Action]] = [[] for _ in range(ranks)]
     for index, pipeline in enumerate(pipelines):
         for event in sorted(_events(index, pipeline)):
             for rank, action in zip(event.ranks, event.actions, strict=True):
-                rows[rank].append(action)
+                for place in range(pipeline.width):
+                    rows[rank + place].append(of_place(action, place))
     return ScheduleTable(method=METHOD, pipelines=tuple(pipelines), rows=tuple(tuple(row) for row in rows))
 
 
@@ -53,6 +55,11 @@ def one_f_one_b(stage: int, stages: int, microbatches: int) -> list[tuple[Kind, 
     for m in range(microbatches - warm_up):
         order += [("F", m + warm_up), ("B", m)]
     return order + [("B", m) for m in range(microbatches - warm_up, microbatches)]
+
+
+def of_place(action: Action, place: int) -> Action:
+    """Return an action of the first row of a stage as that of the row `place` behind it."""
+    return action if action.peer is None or not place else action.model_copy(update={"peer": action.peer + place})
 
 
 def _events(index: int, pipeline: Pipeline) -> Iterator[_Event]:
@@ -110,3 +117,6 @@ def _check(pipelines: Sequence[Pipeline]) -> None:
             raise ValueError(f"{field}.microbatches: {pipeline.microbatches} is not valid; give at least 1")
         if not pipeline.stage_ranks or min(pipeline.stage_ranks) < 0:
             raise ValueError(f"{field}.stage_ranks: {pipeline.stage_ranks} is not valid; one rank >= 0 per stage")
+        if pipeline.width < 1 or any(rank % pipeline.width for rank in pipeline.stage_ranks):
+            begins = f"stages at {pipeline.stage_ranks} must begin at multiples of it"
+            raise ValueError(f"{field}.width: {pipeline.width} is not valid; {begins}")

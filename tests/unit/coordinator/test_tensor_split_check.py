@@ -49,6 +49,13 @@ def test_models_that_ranks_train_in_parts_have_heads_for_each_of_them(tmp_path: 
         "4: spec.models.critic.path: the model's 2 key-value heads cannot be split over 4 devices: use 2"
     )
 
+    body["training"]["parallelism"] = {"tensor": 4, "criticTensor": 2}
+    check_tensor_split(RLHFJobSpec.model_validate(body))
+    body["training"]["parallelism"] = {"pipeline": 8, "tensor": 2, "criticTensor": 8}
+    with pytest.raises(JobError, match=r"8: spec\.models\.critic\.path: the model's 2 key-value heads") as raised:
+        check_tensor_split(RLHFJobSpec.model_validate(body))
+    assert raised.value.failure.field == "spec.training.parallelism.criticTensor"
+
 
 @pytest.mark.parametrize("content", [None, "{", "[]"])
 def test_what_cannot_be_read_is_left_to_the_workers(tmp_path: Path, content: str | None) -> None:

@@ -70,6 +70,14 @@ def test_ranks_of_a_tensor_group_have_a_share_of_a_stage() -> None:
     }  # fmt: skip
 
 
+def test_only_models_in_tensor_groups_keep_whole_tensors_to_publish() -> None:
+    parallelism = {"pipeline": 2, "tensor": 4, "criticTensor": 1}
+    training = {"gpusPerReplica": 1, "backend": "megatron", "parallelism": parallelism}
+    parts = estimates(spec(placement="Dedicated", training=training), SIZES)[Group.TRAINING].parts
+    share = 7 * BILLION // 8
+    assert (parts["weights"], parts["published weights"]) == (2 * 4 * share, 4 * share)
+
+
 def test_what_cannot_fit_names_the_phase_and_the_numbers() -> None:
     result = budget(spec(), SIZES)
     assert result.problem(80 * GIBIBYTE) == ""

@@ -130,6 +130,42 @@ def test_ranks_that_take_turns_keep_moments_on_the_host_either_way() -> None:
     assert hosts[0]["optimizer (training)"] == 2 * 8 * 7 * BILLION
 
 
+def test_critics_of_another_tensor_size_have_other_stages_and_as_much_memory() -> None:
+    """Two models of one size on four ranks: the actor by pairs on two stages, the critic on four."""
+    asked = {"pipeline": 2, "tensor": 2, "criticTensor": 1}
+    own, other = (
+        layout_of(spec("megatron", parallelism=given), SIZES) for given in (asked, {"pipeline": 2, "tensor": 2})
+    )
+    assert own.words == "pipeline 2, tensor 2, criticTensor 1"
+    assert own.busy == pytest.approx(2 * 32 / (33 + 35))
+    assert own.memory.total < other.memory.total, "the critic keeps no whole tensors apart"
+    listed = layouts(spec("megatron", parallelism=asked), SIZES, 4)
+    assert [layout for layout in listed if layout.parallelism == own.parallelism] == [own]
+    few = SIZES | {ModelRole.CRITIC: ModelSize(7 * BILLION, 64, layers=32, key_value_heads=1)}
+    words = {layout.words for layout in layouts(spec("megatron", parallelism=asked), few, 4)}
+    assert "tensor 4, criticTensor 1" in words
+    assert "tensor 4" not in words, "its heads cannot be split"
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.integers(0, 5), st.integers(0, 3), st.integers(0, 4), st.integers(1, 40), st.sampled_from((1, 2, 3, 8)))
+def test_layouts_with_critics_of_another_size_are_those_that_validation_takes(
+    pipeline: int, tensor: int, critic: int, layers: int, heads: int
+) -> None:
+    asked = {"pipeline": 2**pipeline, "tensor": 2**tensor, "criticTensor": 2**critic}
+    if critic > pipeline + tensor:
+        return
+    sizes: dict[str, ModelSize | None] = dict.fromkeys(
+        SIZES, ModelSize(BILLION, 64, layers=layers, key_value_heads=heads)
+    )
+    listed = layouts(spec("megatron", parallelism=asked), sizes, 2 ** (pipeline + tensor))
+    for layout in listed:
+        assert layout.parallelism.stages_of(ModelRole.CRITIC) <= layers
+        given_layout = document("megatron", parallelism=layout.parallelism.model_dump(by_alias=True))
+        assert manifest.broken_rules(RLHFJob.model_validate(given_layout)) == [], layout.words
+    assert len({layout.parallelism.model_dump_json() for layout in listed}) == len(listed)
+
+
 def test_a_layout_that_does_not_fit_is_told_with_the_one_that_does() -> None:
     """Two models of seven billion, 18 bytes a parameter: 235 GiB on one rank, of four 59 and of eight 29."""
     device = 79 * GIBIBYTE

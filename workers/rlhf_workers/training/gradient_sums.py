@@ -71,7 +71,7 @@ def sum_sizes(
         if key in optimizers and (layout.writes(*key) or optimizers[key].over_data):
             sums[place] = optimizers[key].norm_squared()
     for place, (model, objective) in enumerate(objectives.items(), len(slots)):
-        if not layout.tensor_rank:
+        if not layout.tensor_rank(model):
             sums[place] = objective.statistics["loss"] - before[model]["loss"]
     communicator.all_reduce_sum(sums, tuple(range(layout.world)))
     values = sums.tolist()

@@ -72,7 +72,7 @@ class OldLogProbabilities:
                 row, marks = table.rows[layout.local], self._time_marks
                 places = {"first_rank": layout.first_rank, "apart": layout.tensor}
                 execute(row, work, self._communicator, time_marks=marks, forward_only=True, **places)
-            for chosen, log_p in found.items() if not layout.tensor_rank else ():
+            for chosen, log_p in found.items() if not layout.tensor_rank(self._policy) else ():
                 part = torch.zeros(len(chosen), result.shape[1])
                 part[batch.mask[list(chosen)]] = log_p.cpu()
                 result[list(chosen)] = part

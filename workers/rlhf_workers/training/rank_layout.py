@@ -1,8 +1,9 @@
 """Who holds what: a schedule table and a rank number as stages, replicas and groups of ranks that sum gradients.
 
 Owns the arithmetic of ranks, and nobody else does any. A table of R rows describes one data-parallel block. Each row is
-run by a tensor group of T ranks, which hold the row's stages in parts; so rank (d*R + r)*T + t is tensor rank t of row
-r in block d, and neighbours, which are on one machine first, are of one tensor group. Ranks of one t alone send to one
+run by T ranks; so rank (d*R + r)*T + t is number t of row r in block d. A stage is held in parts by the tensor group of
+all ranks of its rows, one row or the `width` of its pipeline: neighbours, which are on one machine first. Tensor groups
+of different models have different sizes so, on the same ranks. Ranks of one number in their groups alone send to one
 another along the pipeline and sum gradients over replicas. Several pipelines of one model in a block are further
 replicas of that model. Pure; no torch.
 """
@@ -11,6 +12,8 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 
+from rlhf_api.algorithms import ModelRole
+from rlhf_api.job.groups import TrainingParallelism
 from rlhf_api.schedule import Action, Pipeline, ScheduleTable
 from rlhf_planner.schedule.held_model import without_model
 from rlhf_planner.schedule.serial import METHOD as SERIAL
@@ -25,7 +28,7 @@ class RankLayout:
     rank: int
     world: int
     tensor: int = 1
-    """Ranks of a tensor group."""
+    """Ranks of a row: of the smallest tensor group."""
 
     def __post_init__(self) -> None:
         if self.world % self.block_size or not 0 <= self.rank < self.world:
@@ -35,13 +38,21 @@ class RankLayout:
                 f"{self.block_size} ranks"
             )
         for model in self.models:
-            shapes = {(len(p.stage_ranks), p.microbatches) for p in self.table.pipelines if p.model == model}
+            shapes = {(len(p.stage_ranks), p.microbatches, p.width) for p in self.table.pipelines if p.model == model}
             if len(shapes) != 1:
-                raise ValueError(f"pipelines of model {model} differ in (stages, micro-batches): {sorted(shapes)}")
+                raise ValueError(
+                    f"pipelines of model {model} differ in (stages, micro-batches, width): {sorted(shapes)}"
+                )
+
+    @classmethod
+    def of(cls, table: ScheduleTable, rank: int, world: int, parallelism: TrainingParallelism) -> "RankLayout":
+        """Return the place of a rank in a group of a job's tensor sizes; ValueError as the class."""
+        any_of = table.pipelines[0]
+        return cls(table, rank, world, parallelism.tensor_of(ModelRole(any_of.model)) // any_of.width)
 
     @property
     def rows(self) -> int:
-        """Rows of the table: tensor groups of one data-parallel block."""
+        """Rows of the table of one data-parallel block."""
         return len(self.table.rows)
 
     @property
@@ -55,24 +66,35 @@ class RankLayout:
         return self.rank % self.block_size // self.tensor
 
     @property
-    def tensor_rank(self) -> int:
-        """Number of this rank in its tensor group."""
+    def number(self) -> int:
+        """Number of this rank in its row."""
         return self.rank % self.tensor
 
+    def tensor_rank(self, model: str) -> int:
+        """Return the number of this rank in the tensor group that holds a stage of a model."""
+        return self.rank % (self._width(model) * self.tensor)
+
+    def tensor_group(self, model: str) -> tuple[int, ...]:
+        """Return the global ranks that hold this rank's stage of a model together."""
+        first = self.rank - self.tensor_rank(model)
+        return tuple(range(first, first + self._width(model) * self.tensor))
+
     @property
-    def tensor_group(self) -> tuple[int, ...]:
-        """Global ranks that run this rank's row together."""
-        first = self.rank - self.tensor_rank
-        return tuple(range(first, first + self.tensor))
+    def in_tensor_groups(self) -> bool:
+        """Whether any model's stages are held by several ranks each."""
+        return any(len(self.tensor_group(model)) > 1 for model in self.models)
+
+    def _width(self, model: str) -> int:
+        return next(p for p in self.table.pipelines if p.model == model).width
 
     @property
     def first_rank(self) -> int:
-        """Global rank that runs row 0 of this rank's block, with this rank's number in its tensor group."""
-        return self.global_rank(self.block, 0, self.tensor_rank)
+        """Global rank that runs row 0 of this rank's block, with this rank's number in its row."""
+        return self.global_rank(self.block, 0, self.number)
 
-    def global_rank(self, block: int, row: int, tensor_rank: int) -> int:
+    def global_rank(self, block: int, row: int, number: int) -> int:
         """Return the rank of a place."""
-        return (block * self.rows + row) * self.tensor + tensor_rank
+        return (block * self.rows + row) * self.tensor + number
 
     def with_table(self, table: ScheduleTable) -> "RankLayout":
         """Return the same place under another order of the same work; ValueError when stages are on other ranks."""
@@ -123,13 +145,18 @@ class RankLayout:
         return tuple(
             sorted(
                 {
-                    (p.model, s)
-                    for p in self.table.pipelines
-                    for s, rank in enumerate(p.stage_ranks)
-                    if rank == self.local
+                    (p.model, stage)
+                    for index, p in enumerate(self.table.pipelines)
+                    for stage in range(len(p.stage_ranks))
+                    if self.runs(index, stage)
                 }
             )
         )
+
+    def runs(self, pipeline: int, stage: int) -> bool:
+        """Return whether this rank's row has a stage of a pipeline."""
+        of = self.table.pipelines[pipeline]
+        return 0 <= self.local - of.stage_ranks[stage] < of.width
 
     def stages(self, model: str) -> int:
         """Return how many stages a model has."""
@@ -155,20 +182,20 @@ class RankLayout:
     def holders(self, model: str, stage: int) -> tuple[int, ...]:
         """Return the global ranks that hold of a stage what this rank's number in a tensor group holds, replica by
         replica; they add up its gradients."""
-        rows = [self.table.pipelines[index].stage_ranks[stage] for index in self.pipelines(model)]
+        place = self.local % self._width(model)
+        rows = [self.table.pipelines[index].stage_ranks[stage] + place for index in self.pipelines(model)]
         return tuple(
-            dict.fromkeys(
-                self.global_rank(block, row, self.tensor_rank) for block in range(self.blocks) for row in rows
-            )
+            dict.fromkeys(self.global_rank(block, row, self.number) for block in range(self.blocks) for row in rows)
         )
 
     def ends(self, model: str) -> tuple[tuple[int, int], ...]:
         """Return (rank of the first stage, rank of the last) of every replica of a model, of this rank's number in a
         tensor group."""
+        place = self.local % self._width(model)
         return tuple(
             (
-                self.global_rank(block, p.stage_ranks[0], self.tensor_rank),
-                self.global_rank(block, p.stage_ranks[-1], self.tensor_rank),
+                self.global_rank(block, p.stage_ranks[0] + place, self.number),
+                self.global_rank(block, p.stage_ranks[-1] + place, self.number),
             )
             for block in range(self.blocks)
             for p in (self.table.pipelines[index] for index in self.pipelines(model))
@@ -177,13 +204,14 @@ class RankLayout:
     def groups(self) -> list[tuple[int, ...]]:
         """Return every set of ranks that sums something, beside all of them: the same list on every rank."""
         found: list[tuple[int, ...]] = []
-        for number in range(self.tensor):
+        sizes = {model: self._width(model) * self.tensor for model in self.models}
+        for number in range(max(sizes.values())):
             of = replace(self, rank=number)
             found += [of.holders(model, stage) for model in of.models for stage in range(of.stages(model))]
             found += [ends for model in of.models for ends in of.ends(model) if ends[0] != ends[1]]
-        if self.tensor > 1:
-            found += [replace(self, rank=first).tensor_group for first in range(0, self.world, self.tensor)]
-        return found
+        for size in sorted({size for size in sizes.values() if size > 1}):
+            found += [tuple(range(first, first + size)) for first in range(0, self.world, size)]
+        return list(dict.fromkeys(found))
 
     def writes(self, model: str, stage: int) -> bool:
         """Return whether this rank saves a stage, or its part of it: it is the first holder of all."""

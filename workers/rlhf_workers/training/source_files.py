@@ -37,7 +37,7 @@ def read_source_files(job: RLHFJob, layout: RankLayout, checkpoint_folder: str) 
         role = ModelRole(model)
         source = job.spec.models.source(role)
         assert source is not None  # a role that is trained is a model
-        if stage or layout.tensor_rank or not layout.writes(model, stage):
+        if stage or layout.tensor_rank(model) or not layout.writes(model, stage):
             continue
         cached = Path(checkpoint_folder) / model if checkpoint_folder else None
         folder = cached or model_folder(source.path, job.spec.models.path_field(role))

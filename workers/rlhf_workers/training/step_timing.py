@@ -108,7 +108,7 @@ def _measure_stages(trainer: Trainer, result: pb.MeasureResult) -> Steps:
     trainer.barrier()
     for index, pipeline in enumerate(trainer.layout.table.pipelines):
         for stage in work[index].held if index in work else ():
-            if (pipeline.model, stage) in done or pipeline.stage_ranks[stage] != trainer.layout.local:
+            if (pipeline.model, stage) in done or not trainer.layout.runs(index, stage):
                 continue
             done.add((pipeline.model, stage))
             stages = len(pipeline.stage_ranks)
@@ -117,7 +117,9 @@ def _measure_stages(trainer: Trainer, result: pb.MeasureResult) -> Steps:
             _run_stage(trainer, work, stage_row(index, stage, stages, "I", "W"))
             times: dict[str, list[float]] = {"F": [], "B": [], "I": [], "W": []}
             begun = time.monotonic()
-            while len(times["B"]) < REPEATS and (not times["B"] or _elapsed(trainer, begun) < STAGE_SECONDS):
+            while len(times["B"]) < REPEATS and (
+                not times["B"] or _elapsed(trainer, pipeline.model, begun) < STAGE_SECONDS
+            ):
                 for backward in (("B",), ("I", "W")):
                     for kind, seconds in _run_stage(trainer, work, stage_row(index, stage, stages, *backward)).items():
                         times[kind].append(seconds)
@@ -128,11 +130,12 @@ def _measure_stages(trainer: Trainer, result: pb.MeasureResult) -> Steps:
             result.stages.append(measured)
 
 
-def _elapsed(trainer: Trainer, begun: float) -> float:
-    """Return the seconds since `begun`, those of the slowest rank of a tensor group: all must go on, or none."""
+def _elapsed(trainer: Trainer, model: str, begun: float) -> float:
+    """Return the seconds since `begun`, those of the slowest rank that holds a stage of a model: all must go on, or
+    none."""
     seconds = torch.tensor([time.monotonic() - begun], dtype=torch.float64, device=trainer.device)
-    if trainer.layout.tensor > 1:
-        trainer.communicator.all_reduce_max(seconds, trainer.layout.tensor_group)
+    if len(group := trainer.layout.tensor_group(model)) > 1:
+        trainer.communicator.all_reduce_max(seconds, group)
     return float(seconds)
 
 
@@ -234,7 +237,7 @@ def _measure_transfers(trainer: Trainer, result: pb.MeasureResult) -> None:
         for left in range(first, layout.rows - 1, 2):
             if layout.local not in (left, left + 1):
                 continue
-            other = layout.global_rank(layout.block, left + 1 if layout.local == left else left, layout.tensor_rank)
+            other = layout.global_rank(layout.block, left + 1 if layout.local == left else left, layout.number)
             times = []
             for _ in range(TRANSFERS):
                 begun = time.perf_counter()

@@ -1,4 +1,5 @@
-"""Ranks as places: blocks x rows x tensor groups, each rank once, and every sum among the ranks that have its parts."""
+"""Ranks as places: blocks x rows x ranks of a row, each rank once, and every sum among the ranks that have its
+parts."""
 
 import pytest
 from hypothesis import given
@@ -11,12 +12,15 @@ from rlhf_workers.training.rank_layout import RankLayout
 
 @st.composite
 def groups(draw: st.DrawFn) -> list[RankLayout]:
-    """The layouts of all ranks of a group: a model over all rows, one over some, and one with two copies in a block."""
-    rows, tensor, blocks = draw(st.integers(1, 4)), draw(st.sampled_from([1, 2, 4])), draw(st.integers(1, 3))
+    """The layouts of all ranks of a group: a model over all rows, whose stages one, two or four rows hold together, one
+    model over all rows, and one with two copies in a block."""
+    stages, tensor, blocks = draw(st.integers(1, 4)), draw(st.sampled_from([1, 2, 4])), draw(st.integers(1, 3))
+    width = draw(st.sampled_from([1, 2, 4]))
+    rows = stages * width
     order = draw(st.permutations(range(rows)))
     some = tuple(draw(st.lists(st.sampled_from(range(rows)), min_size=1, max_size=3)))
     pipelines = [
-        Pipeline(name="actor", model="actor", stage_ranks=tuple(range(rows)), microbatches=2),
+        Pipeline(name="actor", model="actor", stage_ranks=tuple(range(0, rows, width)), microbatches=2, width=width),
         Pipeline(name="critic", model="critic", stage_ranks=tuple(order), microbatches=2),
         *(Pipeline(name=f"cost-{n}", model="cost", stage_ranks=some, microbatches=1) for n in range(2)),
     ]
@@ -27,14 +31,20 @@ def groups(draw: st.DrawFn) -> list[RankLayout]:
 @given(groups())
 def test_every_rank_has_one_place_and_every_place_one_rank(layouts: list[RankLayout]) -> None:
     first = layouts[0]
-    places = {(one.block, one.local, one.tensor_rank) for one in layouts}
+    places = {(one.block, one.local, one.number) for one in layouts}
     assert len(places) == len(layouts) == first.blocks * first.rows * first.tensor
     for rank, one in enumerate(layouts):
-        assert one.global_rank(one.block, one.local, one.tensor_rank) == rank
-        assert {layouts[other].tensor_group for other in one.tensor_group} == {one.tensor_group}
-        assert [layouts[other].tensor_rank for other in one.tensor_group] == list(range(one.tensor))
-        assert {(layouts[other].block, layouts[other].local) for other in one.tensor_group} == {(one.block, one.local)}
-        assert all(layouts[other].row == one.row for other in one.tensor_group)
+        assert one.global_rank(one.block, one.local, one.number) == rank
+        for model in one.models:
+            group = one.tensor_group(model)
+            together = [layouts[other] for other in group]
+            assert {other.tensor_group(model) for other in together} == {group}
+            assert [other.tensor_rank(model) for other in together] == list(range(len(group)))
+            assert {other.block for other in together} == {one.block}
+            held = {tuple(key for key in other.held if key[0] == model) for other in together}
+            assert len(held) == 1, "they hold the same stages"
+        together = [layouts[other] for other in one.tensor_group("critic")]
+        assert all((other.local, other.row) == (one.local, one.row) for other in together)
 
 
 @given(groups())
@@ -42,7 +52,7 @@ def test_peers_of_a_row_are_of_the_same_block_and_number(layouts: list[RankLayou
     for one in layouts:
         for row in range(one.rows):
             peer = layouts[one.first_rank + row * one.tensor]
-            assert (peer.block, peer.local, peer.tensor_rank) == (one.block, row, one.tensor_rank)
+            assert (peer.block, peer.local, peer.number) == (one.block, row, one.number)
 
 
 @given(groups())
@@ -50,8 +60,9 @@ def test_what_a_rank_holds_is_summed_among_all_who_hold_it_and_saved_by_one(layo
     for one in layouts:
         for key in one.held:
             holders = one.holders(*key)
+            number = one.tensor_rank(key[0])
             assert set(holders) == {
-                other.rank for other in layouts if key in other.held and other.tensor_rank == one.tensor_rank
+                other.rank for other in layouts if key in other.held and other.tensor_rank(key[0]) == number
             }
             assert {layouts[rank].holders(*key) for rank in holders} == {holders}
             assert sum(layouts[rank].writes(*key) for rank in holders) == 1
@@ -64,7 +75,7 @@ def test_all_ranks_make_the_same_groups_and_a_rank_sums_in_no_other(layouts: lis
     made = layouts[0].groups()
     assert all(one.groups() == made for one in layouts)
     for one in layouts:
-        wanted = [one.holders(*key) for key in one.held] + [one.tensor_group]
+        wanted = [one.holders(*key) for key in one.held] + [one.tensor_group(model) for model in one.models]
         wanted += [ends for model in one.models for ends in one.ends(model) if one.rank in ends and len(set(ends)) > 1]
         assert all(ranks in made for ranks in wanted if len(ranks) > 1)
 
@@ -74,14 +85,15 @@ def test_without_tensor_groups_blocks_are_rows_of_ranks(layouts: list[RankLayout
     for one in layouts:
         if one.tensor == 1:
             assert (one.block, one.local) == divmod(one.rank, one.rows)
-            assert (one.first_rank, one.tensor_group) == (one.block * one.rows, (one.rank,))
+            assert (one.first_rank, one.tensor_group("critic")) == (one.block * one.rows, (one.rank,))
 
 
 @given(groups())
 def test_tensor_ranks_get_the_samples_of_one_copy(layouts: list[RankLayout]) -> None:
     for one in layouts:
         for index in range(len(one.table.pipelines)):
-            assert {layouts[other].replica(index) for other in one.tensor_group} == {one.replica(index)}
+            group = one.tensor_group(one.table.pipelines[index].model)
+            assert {layouts[other].replica(index) for other in group} == {one.replica(index)}
         assert one.replicas("cost") == 2 * one.blocks
 
 

@@ -2,7 +2,6 @@
 
 import json
 import math
-import shutil
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -10,10 +9,11 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from tests.support import models
 from tests.support.fused_ranks import assert_fused_and_split_train_the_bits_of_serial, fused_job
 from tests.support.gradient_comparison import assert_same_gradients
+from tests.support.tensor_ranks import HEADS, critic_of, whole_moments, write_critic
 from tests.support.training_ranks import (
     TWO_EPOCHS,
     Alone,
@@ -38,10 +38,8 @@ from rlhf_workers.failures import WorkError
 from rlhf_workers.training import checkpoint
 from rlhf_workers.training.backends.torch_backend import TorchBackend
 from rlhf_workers.training.communicator import PeerLostError
-from rlhf_workers.training.pipeline_stage import VALUE_HEAD
 from rlhf_workers.training.step_timing import measure
-from rlhf_workers.training.tensor_file import TensorFolder
-from rlhf_workers.training.tensor_parts import ENDINGS, read_parts
+from rlhf_workers.training.tensor_parts import ENDINGS
 from rlhf_workers.training.trainer import Trainer
 
 TOLERANCE = 1e-5
@@ -52,7 +50,6 @@ MODELS: dict[str, dict[str, Any]] = {
     "qwen2": {},
     "qwen3": {"tie_word_embeddings": True},
 }
-HEADS = {"num_attention_heads": 8, "num_key_value_heads": 4, "num_hidden_layers": 4}
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -67,19 +64,6 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     for family, changes in MODELS.items():
         write_critic(models.write_policy(root / family, family, seed=1, **HEADS, **changes))
     return {family: root / family for family in MODELS}
-
-
-def write_critic(policy: Path) -> None:
-    """Writes a critic beside a policy: a value head that is not zero, as no gradient would come from one."""
-    shutil.copytree(policy, critic_of(policy))
-    tensors = load_file(policy / "model.safetensors")
-    head = 0.1 * torch.randn(1, models.build_config("llama").hidden_size, generator=torch.Generator().manual_seed(3))
-    without = {name: value for name, value in tensors.items() if not name.startswith("lm_head")}
-    save_file(without | {VALUE_HEAD: head}, critic_of(policy) / "model.safetensors", {"format": "pt"})
-
-
-def critic_of(policy: Path) -> Path:
-    return policy.with_name(f"{policy.name}-critic")
 
 
 def job_of(policy: Path, tensor: int = 1, sequence: str = "Disabled", **spec: Any) -> RLHFJob:
@@ -216,23 +200,6 @@ def test_what_was_loaded_is_published_and_saved_bit_by_bit(
     for name, value in source.items():
         assert torch.equal(saved[name].view(torch.int32), value.view(torch.int32)), name
         assert torch.equal(published[name].view(torch.int16), value.bfloat16().view(torch.int16)), name
-
-
-def whole_moments(folder: Path) -> dict[str, torch.Tensor]:
-    """Those of a checkpoint, put together."""
-    result = {}
-    for model in ("actor", "critic"):
-        files = sorted((folder / "optimizer").glob(f"{model}-stage-*.safetensors"))
-        shapes = {
-            name: value.shape
-            for file in (folder / model).glob("*.safetensors")
-            for name, value in load_file(file).items()
-        }
-        tensors = TensorFolder(files, "")
-        for name, shape in shapes.items():
-            for moment in ("exp_avg", "exp_avg_sq"):
-                result[f"{model}:{name}.{moment}"] = read_parts(tensors, f"{name}.{moment}", shape)
-    return result
 
 
 @pytest.mark.parametrize("family", MODELS)

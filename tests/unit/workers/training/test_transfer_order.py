@@ -1,6 +1,8 @@
 """No table deadlocks under the rules of NCCL, whose transfers wait for each other where gloo's do not."""
 
 import itertools
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -9,22 +11,60 @@ from hypothesis import strategies as st
 from tests.support.rendezvous_network import RendezvousCommunicator, StuckRanksError, run_ranks
 
 from rlhf_api.schedule import Action, Kind, Pipeline, ScheduleTable
-from rlhf_planner.schedule.candidate_tables import StageCost, coarse, exact_instance, search_options, table_of
+from rlhf_planner.schedule.candidate_tables import (
+    StageCost,
+    coarse,
+    exact_instance,
+    search_options,
+    table_of,
+    table_of_rows,
+)
 from rlhf_planner.schedule.forward_only import forward_only
-from rlhf_planner.schedule.methods import FUSED, FUSED_SPLIT, opposite
+from rlhf_planner.schedule.methods import FUSED, FUSED_SPLIT, opposite, placed
 from rlhf_planner.schedule.report import solution_json
+from rlhf_planner.schedule.row_simulation import widest
 from rlhf_planner.schedule.serial import serial_table
 from rlhf_planner.schedule.solve import solve
+from rlhf_planner.schedule.table_check import check_table
 from rlhf_workers.training.communicator import PeerLostError, waiting_for
 from rlhf_workers.training.executor import execute
 from rlhf_workers.training.transport import GroupTransport
 
 
+class Meeting(torch.autograd.Function):
+    """Waits for the other ranks that hold a stage, in its forward and in its backward, as the sums of a layer do."""
+
+    @staticmethod
+    def forward(ctx: Any, tensor: torch.Tensor, meet: Callable[[], None]) -> torch.Tensor:
+        ctx.meet = meet
+        meet()
+        return tensor.clone()
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, None]:
+        ctx.meet()
+        return gradients[0], None
+
+
+def meeting(communicator: RendezvousCommunicator, rank: int, width: int) -> Callable[[], None]:
+    """Return what waits until all ranks that hold a stage have come: by transfers, in one order with all others."""
+    first = rank - rank % width
+
+    def meet() -> None:
+        others = range(first + 1, first + width)
+        for sends in (True, False):
+            for peer in others if rank == first else (first,):
+                way = communicator.send if sends == (rank != first) else communicator.receive
+                way(torch.zeros(1), peer).wait()
+
+    return meet
+
+
 class ProductStage:
     """A pipeline whose stages multiply by a weight each, as a `PipelineWork`."""
 
-    def __init__(self, stages: int, held: list[int]) -> None:
-        self.stages = stages
+    def __init__(self, stages: int, held: list[int], meet: Callable[[], None] | None = None) -> None:
+        self.stages, self.meet = stages, meet
         self.weights = {stage: torch.nn.Parameter(torch.tensor(1.0 + stage)) for stage in held}
 
     def like_hidden(self, microbatch: int) -> torch.Tensor:
@@ -35,6 +75,8 @@ class ProductStage:
 
     def forward(self, stage: int, microbatch: int, hidden: torch.Tensor) -> torch.Tensor:
         output = hidden * self.weights[stage]
+        if self.meet is not None:
+            output = Meeting.apply(output, self.meet)  # type: ignore[no-untyped-call]
         return output.sum() if stage == self.stages - 1 else output
 
     def parameters(self, stage: int) -> list[torch.nn.Parameter]:
@@ -46,9 +88,9 @@ def gradients(table: ScheduleTable) -> dict[tuple[str, int], float]:
 
     def work(rank: int, communicator: RendezvousCommunicator) -> dict[tuple[str, int], float]:
         held = {
-            index: ProductStage(len(p.stage_ranks), [s for s, other in enumerate(p.stage_ranks) if other == rank])
+            index: ProductStage(len(p.stage_ranks), own, meeting(communicator, rank, p.width) if p.width > 1 else None)
             for index, p in enumerate(table.pipelines)
-            if rank in p.stage_ranks
+            if (own := held_of(p, rank))
         }
         execute(table.rows[rank], held, communicator, 0)
         return {
@@ -59,6 +101,10 @@ def gradients(table: ScheduleTable) -> dict[tuple[str, int], float]:
         }
 
     return {key: value for result in run_ranks(len(table.rows), work) for key, value in result.items()}
+
+
+def held_of(pipeline: Pipeline, row: int) -> list[int]:
+    return [stage for stage, first in enumerate(pipeline.stage_ranks) if 0 <= row - first < pipeline.width]
 
 
 def expected(table: ScheduleTable) -> dict[tuple[str, int], float]:
@@ -95,7 +141,23 @@ def tables(draw: st.DrawFn) -> ScheduleTable:
     stages, microbatches = draw(st.integers(1, 4)), draw(st.integers(1, 10))
     models = ("actor", "critic")[: draw(st.integers(1, 2))]
     pipelines = opposite(models, stages, microbatches)
-    method = draw(st.sampled_from(["serial", "gpipe", FUSED, FUSED_SPLIT]))
+    return draw(made_by(pipelines, draw(st.sampled_from(["serial", "gpipe", FUSED, FUSED_SPLIT]))))
+
+
+@st.composite
+def tables_of_unlike_sizes(draw: st.DrawFn) -> ScheduleTable:
+    """Tables of two or three models whose stages are held by different numbers of rows."""
+    tensors = {
+        model: draw(st.sampled_from([1, 2, 4])) for model in ("actor", "critic", "cost")[: draw(st.integers(2, 3))]
+    }
+    block = max(tensors.values()) * draw(st.integers(1, 3))
+    pipelines = placed(tensors, block, draw(st.integers(1, 8)), alternate=draw(st.booleans()))
+    return draw(made_by(pipelines, draw(st.sampled_from(["serial", FUSED, FUSED_SPLIT]))))
+
+
+@st.composite
+def made_by(draw: st.DrawFn, pipelines: tuple[Pipeline, ...], method: str) -> ScheduleTable:
+    """The table of a method, of models that take any time on any stage."""
     if method == "serial":
         return serial_table(pipelines)
     if method == "gpipe":
@@ -103,10 +165,12 @@ def tables(draw: st.DrawFn) -> ScheduleTable:
     time = st.floats(0.01, 0.1)
     costs = {
         (model, stage): StageCost(draw(time), draw(time), draw(time), draw(time), 1.0)
-        for model in models
-        for stage in range(stages)
+        for model, stage in ((p.model, stage) for p in pipelines for stage in range(len(p.stage_ranks)))
     }
-    transfers = {(rank, rank + 1): draw(st.sampled_from([0.0, 0.005])) for rank in range(stages - 1)}
+    rows = max(first + p.width for p in pipelines for first in p.stage_ranks)
+    transfers = {(rank, rank + 1): draw(st.sampled_from([0.0, 0.005])) for rank in range(rows - 1)}
+    if widest(pipelines) > 1:
+        return table_of_rows(pipelines, costs, transfers, method)
     asked = coarse(exact_instance(pipelines, costs, transfers, method == FUSED_SPLIT))
     solution = solve(asked, search_options(method, 0.1), itertools.count().__next__)
     return table_of(asked, pipelines, solution_json(solution), method)
@@ -118,17 +182,36 @@ def test_every_kind_of_table_ends_and_gives_the_gradients(table: ScheduleTable) 
     assert gradients(table) == pytest.approx(expected(table))
 
 
+@given(tables_of_unlike_sizes())
+@settings(max_examples=40, deadline=None)
+def test_rows_that_hold_stages_together_end_and_give_the_gradients(table: ScheduleTable) -> None:
+    """Whoever waits for whom: transfers are NCCL's, and the rows of a stage wait for one another in every step."""
+    check_table(table)
+    assert gradients(table) == pytest.approx(expected(table))
+
+
+@given(tables_of_unlike_sizes())
+@settings(max_examples=20, deadline=None)
+def test_forwards_alone_end_on_rows_that_hold_stages_together(table: ScheduleTable) -> None:
+    assert products(table, "actor") == {
+        ("actor", microbatch): 2
+        * (1.0 + microbatch)
+        * torch.prod(torch.arange(1.0, len(pipeline.stage_ranks) + 1)).item()
+        for pipeline in table.pipelines
+        if pipeline.model == "actor"
+        for microbatch in range(pipeline.microbatches)
+    }
+
+
 def products(table: ScheduleTable, model: str) -> dict[tuple[str, int], float]:
     """Run the forwards alone; return (pipeline, micro-batch) -> what its last stage made."""
 
     def work(rank: int, communicator: RendezvousCommunicator) -> dict[tuple[str, int], float]:
         made: dict[tuple[str, int], float] = {}
         held = {
-            index: RememberedStage(
-                p.name, len(p.stage_ranks), [s for s, at in enumerate(p.stage_ranks) if at == rank], made
-            )
+            index: RememberedStage(p.name, len(p.stage_ranks), own, made)
             for index, p in enumerate(table.pipelines)
-            if rank in p.stage_ranks and p.model == model
+            if p.model == model and (own := held_of(p, rank))
         }
         execute(forward_only(table, model).rows[rank], held, communicator, 0, forward_only=True)
         return made

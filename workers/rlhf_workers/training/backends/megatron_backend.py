@@ -63,7 +63,9 @@ def load_stage(
     folder, field = weights_folder(job, role, checkpoint_folder)
     stages = layout.stages(model)
     parts = read_config(folder, field, stages), model_tensors(folder, field), stages, stage, HEADS[role.kind]
-    by_position = job.spec.training.parallelism.sequence_parallel == "Enabled"
-    tensor = TensorGroup(layout.tensor_rank, layout.tensor_group, by_position=by_position)
-    keeps = layout.tensor > 1 and layout.writes(model, stage)
-    return build_megatron_stage(*parts, device, attention_of(job), tensor, keeps)
+    parallelism, ranks = job.spec.training.parallelism, layout.tensor_group(model)
+    by_position = parallelism.sequence_parallel == "Enabled" and len(ranks) > 1
+    tensor = TensorGroup(layout.tensor_rank(model), ranks, by_position=by_position)
+    keeps = len(ranks) > 1 and layout.writes(model, stage)
+    split_by = f"spec.training.parallelism.{parallelism.tensor_field(role)}"
+    return build_megatron_stage(*parts, device, attention_of(job), tensor, keeps, split_by)

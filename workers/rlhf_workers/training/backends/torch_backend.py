@@ -159,7 +159,7 @@ def build_trainer(
 ) -> Trainer:
     """Return a trainer: loads this rank's stages, joins the others by `connect`, then restores the checkpoint."""
     parallelism, table = job.spec.training.parallelism, ScheduleTable.model_validate_json(become.schedule)
-    layout = RankLayout(table, become.rank, become.world_size, parallelism.tensor)
+    layout = RankLayout.of(table, become.rank, become.world_size, parallelism)
     compute = compute_dtype(job.spec)
     trunk: adapters.Trunk = {}
     load = load or load_stage
@@ -168,7 +168,7 @@ def build_trainer(
         communicator = connect(layout)
         require_shards(job, layout, communicator.transport)
         stages = {key: load_sharded_stage(job, layout, *key, become.checkpoint, device) for key in layout.held}
-    elif parallelism.tensor > 1:  # a chunk asks torch.distributed for its place in the group
+    elif layout.in_tensor_groups:  # a chunk asks torch.distributed for its place in the group
         communicator = connect(layout)
         stages = {key: load(job, layout, *key, become.checkpoint, device, trunk) for key in layout.held}
         for held in stages.values():

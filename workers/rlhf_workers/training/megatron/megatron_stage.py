@@ -194,9 +194,11 @@ def build_megatron_stage(
     attention: Attention,
     tensor: TensorGroup | None = None,
     keeps: bool = False,
+    split_by: str = TENSOR_FIELD,
 ) -> MegatronStage:
     """Return one stage on `device` with float32 master weights, read from `tensors`; in a tensor group this rank's
-    parts, and its share of whole tensors where it `keeps` them for those who ask.
+    parts, and its share of whole tensors where it `keeps` them for those who ask. `split_by`: the field that says how
+    many parts.
 
     WorkError ModelUnsupported when Megatron's layers would compute another model, and as `PipelineStage.fill`.
     """
@@ -214,7 +216,7 @@ def build_megatron_stage(
     if kind not in ROTATIONS:
         raise _unsupported(tensors.field, f"its rotary embedding is {kind!r}", f"takes {', '.join(ROTATIONS)}")
     if tensor is not None:
-        _require_parts(config, tensors.field, tensor.size)
+        _require_parts(config, tensors.field, tensor.size, split_by)
     built = MegatronStage(ModelStage(skeleton, layers, after, head), after, attention, tensor)
     if problem := built.difference():
         raise _unsupported(tensors.field, problem, "computes models without it")
@@ -228,7 +230,7 @@ def build_megatron_stage(
     return built
 
 
-def _require_parts(config: Any, field: str, ranks: int) -> None:
+def _require_parts(config: Any, field: str, ranks: int, split_by: str) -> None:
     """WorkError where a tensor group cannot have equal parts; heads and columns are not padded, the vocabulary is."""
     counts = {
         "attention heads": config.num_attention_heads,
@@ -240,9 +242,9 @@ def _require_parts(config: Any, field: str, ranks: int) -> None:
         common = math.gcd(*counts.values())
         raise WorkError(
             "ModelUnsupported",
-            f"{TENSOR_FIELD}: {ranks}: the model of {field} has {' and '.join(wrong)}, which do not divide by "
+            f"{split_by}: {ranks}: the model of {field} has {' and '.join(wrong)}, which do not divide by "
             f"{ranks}: use {common & -common}",
-            field=TENSOR_FIELD,
+            field=split_by,
             exit_code=ExitCode.BAD_MODEL,
         )
 

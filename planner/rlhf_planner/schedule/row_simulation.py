@@ -1,0 +1,82 @@
+"""Event simulation of rows whose stages may be held by several of them: when each step starts and ends.
+
+`simulate` is the same for devices that hold stages alone, and fast enough for a search; this one is asked once a table.
+A step starts when every row that holds its stage has come to it and its input is there; rows keep their order. Pure.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+
+from rlhf_api.schedule import Pipeline
+from rlhf_planner.schedule.schedule_check import StepKind
+from rlhf_planner.schedule.simulate import DeadlockError
+
+RowStep = tuple[StepKind, int, int, int]
+"""Kind, pipeline, stage, micro-batch."""
+Order = list[RowStep]
+"""What a row computes, in order."""
+Duration = Callable[[StepKind, int, int], float]
+"""(kind, pipeline, stage) -> time of a step."""
+Transfer = Callable[[int, int], float]
+"""(row, row) -> time of a transfer between the first rows of two stages that are not on one row."""
+
+
+def widest(pipelines: Sequence[Pipeline]) -> int:
+    """Return how many rows hold a stage of the widest pipeline together."""
+    return max(pipeline.width for pipeline in pipelines)
+
+
+def simulate_rows(
+    pipelines: Sequence[Pipeline],
+    orders: Sequence[Order],
+    duration: Duration,
+    transfer: Transfer,
+) -> dict[RowStep, tuple[float, float]]:
+    """Return step -> (start, end), in an order in which the steps can run; DeadlockError where rows wait for one
+    another."""
+    found: dict[RowStep, tuple[float, float]] = {}
+    at, idle = [0] * len(orders), [0.0] * len(orders)
+    moved = True
+    while moved:
+        moved = False
+        for row, order in enumerate(orders):
+            while at[row] < len(order):
+                step = order[at[row]]
+                kind, pipeline, stage, _ = step
+                first = pipelines[pipeline].stage_ranks[stage]
+                rows = range(first, first + pipelines[pipeline].width)
+                there = all(at[one] < len(orders[one]) and orders[one][at[one]] == step for one in rows)
+                came = input_came(pipelines, step, found, transfer) if there else None
+                if came is None:
+                    break
+                start = max([came, *(idle[one] for one in rows)])
+                found[step] = start, start + duration(kind, pipeline, stage)
+                for one in rows:
+                    at[one], idle[one] = at[one] + 1, found[step][1]
+                moved = True
+    for row, order in enumerate(orders):
+        if at[row] < len(order):
+            kind, pipeline, stage, microbatch = order[at[row]]
+            what = f"{kind} of micro-batch {microbatch} on stage {stage} of pipeline {pipeline}"
+            raise DeadlockError(f"row {row} waits for ever before {what}")
+    return found
+
+
+def input_came(
+    pipelines: Sequence[Pipeline],
+    step: RowStep,
+    found: Mapping[RowStep, tuple[float, float]],
+    transfer: Transfer,
+) -> float | None:
+    """Return when a step's input is on its rows; None when it has not been made. `found`: step -> (start, end)."""
+    kind, pipeline, stage, microbatch = step
+    places = pipelines[pipeline].stage_ranks
+    if kind == "W":
+        made = found.get(("I", pipeline, stage, microbatch))
+        return None if made is None else made[1]
+    source = stage - 1 if kind == "F" else stage + 1
+    if not 0 <= source < len(places):
+        return 0.0
+    made = found.get((kind, pipeline, source, microbatch))
+    if made is None:
+        return None
+    return made[1] + (0.0 if places[source] == places[stage] else transfer(places[source], places[stage]))
