@@ -15,6 +15,12 @@ from rlhf_coordinator.reports.trackers.metrics_jsonl import read_metrics
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 
+CHAT = (
+    "{% for message in messages %}{% if message.role == 'user' %}{{ message.content }}"
+    "{% elif message.role == 'assistant' %}{{ message.content + eos_token }}"
+    "{% else %}{{ ':' + message.content + ';' }}{% endif %}{% endfor %}"
+)
+"""A chat template that writes what the example's environment writes by itself."""
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "calculator"
 ITERATIONS = 12
 
@@ -48,10 +54,27 @@ def test_it_learns_to_ask_and_to_repeat_the_answer(manifest: Path, straight: End
     assert max(mismatches) < 1e-3, "the ranks see the tokens that the engine saw"
 
 
-def test_whoever_is_killed_it_ends_in_the_same_weights(manifest: Path, straight: Ended) -> None:
+@pytest.fixture
+def chat(manifest: Path, tmp_path: Path) -> Path:
+    """The same job of a policy with a chat template, whose environment answers by messages."""
+    shutil.copytree(manifest.parent / "assets", tmp_path / "assets")
+    (tmp_path / "assets" / "policy" / "chat_template.jinja").write_text(CHAT)
+    text, asked = (manifest.parent / "environment.py").read_text(), '{"message": f":{product};", "reward": 0.0}'
+    assert asked in text
+    said = '{"messages": [{"role": "tool", "content": product}], "reward": 0.0}'
+    (tmp_path / "environment.py").write_text(text.replace(asked, said))
+    job = yaml.safe_load(manifest.read_text())
+    job["spec"]["prompts"]["chatTemplate"] = True
+    (tmp_path / "job.yaml").write_text(yaml.safe_dump(job))
+    return tmp_path / "job.yaml"
+
+
+def test_whoever_is_killed_it_ends_in_the_same_weights_by_chat_messages_too(
+    manifest: Path, chat: Path, straight: Ended
+) -> None:
     victims = ("generation-0", "coordinator", "generation-1")
     kills = Kills(3, 3, victims, victims, longest_calm_seconds=0.4, iterations_between=1)
-    run = run_job(manifest, manifest.parent / "killed", kills=kills)
+    run = run_job(chat, manifest.parent / "killed", kills=kills)
     assert run.code == 0, run.output[-3000:]
     assert len(run.kills) == 3, run.kills
     assert run.weights == straight.weights != "", run.output[-3000:]
