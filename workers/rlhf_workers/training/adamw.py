@@ -91,7 +91,7 @@ class _Slice(NamedTuple):
     name: str
     own: slice
     """Of the parameter's elements, in a row."""
-    here: slice
+    in_piece: slice
     """Of the piece's."""
 
 
@@ -126,7 +126,7 @@ class HostAdamW:
             for piece in _pieces(sizes, end, most, decay):
                 self._pieces.append(piece)
                 self._starts |= {
-                    part.name: piece.place.start + part.here.start for part in piece.slices if not part.own.start
+                    part.name: piece.place.start + part.in_piece.start for part in piece.slices if not part.own.start
                 }
                 end = piece.place.stop
         self.host_bytes = len(MOMENTS) * end * torch.float32.itemsize
@@ -145,10 +145,10 @@ class HostAdamW:
         copies.follow_compute()  # the buffers' memory may have been another's
         coming = self._bring(copies, self._pieces[0], buffers[0])
         for number, piece in enumerate(self._pieces):
-            buffer, here = buffers[number % 2], coming
+            buffer, brought = buffers[number % 2], coming
             if number + 1 < len(self._pieces):  # comes after what left its buffer: copies run in their order
                 coming = self._bring(copies, self._pieces[number + 1], buffers[(number + 1) % 2])
-            here.hold_compute()
+            brought.hold_compute()
             self._step_piece(piece, buffer, rate)
             copies.follow_compute()
             for held, moment in zip(self._host, buffer, strict=True):
@@ -168,7 +168,7 @@ class HostAdamW:
             assert parameter.grad is not None, "gradients are made with the optimizer"
             values.append(parameter.detach().view(-1)[part.own])
             gradients.append(parameter.grad.view(-1)[part.own])
-        first, second = ([moment[part.here] for part in piece.slices] for moment in buffer)
+        first, second = ([moment[part.in_piece] for part in piece.slices] for moment in buffer)
         counts = torch.full((len(values),), float(self._steps), device=buffer.device)
         adamw(
             values, gradients, first, second, [], list(counts.unbind()), fused=True, amsgrad=False, maximize=False,
