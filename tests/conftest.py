@@ -1,8 +1,11 @@
 """Settings of all tests: what a property test finds depends neither on how fast the machine is nor on the day, nor on
-what else was imported.
+what else was imported, and a thread that a test leaves behind disturbs no other.
 
 `pytest --hypothesis-profile=explore` looks where nobody has looked before.
 """
+
+import logging
+from typing import Any
 
 from hypothesis import HealthCheck, settings
 from hypothesis.internal.conjecture import providers
@@ -24,3 +27,15 @@ def _constants() -> Constants:
 
 
 providers._get_local_constants = _constants
+
+
+class _LoggersOfAMoment(dict[str, "logging.Logger | logging.PlaceHolder"]):
+    """All loggers; pytest goes through them at the beginning of every test, while threads of others may import modules
+    that make some."""
+
+    def values(self) -> Any:
+        """Return those of this moment, which nobody adds to."""
+        return list(super().values())
+
+
+logging.Logger.manager.loggerDict = _LoggersOfAMoment(logging.Logger.manager.loggerDict)
