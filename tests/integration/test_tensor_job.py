@@ -18,8 +18,7 @@ SEED = 22
     ("backend", "parallelism"),
     [
         ("megatron", {"pipeline": 1, "tensor": 2}),
-        ("megatron", {"pipeline": 1, "tensor": 2, "sequenceParallel": "Enabled"}),
-        ("megatron", {"pipeline": 1, "tensor": 2, "criticTensor": 1}),
+        ("megatron", {"pipeline": 1, "tensor": 2, "criticTensor": 1, "sequenceParallel": "Enabled"}),
         ("megatron", {"pipeline": 2, "tensor": 1, "criticTensor": 2}),
         ("torch", {"pipeline": 1, "data": 2, "shardOptimizer": "true"}),
     ],
