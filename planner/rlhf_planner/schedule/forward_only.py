@@ -6,7 +6,7 @@ here wave by wave: the computations of a wave, then the transfers of what they m
 """
 
 from rlhf_api.schedule import Action, ScheduleTable
-from rlhf_planner.schedule.serial import of_place
+from rlhf_planner.schedule.serial import add
 
 METHOD = "forward-only"
 
@@ -16,11 +16,6 @@ def forward_only(table: ScheduleTable, model: str) -> ScheduleTable:
     keep their numbers and have no actions."""
     rows: list[list[Action]] = [[] for _ in table.rows]
     chosen = [(index, pipeline) for index, pipeline in enumerate(table.pipelines) if pipeline.model == model]
-
-    def act(rank: int, action: Action) -> None:
-        for place in range(table.pipelines[action.pipeline].width):
-            rows[rank + place].append(of_place(action, place))
-
     waves = max((len(pipeline.stage_ranks) + pipeline.microbatches - 1 for _, pipeline in chosen), default=0)
     for wave in range(waves):
         # Later stages first: one that shares its rank with the stage before takes what that made a wave ago.
@@ -31,12 +26,13 @@ def forward_only(table: ScheduleTable, model: str) -> ScheduleTable:
             if 0 <= wave - stage < pipeline.microbatches
         ]
         for index, stage, microbatch, ranks in steps:
-            act(ranks[stage], Action(kind="F", pipeline=index, stage=stage, microbatch=microbatch))
+            action = Action(kind="F", pipeline=index, stage=stage, microbatch=microbatch)
+            add(rows, ranks[stage], action, table.pipelines[index].width)
         for index, stage, microbatch, ranks in steps:
             if stage + 1 < len(ranks) and ranks[stage] != ranks[stage + 1]:
                 sender, receiver = ranks[stage], ranks[stage + 1]
-                act(sender, Action(kind="SEND_F", pipeline=index, stage=stage, microbatch=microbatch, peer=receiver))
-                act(
-                    receiver, Action(kind="RECV_F", pipeline=index, stage=stage + 1, microbatch=microbatch, peer=sender)
-                )
+                send = Action(kind="SEND_F", pipeline=index, stage=stage, microbatch=microbatch, peer=receiver)
+                receive = Action(kind="RECV_F", pipeline=index, stage=stage + 1, microbatch=microbatch, peer=sender)
+                add(rows, sender, send, table.pipelines[index].width)
+                add(rows, receiver, receive, table.pipelines[index].width)
     return ScheduleTable(method=METHOD, pipelines=table.pipelines, rows=tuple(tuple(row) for row in rows))

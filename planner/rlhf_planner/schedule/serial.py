@@ -42,8 +42,7 @@ def serial_table(pipelines: Sequence[Pipeline]) -> ScheduleTable:
     for index, pipeline in enumerate(pipelines):
         for event in sorted(_events(index, pipeline)):
             for rank, action in zip(event.ranks, event.actions, strict=True):
-                for place in range(pipeline.width):
-                    rows[rank + place].append(of_place(action, place))
+                add(rows, rank, action, pipeline.width)
     return ScheduleTable(method=METHOD, pipelines=tuple(pipelines), rows=tuple(tuple(row) for row in rows))
 
 
@@ -57,9 +56,12 @@ def one_f_one_b(stage: int, stages: int, microbatches: int) -> list[tuple[Kind, 
     return order + [("B", m) for m in range(microbatches - warm_up, microbatches)]
 
 
-def of_place(action: Action, place: int) -> Action:
-    """Return an action of the first row of a stage as that of the row `place` behind it."""
-    return action if action.peer is None or not place else action.model_copy(update={"peer": action.peer + place})
+def add(rows: Sequence[list[Action]], rank: int, action: Action, width: int) -> None:
+    """Append an action of the first row of a stage, `rank`, to all `width` rows that hold the stage, each with its own
+    peer."""
+    for place in range(width):
+        own = action if action.peer is None or not place else action.model_copy(update={"peer": action.peer + place})
+        rows[rank + place].append(own)
 
 
 def _events(index: int, pipeline: Pipeline) -> Iterator[_Event]:

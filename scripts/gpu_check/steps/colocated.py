@@ -44,7 +44,7 @@ class TurningRank:
 
     def __init__(self, stage: ModelStage, device: torch.device) -> None:
         self.stage = stage
-        self.optimizer = StageOptimizer(stage, Optimizer(), 1e-6)
+        self.optimizer = StageOptimizer(stage, Optimizer())
         self.copy = StageCopy(stage, self.optimizer, device)
 
     def train(self) -> None:

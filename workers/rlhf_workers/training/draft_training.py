@@ -76,9 +76,7 @@ class DraftTraining:
         self._rate, self._limit = draft.learning_rate, spec.training.optimizer.max_gradient_norm
         self.stage = stage
         offload = spec.training.parallelism.offload_optimizer
-        self.optimizer = (
-            None if stage is None else StageOptimizer(stage, spec.training.optimizer, self._rate, offload=offload)
-        )
+        self.optimizer = None if stage is None else StageOptimizer(stage, spec.training.optimizer, offload=offload)
         self._copy = None if stage is None or self.optimizer is None else StageCopy(stage, self.optimizer, device)
         self.steps = 0
         """Optimizer steps of the draft model so far; saved with its moments."""

@@ -91,7 +91,6 @@ class StageOptimizer:
         self,
         stage: PipelineStage,
         fields: Optimizer,
-        peak: float,
         shares: MomentShares = WHOLE,
         offload: bool = False,
     ) -> None:
@@ -100,7 +99,7 @@ class StageOptimizer:
         owned = {name: value for name, value in named.items() if name not in stage.duplicates}
         elsewhere = stage.duplicates | self._counted_elsewhere(stage)
         counted = {name: value for name, value in named.items() if name not in elsewhere}
-        self.fields, self.peak, self._stage, self.shares = fields, peak, stage, shares
+        self._stage, self.shares = stage, shares
         self.owned = tuple(owned)
         self.parameters: dict[str, torch.Tensor] = {**counted, **owned, **named}
         self.counted = sum(parameter.numel() for parameter in counted.values())

@@ -1,11 +1,11 @@
 """Who holds what: a schedule table and a rank number as stages, replicas and groups of ranks that sum gradients.
 
-Owns the arithmetic of ranks, and nobody else does any. A table of R rows describes one data-parallel block. Each row is
-run by T ranks; so rank (d*R + r)*T + t is number t of row r in block d. A stage is held in parts by the tensor group of
-all ranks of its rows, one row or the `width` of its pipeline: neighbours, which are on one machine first. Tensor groups
-of different models have different sizes so, on the same ranks. Ranks of one number in their groups alone send to one
-another along the pipeline and sum gradients over replicas. Several pipelines of one model in a block are further
-replicas of that model. Pure; no torch.
+Owns the arithmetic of ranks: no other part of a worker does any. A table of R rows describes one data-parallel block.
+Each row is run by T ranks; so rank (d*R + r)*T + t is number t of row r in block d. A stage is held in parts by the
+tensor group of all ranks of its rows, one row or the `width` of its pipeline: neighbours, which are on one machine
+first. Tensor groups of different models have different sizes so, on the same ranks. Ranks of one number in their groups
+alone send to one another along the pipeline and sum gradients over replicas. Several pipelines of one model in a block
+are further replicas of that model. Pure; no torch.
 """
 
 from collections.abc import Collection, Mapping, Sequence

@@ -27,10 +27,10 @@ class ShardedOptimizer(StageOptimizer):
 
     over_data = True
 
-    def __init__(self, stage: ShardedStage, fields: Optimizer, peak: float, offload: bool = False) -> None:
+    def __init__(self, stage: ShardedStage, fields: Optimizer, offload: bool = False) -> None:
         self._sharded = stage
         self.part = f"-shard-{stage.part.rank:05d}"
-        super().__init__(stage, fields, peak, offload=offload)
+        super().__init__(stage, fields, offload=offload)
 
     def _trained(self, stage: PipelineStage) -> dict[str, torch.Tensor]:
         return {name: rows.detach().requires_grad_() for name, rows in self._sharded.local()}
@@ -90,11 +90,9 @@ class ShardedOptimizer(StageOptimizer):
         return len(self._stage.get_parameter(name))
 
 
-def optimizer_of(
-    stage: PipelineStage, fields: Optimizer, peak: float, shares: MomentShares, offload: bool
-) -> StageOptimizer:
+def optimizer_of(stage: PipelineStage, fields: Optimizer, shares: MomentShares, offload: bool) -> StageOptimizer:
     """Return the optimizer of a stage, in parts as the stage is; its parts are moments' too, which need no `shares`.
     `offload`: moments are kept in host memory."""
     if isinstance(stage, ShardedStage):
-        return ShardedOptimizer(stage, fields, peak, offload)
-    return (TensorOptimizer if stage.tensor.size > 1 else StageOptimizer)(stage, fields, peak, shares, offload)
+        return ShardedOptimizer(stage, fields, offload)
+    return (TensorOptimizer if stage.tensor.size > 1 else StageOptimizer)(stage, fields, shares, offload)

@@ -26,12 +26,11 @@ class TensorOptimizer(StageOptimizer):
         self,
         stage: PipelineStage,
         fields: Optimizer,
-        peak: float,
         shares: MomentShares = WHOLE,
         offload: bool = False,
     ) -> None:
         self.part = PART.format(stage.tensor.rank)
-        super().__init__(stage, fields, peak, shares, offload)
+        super().__init__(stage, fields, shares, offload)
 
     def _counted_elsewhere(self, stage: PipelineStage) -> frozenset[str]:
         return stage.replicated if stage.tensor.rank else frozenset()

@@ -75,9 +75,7 @@ class Trainer:
         self.peaks = {model: fields.peak_learning_rate(ModelRole(model)) for model in layout.models}
         shares = {key: moment_shares(layout, *key, spec.training.parallelism) for key in stages}
         offload = spec.training.parallelism.offload_optimizer
-        self.optimizers = {
-            key: optimizer_of(stage, fields, self.peaks[key[0]], shares[key], offload) for key, stage in stages.items()
-        }
+        self.optimizers = {key: optimizer_of(stage, fields, shares[key], offload) for key, stage in stages.items()}
         self._copies = list(self._stage_copies())
         for stage in stages.values():
             stage.recompute = spec.training.activation_checkpointing

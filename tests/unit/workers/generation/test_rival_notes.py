@@ -5,8 +5,9 @@ from dataclasses import replace
 
 import numpy as np
 
-from rlhf_api.samples import SampleKey, SampleRequest, TokenArray
+from rlhf_api.samples import SampleKey
 from rlhf_workers.generation.speculation.drafter import Draft, DraftRequest
+from rlhf_workers.generation.speculation.ngram import NgramDrafter
 from rlhf_workers.generation.speculation.rival_notes import RivalNotes
 from rlhf_workers.generation.speculation.speculator import Speculator, Verified
 
@@ -41,20 +42,11 @@ def test_a_place_with_one_draft_and_a_sample_that_ended_say_nothing() -> None:
     assert notes.compared([request(3, 7)]) is None
 
 
-class Says:
+class Says(NgramDrafter):
     """A drafter with one answer, on one match."""
 
     def __init__(self, name: str, match: int, shift: int) -> None:
         self.name, self._match, self._shift = name, match, shift
-
-    def begin(self, request: SampleRequest) -> None:
-        pass
-
-    def extend(self, key: SampleKey, tokens: TokenArray) -> None:
-        pass
-
-    def end(self, key: SampleKey) -> None:
-        pass
 
     def draft(self, requests: Sequence[DraftRequest]) -> list[Draft]:
         """Counts on from the last token; every `shift`th number of it is wrong."""

@@ -60,6 +60,12 @@ class SampleSource(NamedTuple):
     sample: int
 
 
+def tokens_right(draft: Sequence[int], drawn: Sequence[int]) -> int:
+    """Return how many tokens of a draft, from the first on, are those that were drawn in their places."""
+    pairs = list(zip(draft, drawn, strict=False))
+    return next((place for place, (said, token) in enumerate(pairs) if said != token), len(pairs))
+
+
 @runtime_checkable
 class Drafter(Protocol):
     """Guesses next tokens. Not thread-safe."""

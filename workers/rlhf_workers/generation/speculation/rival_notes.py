@@ -12,7 +12,7 @@ import numpy as np
 
 from rlhf_api.samples import SampleKey
 from rlhf_planner.speculation.rival_drafts import Duels
-from rlhf_workers.generation.speculation.drafter import MATCHES, Draft, DraftRequest
+from rlhf_workers.generation.speculation.drafter import MATCHES, Draft, DraftRequest, tokens_right
 
 
 class _Note(NamedTuple):
@@ -49,7 +49,7 @@ class RivalNotes:
                 continue
             drawn = request.tokens[note.tokens :].tolist()
             judged = [
-                (drafter, min(max(draft.match, 0), MATCHES - 1), _right(draft.tokens.tolist(), drawn))
+                (drafter, min(max(draft.match, 0), MATCHES - 1), tokens_right(draft.tokens.tolist(), drawn))
                 for drafter, draft in note.drafts
             ]
             duels += [
@@ -61,9 +61,3 @@ class RivalNotes:
     def forget(self, key: SampleKey) -> None:
         """Drop what was kept of a sample that ended here."""
         self._notes.pop(key, None)
-
-
-def _right(draft: Sequence[int], drawn: Sequence[int]) -> int:
-    """Return how many tokens of a draft, from the first on, are what was drawn."""
-    pairs = zip(draft, drawn, strict=False)
-    return next((at for at, (said, token) in enumerate(pairs) if said != token), min(len(draft), len(drawn)))

@@ -10,7 +10,7 @@ from typing import Protocol
 
 from rlhf_api.samples import SampleKey, SampleRequest, TokenArray
 from rlhf_workers.generation.engine import StepReport
-from rlhf_workers.generation.speculation.drafter import MAX_DRAFT, DraftRequest
+from rlhf_workers.generation.speculation.drafter import MAX_DRAFT, DraftRequest, tokens_right
 from rlhf_workers.generation.speculation.speculator import Verified
 from rlhf_workers.generation.vllm_engine.held_sample import HeldSample
 
@@ -111,6 +111,5 @@ def judged(drafted: Sequence[int], drawn: Sequence[int]) -> tuple[int, int]:
     `drawn` are the tokens of the response in their places: those that were accepted, and the one after them, unless
     the response ended before. What lay beyond its end was never asked for.
     """
-    pairs = list(zip(drafted, drawn, strict=False))
-    accepted = next((place for place, (draft, token) in enumerate(pairs) if draft != token), len(pairs))
+    accepted = tokens_right(drafted, drawn)
     return (len(drafted) if accepted < len(drawn) else accepted), accepted
