@@ -29,7 +29,7 @@ from rlhf_workers.algorithms.registry import build_algorithm
 from rlhf_workers.training import checkpoint
 from rlhf_workers.training.backends import megatron_backend, torch_backend
 from rlhf_workers.training.backends.torch_backend import build_trainer
-from rlhf_workers.training.communicator import Communicator
+from rlhf_workers.training.communicator import Communicator, RowCounts
 from rlhf_workers.training.rank_layout import RankLayout
 from rlhf_workers.training.trainer import Trainer
 from rlhf_workers.training.training_batch import TrainingBatch, batch_from
@@ -100,6 +100,14 @@ class ThreadCommunicator:
 
     def broadcast(self, tensor: torch.Tensor, source: int, ranks: tuple[int, ...]) -> None:
         tensor.copy_(self._meet(tensor, ranks)[ranks.index(source)])
+
+    def all_to_all(self, received: torch.Tensor, sent: torch.Tensor, rows: RowCounts, ranks: tuple[int, ...]) -> None:
+        assert len(received) == sum(rows.received)
+        given = zip(self._meet(sent, ranks), self._meet(torch.tensor(rows.sent), ranks), strict=True)
+        own = ranks.index(self.rank)
+        parts = [theirs.split(counts.tolist())[own] for theirs, counts in given]
+        assert [len(part) for part in parts] == list(rows.received)
+        received.copy_(torch.cat(parts))
 
     def _meet(self, tensor: torch.Tensor, ranks: tuple[int, ...]) -> list[torch.Tensor]:
         self._met[ranks] += 1

@@ -9,7 +9,7 @@ are differentiable. Must never let a row see how many others chose its expert, n
 family, whose experts it would compute otherwise.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Final, cast
 
 import torch
@@ -29,11 +29,22 @@ EXPERT_FIELDS: Final = ("num_local_experts", "num_experts", "n_routed_experts", 
 
 Feed = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 """(rows [n, hidden], gate and up [2 x inner, hidden], down [hidden, inner]) -> [n, hidden]."""
+Compute = Callable[[torch.Tensor, Sequence[int]], torch.Tensor]
+"""(rows [n, hidden], expert by expert; how many are of each of the experts that are held) -> [n, hidden]."""
+Spread = Callable[[torch.Tensor, Sequence[int], Compute], torch.Tensor]
+"""As `Compute` of all experts, where each rank of a group holds some of them and computes those by the last argument: what
+a module of experts has as `spread` when it is held in parts."""
+
+
+def count_experts(config: Any) -> int:
+    """Return the experts of a layer of a model of this (text) configuration; 0 where tokens are not routed."""
+    count = max(int(getattr(config, name, 0) or 0) for name in EXPERT_FIELDS)
+    return count if count > 1 else 0
 
 
 def has_experts(config: Any) -> bool:
     """Return whether layers of a model of this (text) configuration route tokens to experts."""
-    return any((getattr(config, name, 0) or 0) > 1 for name in EXPERT_FIELDS)
+    return count_experts(config) > 0
 
 
 def in_tiles(model: Any) -> bool:
@@ -47,9 +58,14 @@ def _mixed(module: Any, hidden: torch.Tensor, choices: torch.Tensor, weights: to
     order = chosen.argsort(stable=True)
     counts = torch.bincount(chosen, minlength=module.num_experts).tolist()
     taken = hidden.index_select(0, order // choices.shape[1])
-    # Unbound once: a gradient of the packed tensor is put together once, not for every expert.
-    experts = zip(taken.split(counts), module.gate_up_proj.unbind(), module.down_proj.unbind(), strict=True)
-    made = torch.cat([feed(rows, gate_up, down) for rows, gate_up, down in experts])
+
+    def compute(rows: torch.Tensor, each: Sequence[int]) -> torch.Tensor:
+        # Unbound once: a gradient of the packed tensor is put together once, not for every expert.
+        experts = zip(rows.split(list(each)), module.gate_up_proj.unbind(), module.down_proj.unbind(), strict=True)
+        return torch.cat([feed(own, gate_up, down) for own, gate_up, down in experts])
+
+    spread: Spread | None = getattr(module, "spread", None)
+    made = compute(taken, counts) if spread is None else spread(taken, counts, compute)
     made = made.index_select(0, order.argsort()).view(*choices.shape, hidden.shape[1]) * weights[..., None]
     result = made[:, 0]
     for choice in range(1, choices.shape[1]):

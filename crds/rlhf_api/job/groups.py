@@ -133,6 +133,8 @@ class TrainingParallelism(ApiModel):
     backend torch."""
     tensor: Annotated[int, Field(ge=1, le=64)] = 1
     """Ranks that split every layer of a stage: a power of two that divides the models' heads, with backend megatron."""
+    expert: Annotated[int, Field(ge=1, le=4096)] = 1
+    """Data parallel ranks that share out each layer's experts, with backend torch."""
     critic_tensor: Annotated[int, Field(ge=1, le=64)] | None = None
     """As tensor, of critics, which then have pipeline x tensor / criticTensor stages. Unset: tensor."""
     sequence_parallel: Literal["Disabled", "Enabled"] = "Disabled"
@@ -150,7 +152,7 @@ class TrainingParallelism(ApiModel):
     @property
     def keepers(self) -> int:
         """Number of first ranks that hold every parameter among them, and so publish and save it."""
-        return self.pipeline * self.shard * self.tensor
+        return self.pipeline * self.shard * self.tensor * self.expert
 
     def tensor_field(self, role: ModelRole) -> str:
         """Return the name of the field that says over how many ranks the layers of a trained role are split."""

@@ -10,8 +10,9 @@ connected when the group is made. Rows of a schedule table come from one total o
 that free of deadlock; a test runs every kind of table by those rules.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Protocol
 
 import torch
@@ -81,6 +82,23 @@ class Communicator(Protocol):
     def broadcast(self, tensor: torch.Tensor, source: int, ranks: tuple[int, ...]) -> None:
         """Copy what `source` has, one of `ranks`, into the others' tensors."""
 
+    def all_to_all(self, received: torch.Tensor, sent: torch.Tensor, rows: "RowCounts", ranks: tuple[int, ...]) -> None:
+        """Give each of `ranks` its rows of `sent` and fill `received` with what they give, both contiguous and in the
+        order of `ranks`; a pair may exchange none."""
+
+
+@dataclass(frozen=True)
+class RowCounts:
+    """How many rows, along dimension 0, a rank exchanges with each rank of a group, itself included."""
+
+    received: Sequence[int]
+    sent: Sequence[int]
+
+    @property
+    def back(self) -> "RowCounts":
+        """Return those of the exchange by which everything returns."""
+        return RowCounts(self.sent, self.received)
+
 
 class TorchCommunicator:
     """Over the default process group, which must exist; groups are made at once, in the same order everywhere."""
@@ -122,6 +140,11 @@ class TorchCommunicator:
         if len(ranks) > 1:
             with waiting_for(f"ranks {', '.join(map(str, ranks))} to join a broadcast of rank {source}"):
                 dist.broadcast(tensor, source, group=self._groups[ranks])
+
+    def all_to_all(self, received: torch.Tensor, sent: torch.Tensor, rows: RowCounts, ranks: tuple[int, ...]) -> None:
+        with waiting_for(f"ranks {', '.join(map(str, ranks))} to join an exchange"):
+            counts = list(rows.received), list(rows.sent)
+            dist.all_to_all_single(received, sent, *counts, group=self._groups[ranks])
 
     def _reduce(self, tensor: torch.Tensor, ranks: tuple[int, ...], operation: "dist.ReduceOp.RedOpType") -> None:
         if len(ranks) > 1:

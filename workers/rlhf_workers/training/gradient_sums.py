@@ -1,7 +1,7 @@
 """The sums of a mini-batch's gradients over ranks, and of their sizes and losses, between its backward passes and its
 optimizer step.
 
-Rule: over data replicas first, then over a tensor group where each rank has a part of a sum, then over the two copies
+Rule: over data replicas first (those of experts over the replicas of a rank's part), then over a tensor group where each rank has a part of a sum, then over the two copies
 of a tied embedding; every rank in the same order. Gradients of stages in parts over the data parallel ranks are summed
 by the backward itself.
 """
@@ -26,7 +26,8 @@ def sum_gradients(
     """Add up the gradients of the trained models, in place."""
     for model, stage in layout.held:
         if model in trained and not optimizers[model, stage].over_data:
-            communicator.all_reduce_sum(optimizers[model, stage].gradients, layout.holders(model, stage))
+            holders, by_experts = layout.holders(model, stage), layout.by_experts(model, stage)
+            optimizers[model, stage].sum_copies(communicator, holders, by_experts)
             optimizers[model, stage].sum_parts(communicator)
     for model in trained:
         last = layout.stages(model) - 1

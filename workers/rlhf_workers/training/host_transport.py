@@ -20,7 +20,7 @@ from typing import Any, Protocol
 
 import torch
 
-from rlhf_workers.training.communicator import Communicator, Handle
+from rlhf_workers.training.communicator import Communicator, Handle, RowCounts
 from rlhf_workers.training.transport import GroupTransport
 
 Wait = Callable[[], None]
@@ -150,6 +150,11 @@ class HostCommunicator:
             host = tensor.to("cpu", copy=True)
             self._inner.broadcast(host, source, ranks)
             tensor.copy_(host)
+
+    def all_to_all(self, received: torch.Tensor, sent: torch.Tensor, rows: RowCounts, ranks: tuple[int, ...]) -> None:
+        host = torch.empty(received.shape, dtype=received.dtype)
+        self._inner.all_to_all(host, sent.to("cpu", copy=True), rows, ranks)
+        received.copy_(host)
 
     @staticmethod
     def _reduce(

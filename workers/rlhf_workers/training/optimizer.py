@@ -121,6 +121,11 @@ class StageOptimizer:
         """Return what it owns, and another rank counts in the norm."""
         return frozenset()
 
+    def sum_copies(self, communicator: Communicator, holders: tuple[int, ...], by_experts: tuple[int, ...]) -> None:
+        """Add up the gradients over the copies: `holders` are all of the stage, `by_experts` those of them that hold the
+        same experts."""
+        communicator.all_reduce_sum(self.gradients, holders)
+
     def sum_parts(self, communicator: Communicator) -> None:
         """Add up the gradients of which every rank of a tensor group has a part; the group calls it together."""
 

@@ -5,7 +5,8 @@ Each row is run by T ranks; so rank (d*R + r)*T + t is number t of row r in bloc
 tensor group of all ranks of its rows, one row or the `width` of its pipeline: neighbours, which are on one machine
 first. Tensor groups of different models have different sizes so, on the same ranks. Ranks of one number in their groups
 alone send to one another along the pipeline and sum gradients over replicas. Several pipelines of one model in a block
-are further replicas of that model. Pure; no torch.
+are further replicas of that model. The ranks of one row in E consecutive blocks, an expert group, have a part of each
+layer's experts each, and all run that row in the same order. Pure; no torch.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -29,6 +30,8 @@ class RankLayout:
     world: int
     tensor: int = 1
     """Ranks of a row: of the smallest tensor group."""
+    expert: int = 1
+    """Blocks that share out the experts of a layer."""
 
     def __post_init__(self) -> None:
         if self.world % self.block_size or not 0 <= self.rank < self.world:
@@ -37,6 +40,8 @@ class RankLayout:
                 f"rank {self.rank} of {self.world}: a table of {self.rows} rows{by} needs a multiple of "
                 f"{self.block_size} ranks"
             )
+        if self.blocks % self.expert:
+            raise ValueError(f"{self.blocks} data parallel ranks are no multiple of {self.expert} expert parallel ones")
         for model in self.models:
             shapes = {(len(p.stage_ranks), p.microbatches, p.width) for p in self.table.pipelines if p.model == model}
             if len(shapes) != 1:
@@ -46,9 +51,10 @@ class RankLayout:
 
     @classmethod
     def of(cls, table: ScheduleTable, rank: int, world: int, parallelism: TrainingParallelism) -> "RankLayout":
-        """Return the place of a rank in a group of a job's tensor sizes; ValueError as the class."""
+        """Return the place of a rank in a group of a job's sizes; ValueError as the class."""
         any_of = table.pipelines[0]
-        return cls(table, rank, world, parallelism.tensor_of(ModelRole(any_of.model)) // any_of.width)
+        tensor = parallelism.tensor_of(ModelRole(any_of.model)) // any_of.width
+        return cls(table, rank, world, tensor, parallelism.expert)
 
     @property
     def rows(self) -> int:
@@ -83,6 +89,17 @@ class RankLayout:
     def in_tensor_groups(self) -> bool:
         """Whether any model's stages are held by several ranks each."""
         return any(len(self.tensor_group(model)) > 1 for model in self.models)
+
+    @property
+    def expert_rank(self) -> int:
+        """Number of this rank in its expert group, and of the part of the experts that it holds."""
+        return self.block % self.expert
+
+    @property
+    def expert_group(self) -> tuple[int, ...]:
+        """Global ranks that hold all experts of this rank's layers between them."""
+        first = self.block - self.expert_rank
+        return tuple(self.global_rank(block, self.local, self.number) for block in range(first, first + self.expert))
 
     def _width(self, model: str) -> int:
         return next(p for p in self.table.pipelines if p.model == model).width
@@ -188,6 +205,11 @@ class RankLayout:
             dict.fromkeys(self.global_rank(block, row, self.number) for block in range(self.blocks) for row in rows)
         )
 
+    def by_experts(self, model: str, stage: int) -> tuple[int, ...]:
+        """Return those of `holders` that hold the same part of the stage's experts as this rank."""
+        holders = self.holders(model, stage)
+        return tuple(rank for rank in holders if rank // self.block_size % self.expert == self.expert_rank)
+
     def ends(self, model: str) -> tuple[tuple[int, int], ...]:
         """Return (rank of the first stage, rank of the last) of every replica of a model, of this rank's number in a
         tensor group."""
@@ -211,11 +233,15 @@ class RankLayout:
             found += [ends for model in of.models for ends in of.ends(model) if ends[0] != ends[1]]
         for size in sorted({size for size in sizes.values() if size > 1}):
             found += [tuple(range(first, first + size)) for first in range(0, self.world, size)]
+        if self.expert > 1:
+            ranks = [replace(self, rank=rank) for rank in range(self.world)]
+            found += [of.by_experts(*key) for of in ranks for key in of.held]
+            found += [of.expert_group for of in ranks]
         return list(dict.fromkeys(found))
 
     def writes(self, model: str, stage: int) -> bool:
         """Return whether this rank saves a stage, or its part of it: it is the first holder of all."""
-        return self.holders(model, stage)[0] == self.rank
+        return self.by_experts(model, stage)[0] == self.rank
 
     def publishes(self, model: str, stage: int) -> bool:
         """Return whether this rank serves a stage, or its part of it: it is the first holder of its block."""

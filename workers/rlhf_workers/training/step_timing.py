@@ -22,6 +22,7 @@ from rlhf_api.algorithms import Shape
 from rlhf_api.schedule import Action, Kind, ScheduleTable
 from rlhf_workers.device import device_sharers, free_memory
 from rlhf_workers.precision import shared_casts
+from rlhf_workers.training.communicator import RowCounts
 from rlhf_workers.training.executor import execute
 from rlhf_workers.training.stage_work import StageWork
 from rlhf_workers.training.token_bounds import deal
@@ -131,11 +132,12 @@ def _measure_stages(trainer: Trainer, result: pb.MeasureResult) -> Steps:
 
 
 def _elapsed(trainer: Trainer, model: str, begun: float) -> float:
-    """Return the seconds since `begun`, those of the slowest rank that holds a stage of a model: all must go on, or
-    none."""
+    """Return the seconds since `begun`, those of the slowest rank that computes a stage of a model with this one: all
+    must go on, or none."""
     seconds = torch.tensor([time.monotonic() - begun], dtype=torch.float64, device=trainer.device)
-    if len(group := trainer.layout.tensor_group(model)) > 1:
-        trainer.communicator.all_reduce_max(seconds, group)
+    for group in (trainer.layout.tensor_group(model), trainer.layout.expert_group):
+        if len(group) > 1:
+            trainer.communicator.all_reduce_max(seconds, group)
     return float(seconds)
 
 
@@ -193,6 +195,10 @@ class NoCommunicator:
     def reduce_scatter_sum(self, own: torch.Tensor, whole: torch.Tensor, ranks: tuple[int, ...]) -> None: ...
 
     def broadcast(self, tensor: torch.Tensor, source: int, ranks: tuple[int, ...]) -> None: ...
+
+    def all_to_all(
+        self, received: torch.Tensor, sent: torch.Tensor, rows: RowCounts, ranks: tuple[int, ...]
+    ) -> None: ...
 
 
 class Arrived:

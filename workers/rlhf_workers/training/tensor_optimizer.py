@@ -5,8 +5,8 @@ first. A file of moments has this rank's rows or columns of each tensor; whole w
 the group that keeps them. Rule: only `gather` and `sum_parts` speak to other ranks, and the group calls them together.
 """
 
-from collections.abc import Iterator
-from typing import Final
+from collections.abc import Iterable, Iterator
+from typing import Protocol
 
 import torch
 
@@ -16,11 +16,25 @@ from rlhf_workers.training.optimizer import StageOptimizer
 from rlhf_workers.training.pipeline_stage import PipelineStage
 from rlhf_workers.training.shared_moments import WHOLE, MomentShares
 
-PART: Final = "-tensor-{:05d}"
+
+
+class PartGroup(Protocol):
+    """The ranks that hold a stage in parts."""
+
+    @property
+    def rank(self) -> int:
+        """Number of this rank among them."""
+
+    @property
+    def ranks(self) -> tuple[int, ...]:
+        """Global ranks, by their number."""
 
 
 class TensorOptimizer(StageOptimizer):
     """Its `parameters` are this rank's parts."""
+
+    _ending = "-tensor-{:05d}"
+    """Ends the names of a rank's files."""
 
     def __init__(
         self,
@@ -29,11 +43,15 @@ class TensorOptimizer(StageOptimizer):
         shares: MomentShares = WHOLE,
         offload: bool = False,
     ) -> None:
-        self.part = PART.format(stage.tensor.rank)
+        self.part = self._ending.format(self._group_of(stage).rank)
         super().__init__(stage, fields, shares, offload)
 
+    def _group_of(self, stage: PipelineStage) -> PartGroup:
+        """Return the ranks that hold the stage together."""
+        return stage.tensor
+
     def _counted_elsewhere(self, stage: PipelineStage) -> frozenset[str]:
-        return stage.replicated if stage.tensor.rank else frozenset()
+        return stage.replicated if self._group_of(stage).rank else frozenset()
 
     def sum_parts(self, communicator: Communicator) -> None:
         """Add up the gradients of parameters that all ranks hold, and each uses for its own heads alone."""
@@ -47,17 +65,21 @@ class TensorOptimizer(StageOptimizer):
 
     def gather(self, communicator: Communicator) -> None:
         """Bring the tensors that ranks keep whole up to date: one at a time, in one order on every rank."""
-        stage, group = self._stage, self._stage.tensor
-        for own in self.owned:
+        stage, group = self._stage, self._group_of(self._stage)
+        for own in self._gathered():
             for name, value in stage.in_folder(own, self.parameters[own].detach()):
                 if stage.keepers[name] == group.rank:
                     self._receive(communicator, name, value)
                 elif (part := stage.part_of(name)) is not None and part.length:
                     communicator.send(value.contiguous(), group.ranks[stage.keepers[name]]).wait()
 
+    def _gathered(self) -> Iterable[str]:
+        """Return the parameters whose whole tensors are kept beside them."""
+        return self.owned
+
     def _receive(self, communicator: Communicator, name: str, value: torch.Tensor) -> None:
         """Put the ranks' parts of a tensor together where it is kept."""
-        stage, group = self._stage, self._stage.tensor
+        stage, group = self._stage, self._group_of(self._stage)
         whole = stage.kept[name]
         if stage.part_of(name) is None:
             whole.copy_(value)
@@ -88,6 +110,10 @@ class TensorOptimizer(StageOptimizer):
                     part = self._stage.part_of(name)
                     if part is not None and part.length:
                         result[f"{name}.{moment}{part.ending}"] = mine
-                    elif part is None and not self._stage.tensor.rank:
+                    elif part is None and self._writes_whole(name):
                         result[f"{name}.{moment}"] = mine
         return result
+
+    def _writes_whole(self, name: str) -> bool:
+        """Return whether this rank of all that have a tensor alike saves its moments."""
+        return not self._group_of(self._stage).rank

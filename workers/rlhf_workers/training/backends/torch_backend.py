@@ -25,6 +25,8 @@ from rlhf_workers.training import adapters, checkpoint, step_timing
 from rlhf_workers.training.backends.registry import SpanSink
 from rlhf_workers.training.communicator import Communicator, TorchCommunicator
 from rlhf_workers.training.draft_files import build_draft_training
+from rlhf_workers.training.expert_group import ExpertGroup
+from rlhf_workers.training.expert_stage import require_experts, sharing
 from rlhf_workers.training.host_transport import CpuCopies, CudaCopies, HostCommunicator
 from rlhf_workers.training.model_stages import ModelStage, attention_of, build_stage, read_config
 from rlhf_workers.training.pipeline_stage import Head, PipelineStage
@@ -176,6 +178,8 @@ def build_trainer(
     else:
         stages = {key: load(job, layout, *key, become.checkpoint, device, trunk) for key in layout.held}
         communicator = connect(layout)
+        for held in stages.values():
+            held.join(communicator)
     draft = build_draft_training(job, layout, communicator, become.checkpoint, device)
     trainer = Trainer(job.spec, layout, stages, communicator, device, compute, span, draft)
     if become.checkpoint:
@@ -207,7 +211,11 @@ def load_stage(
         adapters.require_no_experts(config, field)
     freeze = None if settings is None else partial(adapters.freeze, compute=compute_dtype(job.spec))
     parts = config, model_tensors(folder, field), layout.stages(model), stage, HEADS[role.kind]
-    built = build_stage(*parts, device, attention, freeze)
+    make = None
+    if layout.expert > 1:
+        require_experts(config, layout.expert, field)
+        make = sharing(ExpertGroup(layout.expert_rank, layout.expert_group))
+    built = build_stage(*parts, device, attention, freeze, make)
     if settings is not None:
         if settings.trunk == "Shared":
             adapters.share(built, source.path, trunk)

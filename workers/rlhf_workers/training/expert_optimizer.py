@@ -1,0 +1,56 @@
+"""AdamW over a stage whose experts an expert group shares out: what is summed over which ranks, and counted by whom.
+
+Experts come first in the flat array of gradients, so that theirs, which are summed over the copies of this rank's part,
+and all others, which are summed over every data parallel rank, are one sum each. Every rank steps what it holds: what
+all hold alike by the same bits. A norm counts experts where they are, and all else by the group's first rank. Rule: as
+`tensor_optimizer`; files have this rank's experts of each tensor's moments, and whole weights of what it keeps.
+"""
+
+from collections.abc import Iterable, Iterator
+from typing import cast
+
+import torch
+
+from rlhf_workers.training.communicator import Communicator
+from rlhf_workers.training.expert_stage import ExpertStage
+from rlhf_workers.training.pipeline_stage import PipelineStage
+from rlhf_workers.training.tensor_file import TensorFolder
+from rlhf_workers.training.tensor_optimizer import PartGroup, TensorOptimizer
+
+
+class ExpertOptimizer(TensorOptimizer):
+    """Of an ExpertStage."""
+
+    _ending = "-expert-{:05d}"
+
+    @property
+    def _shared(self) -> ExpertStage:
+        return cast(ExpertStage, self._stage)
+
+    def _group_of(self, stage: PipelineStage) -> PartGroup:
+        return cast(ExpertStage, stage).group
+
+    def _trained(self, stage: PipelineStage) -> dict[str, torch.Tensor]:
+        named = super()._trained(stage)
+        return dict(sorted(named.items(), key=lambda item: not cast(ExpertStage, stage).in_parts(item[0])))
+
+    def sum_copies(self, communicator: Communicator, holders: tuple[int, ...], by_experts: tuple[int, ...]) -> None:
+        """See StageOptimizer."""
+        own = sum(self.parameters[name].numel() for name in self._gathered())
+        communicator.all_reduce_sum(self.gradients[:own], by_experts)
+        communicator.all_reduce_sum(self.gradients[own:], holders)
+
+    def _gathered(self) -> Iterable[str]:
+        return [name for name in self.owned if self._shared.in_parts(name)]
+
+    def weights(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """Yield (Hugging Face name, master weight) of the tensors that this rank keeps, or gives for all."""
+        for name in self.owned:
+            if self._shared.keepers[name] == self._shared.group.rank:
+                yield name, self._shared.kept.get(name, self.parameters[name].detach())
+
+    def _writes_whole(self, name: str) -> bool:
+        return self._shared.keepers[name] == self._shared.group.rank
+
+    def _read(self, tensors: TensorFolder, name: str, moment: str) -> torch.Tensor:
+        return self._shared.own(name, super()._read(tensors, name, moment))

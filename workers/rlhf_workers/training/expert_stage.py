@@ -1,0 +1,106 @@
+"""A stage whose layers hold a part of their experts: equal consecutive parts on the ranks of an expert group.
+
+Owns which experts are this rank's, and which whole tensors it keeps for those who ask: of experts the group has each
+layer's whole once, shared out over its ranks, as of the last gathering; all else every rank holds and one gives.
+
+Rule: experts alone are in parts; router, attention, norms, embedding and head are those of any data parallel rank. A
+part is filled from files one whole tensor at a time, and no rank ever holds a model whole. Only `spread` speaks to the
+group within a step.
+"""
+
+from collections.abc import Callable
+from typing import Any, Final
+
+import torch
+from torch import nn
+
+from rlhf_api.names import ExitCode
+from rlhf_workers.experts import FAMILIES, count_experts
+from rlhf_workers.failures import WorkError
+from rlhf_workers.training.communicator import Communicator
+from rlhf_workers.training.expert_group import ExpertGroup
+from rlhf_workers.training.model_stages import ModelStage
+from rlhf_workers.training.pipeline_stage import Head, Reader
+from rlhf_workers.training.tensor_parts import TensorPart, equal_part, near_equal_keepers
+
+FIELD: Final = "spec.training.parallelism.expert"
+_EXPERTS: Final = ".mlp.experts."
+"""In the names of the parameters that are in parts."""
+
+
+class ExpertStage(ModelStage):
+    """Layers of which this rank has some experts, and all else."""
+
+    group: ExpertGroup
+
+    def join(self, communicator: Communicator) -> None:
+        """See PipelineStage."""
+        super().join(communicator)
+        self.group.communicator = communicator
+
+    def in_parts(self, name: str) -> bool:
+        """Return whether ranks have parts of a parameter."""
+        return _EXPERTS in name
+
+    def part_of(self, name: str, rank: int | None = None) -> TensorPart | None:
+        """See PipelineStage; of the expert group."""
+        if not self.in_parts(name):
+            return None
+        return equal_part(self._whole(name), 0, self.group.rank if rank is None else rank, len(self.group.ranks))
+
+    def of_folder(self, name: str, read: Reader) -> torch.Tensor:
+        """Return the whole tensor, of which this rank holds `part_of`."""
+        return read(name, self._whole(name))
+
+    def own(self, name: str, whole: torch.Tensor) -> torch.Tensor:
+        """Return what this rank holds of a whole tensor: a view."""
+        part = self.part_of(name)
+        return whole if part is None else part.of(whole)
+
+    def _whole(self, name: str) -> torch.Size:
+        held = self.get_parameter(name).shape
+        return torch.Size((held[0] * len(self.group.ranks), *held[1:])) if self.in_parts(name) else held
+
+    def _take(self, name: str, parameter: torch.Tensor, value: torch.Tensor) -> None:
+        parameter.copy_(self.own(name, value))
+        if self.in_parts(name) and self.keepers[name] == self.group.rank:
+            self.kept[name] = value.to(parameter.device, torch.float32, copy=True)
+
+
+def sharing(group: ExpertGroup) -> Callable[[Any, range, int, Head], ModelStage]:
+    """Return what makes a stage without memory whose experts the ranks of a group share out."""
+
+    def make(skeleton: Any, layers: range, stages_after: int, head: Head) -> ModelStage:
+        stage = ExpertStage(skeleton, layers, stages_after, head)
+        stage.group, stage.kept = group, {}
+        sizes = {name: value.numel() for name, value in stage.named_parameters() if name not in stage.duplicates}
+        experts, others = ({name: sizes[name] for name in sizes if stage.in_parts(name) is part} for part in (True, False))
+        stage.keepers = near_equal_keepers(experts, len(group.ranks)) | near_equal_keepers(others, len(group.ranks))
+        stage.replicated = frozenset(others)
+        for name, module in stage.named_modules():
+            if f"{name}.".endswith(_EXPERTS):
+                _cut(module, group)
+        return stage
+
+    return make
+
+
+def _cut(module: Any, group: ExpertGroup) -> None:
+    """Leave a module on the meta device room for this rank's experts alone, and send tokens to the others'."""
+    for name, whole in list(module.named_parameters(recurse=False)):
+        part = whole.new_empty(len(whole) // len(group.ranks), *whole.shape[1:])
+        setattr(module, name, nn.Parameter(part))
+    module.spread = group.spread
+
+
+def require_experts(config: Any, expert: int, source: str) -> None:
+    """WorkError, naming field, value and the `source` of the model, where so many ranks cannot share out its experts."""
+    count = count_experts(config) if config.model_type in FAMILIES else 0
+    if count and count % expert == 0:
+        return
+    fitting = ", ".join(str(ranks) for ranks in range(1, count + 1) if count % ranks == 0)
+    has = f"has {count} experts a layer: use a number that divides them, {fitting}" if count else (
+        f"is of model_type {config.model_type!r}, which has no experts: use 1, or a model of {' or '.join(FAMILIES)}"
+    )
+    message = f"{FIELD}: {expert}: the model of {source} {has}"
+    raise WorkError("ModelUnsupported", message, field=FIELD, exit_code=ExitCode.BAD_MODEL)
