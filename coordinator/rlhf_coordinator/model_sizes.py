@@ -41,23 +41,29 @@ def read_size(folder: Path) -> ModelSize | None:
         files = sorted(folder.glob("*.safetensors"))
         if not files:
             return None
-        parameters = sum(_parameters(file) for file in files)
+        counted = [_parameters(file) for file in files]
+        parameters, of_experts = (sum(counts) for counts in zip(*counted, strict=True))
         text = config.get("text_config") or config
         layers, heads = int(text["num_hidden_layers"]), int(text["num_attention_heads"])
         key_value_heads = int(text.get("num_key_value_heads") or heads)
-        return ModelSize(parameters, _cache_values(text), _map_widths(text), layers, key_value_heads)
+        widths, experts = _map_widths(text), int(text.get("num_local_experts") or text.get("num_experts") or 0)
+        return ModelSize(
+            parameters, _cache_values(text), widths, layers, key_value_heads, experts * (of_experts > 0), of_experts
+        )
     except (OSError, ValueError, KeyError, TypeError, struct.error):
         return None
 
 
-def _parameters(file: Path) -> int:
-    """Return the number of values in a safetensors file: eight bytes of length, a JSON header, the data."""
+def _parameters(file: Path) -> tuple[int, int]:
+    """Return the number of values in a safetensors file, and of experts' among them: eight bytes of length, a JSON
+    header, the data."""
     with file.open("rb") as stream:
         (length,) = struct.unpack("<Q", stream.read(8))
         if length > _MAX_HEADER:
             raise ValueError(f"{file}: header of {length} bytes")
         header = json.loads(stream.read(length))
-    return sum(_product(entry["shape"]) for name, entry in header.items() if name != "__metadata__")
+    sizes = {name: _product(entry["shape"]) for name, entry in header.items() if name != "__metadata__"}
+    return sum(sizes.values()), sum(size for name, size in sizes.items() if ".experts." in name)
 
 
 def _product(shape: Sequence[int]) -> int:

@@ -13,7 +13,7 @@ from rlhf_api.job import RLHFJobSpec
 from rlhf_api.names import ExitCode
 from rlhf_coordinator.failures import JobError
 from rlhf_coordinator.model_folders import local_folder
-from rlhf_planner.tensor_split import split_problem
+from rlhf_planner.tensor_split import experts_problem, split_problem
 
 GENERATION: Final = "spec.generation.parallelism.tensor"
 TRAINING: Final = "spec.training.parallelism"
@@ -30,6 +30,8 @@ def tensor_split_problems(spec: RLHFJobSpec) -> Iterator[tuple[str, int, str]]:
         if problem := split_problem(config, degree, several=False):
             field = f"{TRAINING}.{training.tensor_field(role)}"
             yield field, degree, f"{spec.models.path_field(role)}: {problem}"
+        if source is not None and (problem := experts_problem(_config(source.path), training.expert)):
+            yield f"{TRAINING}.expert", training.expert, f"{spec.models.path_field(role)}: {problem}"
 
 
 def check_tensor_split(spec: RLHFJobSpec) -> None:

@@ -3,7 +3,8 @@
 Counted: weights; on workers that decode the key-value cache at the full batch and the longest samples, of a draft model
 likewise; on training ranks float32 master weights, gradients and the two AdamW moments, and weights once more in half
 precision where they are cast, of a draft model that is trained likewise; of models in parts (parallelism.shard and
-parallelism.tensor) a rank's part of each, and its share of whole parameters to publish. Norms, which every rank of a
+parallelism.tensor, of experts parallelism.expert) a rank's part of each, and its share of whole parameters to publish.
+Norms, which every rank of a
 tensor group has, count as if they were split, and shares of moments (parallelism.shardOptimizer) as if all were equal.
 Moments in host memory (parallelism.offloadOptimizer) count as the pieces of them that are on the device within a step.
 Not counted: gathered layers, activations, logits, communicators, the
@@ -17,6 +18,7 @@ from typing import Final
 
 from rlhf_api.algorithms import ModelKind, ModelRole, graph_of
 from rlhf_api.job import RLHFJobSpec
+from rlhf_api.job.groups import TrainingParallelism
 from rlhf_api.job.lora import Lora
 from rlhf_api.job.rewards import GivenReward
 from rlhf_api.names import DRAFT_MODEL, Group
@@ -55,6 +57,10 @@ class ModelSize:
     """0: the folder does not say."""
     key_value_heads: int = 0
     """Of a layer; 0: the folder does not say."""
+    experts: int = 0
+    """Of a layer that routes tokens; 0: there is none."""
+    expert_parameters: int = 0
+    """Those of `parameters` that are of experts, over all layers."""
 
     def adapter_parameters(self, lora: Lora) -> int | None:
         """Return the parameters of the adapters of this model; None where its maps are not known."""
@@ -218,8 +224,10 @@ def training(spec: RLHFJobSpec, sizes: Sizes) -> Estimate:
         if settings.parallelism.shard * settings.parallelism.tensor_of(role) > 1:  # kept whole, shared out
             item["published weights"] = FLOAT32_BYTES
         for name, count in item.items():
-            ranks = settings.parallelism.writers if name == "optimizer" else settings.parallelism.keepers
-            parts[name] = parts.get(name, 0) + -(-trained // ranks) * count
+            parts[name] = parts.get(name, 0) + _share(settings.parallelism, size, trained, name == "optimizer") * count
+        if settings.parallelism.expert > 1:
+            kept = -(-size.expert_parameters // settings.parallelism.keepers) * FLOAT32_BYTES
+            parts["published weights"] = parts.get("published weights", 0) + kept
         if lora is not None and not (lora.trunk == "Shared" and shared):
             stage = -(-size.parameters // settings.parallelism.pipeline) * COMPUTE_BYTES[spec.compute_type]
             parts["frozen weights"] = parts.get("frozen weights", 0) + stage
@@ -239,6 +247,15 @@ def training(spec: RLHFJobSpec, sizes: Sizes) -> Estimate:
     parts |= {"optimizer": min(host["optimizer"], OFFLOADED_PIECES * OFFLOADED_PIECE_BYTES)}
     parts |= {DRAFT: parts[DRAFT] - moments} if moments else {}
     return Estimate(parts, tuple(unknown), host)
+
+
+def _share(parallelism: TrainingParallelism, size: ModelSize, trained: int, moments: bool) -> int:
+    """Return how many of a model's trained parameters a rank has, or has the moments of."""
+    ranks = parallelism.writers if moments else parallelism.keepers
+    if parallelism.expert == 1:
+        return -(-trained // ranks)
+    others = trained - size.expert_parameters  # which every rank of an expert group has
+    return -(-size.expert_parameters // ranks) + -(-others * parallelism.expert // ranks)
 
 
 def _scored(spec: RLHFJobSpec) -> dict[str, ModelRole]:

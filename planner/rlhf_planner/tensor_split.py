@@ -1,7 +1,8 @@
 """Whether a model can be split over the devices of one worker, or training ranks, from its config.json alone.
 
 Rule: pure, and no more than what tensor parallelism needs of every architecture: each device holds whole heads of
-attention and whole columns of the feed-forward layers. What the configuration does not say is not judged.
+attention and whole columns of the feed-forward layers; or, where ranks share out experts, equally many whole ones. What
+the configuration does not say is not judged.
 """
 
 from collections.abc import Mapping
@@ -30,6 +31,18 @@ def split_problem(config: Mapping[str, Any], degree: int, *, several: bool = Tru
     degrees = (other for other in (1, 2, 4, 8, 16, 32, 64) if other < degree)
     choices = [other for other in degrees if not split_problem(config, other, several=several)]
     return f"the model's {' and '.join(wrong)} cannot be split over {degree} devices: use {choices[-1]}"
+
+
+def experts_problem(config: Mapping[str, Any], ranks: int) -> str:
+    """Return why so many ranks cannot share out the experts of a model, with what would be right; empty when nothing
+    says so, as of an empty configuration."""
+    count = max(_count(config, "num_local_experts"), _count(config, "num_experts"))
+    if count < 2:
+        return "the model has no experts: use 1" if config and ranks > 1 else ""
+    if count % ranks == 0:
+        return ""
+    choices = ", ".join(str(other) for other in range(1, count + 1) if count % other == 0)
+    return f"the model's {count} experts cannot be shared out over {ranks} ranks: use {choices}"
 
 
 def _count(config: Mapping[str, Any], name: str) -> int:

@@ -1,7 +1,8 @@
 """Ways to split the trained models over training ranks: what a rank holds by each, and how busy it is.
 
 A layout is pipeline x data x tensor ranks, whose copies may share moments out (shardOptimizer), or models in parts
-over the data ranks (shard); each may keep its moments in host memory (offloadOptimizer). Memory is `device_memory`'s
+over the data ranks (shard), or their experts alone (expert); each may keep its moments in host memory
+(offloadOptimizer). Memory is `device_memory`'s
 count. The time of a layout is that of serial 1F1B with equal stages: of a mini-batch with m micro-batches a copy, p
 stages are busy m / (m + p - 1) of it, of models with different stages each for its share of the parameters. Transfers,
 sums, gathered parts and moments that come from the host are on top and not counted, so layouts that keep moments there
@@ -44,7 +45,7 @@ class TrainingLayout:
     @property
     def words(self) -> str:
         """Fields that differ from 1, such as `pipeline 4, data 2`."""
-        fields = ("pipeline", "data", "tensor", "shard")
+        fields = ("pipeline", "data", "tensor", "shard", "expert")
         named = [f"{name} {value}" for name in fields if (value := getattr(self.parallelism, name)) > 1]
         critic = self.parallelism.critic_tensor
         named += [f"criticTensor {critic}"] if critic not in (None, self.parallelism.tensor) else []
@@ -152,6 +153,8 @@ def _possible(spec: RLHFJobSpec, sizes: Sizes, ranks: int) -> Iterator[TrainingP
                     yield layout
                     if data > 1:
                         yield layout.model_copy(update={"shard_optimizer": True})
+                    if whole and spec.training.backend == "torch":
+                        yield from _with_experts(spec, sizes, layout)
         if data == ranks > 1 and whole and spec.training.backend == "torch":
             yield TrainingParallelism(data=data, shard=data)
 
@@ -163,6 +166,14 @@ def _with_critics(spec: RLHFJobSpec, one: TrainingParallelism) -> Iterator[Train
         yield one
     if critic is not None and one.pipeline * one.tensor % critic == 0:
         yield one.model_copy(update={"critic_tensor": critic})
+
+
+def _with_experts(spec: RLHFJobSpec, sizes: Sizes, one: TrainingParallelism) -> Iterator[TrainingParallelism]:
+    """Yield a layout by every number of data ranks that can share out the experts of all trained models."""
+    counts = [0 if (size := sizes.get(role)) is None else size.experts for role in graph_of(spec).trained]
+    for expert in _divisors(one.data)[1:]:
+        if all(count and count % expert == 0 for count in counts):
+            yield one.model_copy(update={"expert": expert})
 
 
 def _suits(spec: RLHFJobSpec, sizes: Sizes, one: TrainingParallelism) -> bool:

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from rlhf_workers.training.communicator import RowCounts
 from rlhf_workers.training.transport import GroupTransport
 
 
@@ -108,6 +109,10 @@ class RendezvousCommunicator:
     def reduce_scatter_sum(self, own: torch.Tensor, whole: torch.Tensor, ranks: tuple[int, ...]) -> None: ...
 
     def broadcast(self, tensor: torch.Tensor, source: int, ranks: tuple[int, ...]) -> None: ...
+
+    def all_to_all(
+        self, received: torch.Tensor, sent: torch.Tensor, rows: RowCounts, ranks: tuple[int, ...]
+    ) -> None: ...
 
     def _post(self, sends: bool, peer: int, tensor: torch.Tensor) -> _Transfer:
         transfer = _Transfer(self._network, sends, peer, tensor)

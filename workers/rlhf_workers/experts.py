@@ -32,19 +32,13 @@ Feed = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 Compute = Callable[[torch.Tensor, Sequence[int]], torch.Tensor]
 """(rows [n, hidden], expert by expert; how many are of each of the experts that are held) -> [n, hidden]."""
 Spread = Callable[[torch.Tensor, Sequence[int], Compute], torch.Tensor]
-"""As `Compute` of all experts, where each rank of a group holds some of them and computes those by the last argument: what
-a module of experts has as `spread` when it is held in parts."""
-
-
-def count_experts(config: Any) -> int:
-    """Return the experts of a layer of a model of this (text) configuration; 0 where tokens are not routed."""
-    count = max(int(getattr(config, name, 0) or 0) for name in EXPERT_FIELDS)
-    return count if count > 1 else 0
+"""As `Compute` of all experts, where each rank of a group holds some of them and computes those by the last argument: a
+module of experts that is held in parts has it as `spread`."""
 
 
 def has_experts(config: Any) -> bool:
     """Return whether layers of a model of this (text) configuration route tokens to experts."""
-    return count_experts(config) > 0
+    return any((getattr(config, name, 0) or 0) > 1 for name in EXPERT_FIELDS)
 
 
 def in_tiles(model: Any) -> bool:

@@ -38,8 +38,7 @@ class DAPO(GroupGradientFields):
     that of these are dropped, at most so many times; 0 drops none."""
     when_rounds_used_up: Literal["Mask", "Train", "Fail"] = "Mask"
     """What becomes of the places of a batch that no round could fill. Mask: they are left out of the losses. Train:
-    dropped groups are trained on, whose advantages are 0 and whose tokens count in means. Fail: the job fails, as its
-    prompts teach the policy nothing any more."""
+    dropped groups are trained on, whose advantages are 0 and whose tokens count in means. Fail: the job fails."""
 
     @property
     def refill(self) -> RefillRule:

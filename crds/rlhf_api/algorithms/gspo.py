@@ -21,4 +21,4 @@ class GSPO(GRPO):
     """Upper clip range; clipRange when null."""
     ratio_level: Literal["Token", "Sequence"] = "Sequence"
     """Whose slope the ratio has: Sequence that of the whole response, Token that of each token (GSPO-token), which is
-    another one where advantages differ within a response. Its value is that of the response in both."""
+    another one where advantages differ within a response."""

@@ -40,7 +40,7 @@ class MismatchCorrection(ApiModel):
 
     mode: Mode = "Disabled"
     """Disabled counts every token alike. Truncate weighs it by the ratio of both probabilities, limited to low and
-    high; Mask by the ratio, or 0 outside of low and high. GeometricMask leaves out responses whose
+    high; Mask by it, or 0 outside of them. GeometricMask leaves out responses whose
     geometric mean of ratios is outside; SequenceMask weighs by the product of a response's ratios, or 0 outside. Needs
     oldLogProbabilities Trainer."""
     low: Bound | None = None

@@ -59,8 +59,8 @@ class AlgorithmPlugin(AlgorithmFields):
     samples_per_prompt: Annotated[int, Field(ge=1, le=65536, examples=[1])]
     """Responses per prompt; must divide rollout.batchSize."""
     models: Annotated[list[Model], Field(max_length=2)] = Field(default_factory=list)
-    """Models it needs beside the actor and the reward: Reference gives log-probabilities of a frozen policy, Critic
-    gives values and is trained too."""
+    """Models it needs beside actor and reward: Reference gives log-probabilities of a frozen policy, Critic
+    values, and is trained too."""
     epochs: Epochs = 1
     """Passes over the samples of an iteration."""
     mini_batch_size: MiniBatchSize = 64

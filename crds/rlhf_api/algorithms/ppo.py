@@ -29,8 +29,7 @@ class PPO(ActorCriticFields):
     kl_in: Literal["Reward", "Loss"] = "Reward"
     """Where the KL term goes: subtracted from each token's reward, or added to the policy loss."""
     kl_target: Positive | None = None
-    """Adapts klCoefficient towards this KL (proportional controller), in nats per response as status.progress.kl is;
-    unset keeps it fixed."""
+    """Adapts klCoefficient towards this KL (proportional controller), in nats per response; unset keeps it fixed."""
     kl_horizon: Annotated[int, Field(ge=1, le=2147483647)] = 10000
     """Samples over which the adaptive coefficient moves."""
     value_clip_range: PositiveOrOff = 0.2

@@ -26,8 +26,7 @@ class RLOO(GroupGradientFields):
     ratio_level: Literal["Token", "Sequence"] = "Sequence"
     """What the ratio of new to old probability is of: each token, or the whole response."""
     loss_aggregation: LossAggregation = "SequenceMean"
-    """As spec.algorithm.ppo.lossAggregation. With ratioLevel Sequence every token of a response has the response's
-    loss."""
+    """As spec.algorithm.ppo.lossAggregation. With ratioLevel Sequence every token has its response's loss."""
 
     @classmethod
     def rules(cls, path: str) -> Iterator[Rule]:

@@ -24,7 +24,7 @@ class PodConditionPattern(ApiModel):
     """A condition of a pod."""
 
     type: Annotated[str, Field(min_length=1, max_length=316, pattern=r"^([a-z0-9.-]+/)?[A-Za-z][A-Za-z0-9_.-]*$")]
-    """Type of the condition, such as DisruptionTarget, which evicted and preempted pods and pods of lost nodes have."""
+    """Type of the condition, such as DisruptionTarget, of evicted, preempted and lost pods."""
     status: Literal["True", "False", "Unknown"] = "True"
     """Status that the condition must have."""
 

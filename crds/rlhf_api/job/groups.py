@@ -25,7 +25,7 @@ class GroupFields(ApiModel):
     gpus_per_replica: Annotated[int, Field(ge=0, le=64)] = 0
     """GPUs per worker process; 0 runs on CPU."""
     cpu_threads: Annotated[int, Field(ge=1, le=1024)] = 1
-    """CPU threads of the compute library per worker process. The number is fixed because results may depend on it."""
+    """CPU threads of the compute library per worker process. Results may depend on it."""
     template: dict[str, Any] = Field(default_factory=dict)
     """PodTemplateSpec of the group's pods: image, volumes, node selectors, resources. What the operator itself sets in
     a pod wins over it."""
@@ -36,7 +36,7 @@ class CoordinatorFields(ApiModel):
 
     template: dict[str, Any] = Field(default_factory=dict)
     """PodTemplateSpec of the coordinator's pod: node selectors, resources, init containers. What the operator itself
-    sets in a pod wins over it. The pod has the volumes, mounts and pull secrets of training pods without being told."""
+    sets in a pod wins over it. It has the volumes, mounts and pull secrets of training pods."""
 
 
 class TensorParallelism(ApiModel):
@@ -53,10 +53,10 @@ class DraftModel(ApiModel):
     path: Location
     """Hugging Face folder of a causal language model with the policy's tokenizer."""
     train: Literal["Disabled", "Enabled"] = "Disabled"
-    """Enabled trains it, on the training ranks, to say what the policy says, and publishes it with the policy's
-    weights. Disabled leaves it as it is in its folder."""
+    """Enabled trains it, on the training ranks, to say what the policy says, and publishes it with the
+    policy's weights."""
     learning_rate: Rate = 1e-4
-    """Learning rate of its training, the same at every step: it follows the policy to the end of the job. The other
+    """Learning rate of its training, the same at every step. The other
     numbers of AdamW are those of spec.training.optimizer."""
 
 
@@ -113,7 +113,7 @@ class Inference(GroupFields):
     """Enabled scores each sample when it is finished, while others are still decoded. Disabled scores when the whole
     batch is generated."""
     incremental: Literal["Disabled", "Auto", "Enabled"] = "Auto"
-    """Incremental scoring: idle workers score the known part of responses that are still decoded, by reference and
+    """Idle workers score the known part of responses that are still decoded, by reference and
     critic, so that only the rest is left at their end. Auto does so where simulation predicts a gain. Has an effect
     with overlap Enabled only."""
     batch_tokens: Annotated[int, Field(ge=1, le=16777216)] = 16384
@@ -129,7 +129,7 @@ class TrainingParallelism(ApiModel):
     data: Annotated[int, Field(ge=1, le=4096)] = 1
     """Number of data parallel copies."""
     shard: Annotated[int, Field(ge=1, le=4096)] = 1
-    """Ranks that split one copy's weights, gradients and optimizer (FSDP2). Above 1 it is data, with pipeline 1 and
+    """Ranks that split one copy (FSDP2). Above 1 it is data, with pipeline 1 and
     backend torch."""
     tensor: Annotated[int, Field(ge=1, le=64)] = 1
     """Ranks that split every layer of a stage: a power of two that divides the models' heads, with backend megatron."""
@@ -217,7 +217,7 @@ class Training(GroupFields):
 
     backend: Literal["torch", "megatron"] = "torch"
     """Whose layers are trained: torch those of transformers, megatron those of Megatron-core, which has Llama, Mistral,
-    Qwen2 and Qwen3 models, without adapters. Schedules, optimizer and checkpoints are the same."""
+    Qwen2 and Qwen3 models, without adapters."""
     parallelism: TrainingParallelism = Field(default_factory=TrainingParallelism)
     """How models are split over the ranks, which are pipeline x data x tensor."""
     ranks_per_pod: Annotated[int, Field(ge=1, le=64)] = 1
@@ -237,8 +237,8 @@ class Training(GroupFields):
     optimizer: Optimizer = Field(default_factory=Optimizer)
     """Optimizer and learning rates."""
     lora: Lora | None = None
-    """Trains low-rank adapters over frozen models. Unset: all weights are trained. Adapters want a learning rate about
-    ten times as large."""
+    """Trains low-rank adapters over frozen models. Unset: all weights are trained. They want a learning rate
+    about ten times as large."""
     precision: Literal["Auto", "Float32", "BFloat16"] = "Auto"
     """Number type of matrix products in generation, scoring and training. Auto is BFloat16 when training ranks
     have GPUs (their master weights stay float32), else Float32. Set Float32 where the GPUs are older than Ampere."""

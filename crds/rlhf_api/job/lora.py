@@ -26,7 +26,7 @@ class Lora(ApiModel):
     target_modules: Annotated[list[TargetModule], Field(min_length=1, max_length=7)] = Field(
         default_factory=lambda: list(EVERY_TARGET)
     )
-    """Linear maps of each layer that have an adapter; norms, embeddings and the language model's head have none."""
+    """Linear maps of each layer that have an adapter."""
     models: Literal["All", "Policy"] = "All"
     """All trains every model of the job by adapters, a critic with its whole value head. Policy trains the actor by
     adapters, and critics in full."""
@@ -36,12 +36,11 @@ class Lora(ApiModel):
     at zero. The reference, where spec.models.reference is unset, is the actor's folder without them."""
     publish: Literal["Merged", "Adapters"] = "Merged"
     """What goes from the training ranks to workers. Merged: whole models, W + alpha / rank x B A. Adapters: A and B
-    alone, to which each worker adds the frozen weights from its own copy of the model's folder; it computes with the
-    same weights either way."""
+    alone, to which each worker adds the frozen weights from its own copy of the model's folder."""
 
     trunk: Literal["Separate", "Shared"] = "Separate"
     """Shared holds the frozen weights of models of one folder once: on a training rank for actor and critic, and on
-    workers that score for the reference and a critic, which adds its adapters as it computes. Separate: once a model.
+    workers that score for the reference and a critic. Separate: once a model.
     Shared needs publish Adapters, models All, and one folder for all of them."""
 
     @property

@@ -21,8 +21,7 @@ class Models(ApiModel):
     """The policy that is trained."""
     critic: ModelSource | None = None
     """The value model: a causal language model, whose value head starts at zero, or a reward model, whose head it
-    keeps. Unset: it starts from the actor. Algorithms without a critic ignore it, so that changing the algorithm is a
-    change of one field."""
+    keeps. Unset: it starts from the actor. Algorithms without a critic ignore it."""
     reference: ModelSource | None = None
     """The frozen model with which the KL term compares the actor. Unset: the actor's own model."""
     reward: Reward | None = None
@@ -30,7 +29,7 @@ class Models(ApiModel):
     rewards: Annotated[list[NamedReward], Field(min_length=1, max_length=MAX_REWARDS)] | None = None
     """Several rewards by name, in place of reward. spec.rewardShaping says how they are combined."""
     cost: Reward | None = None
-    """Where costs come from: what judges the harm of responses, as a reward judges their worth. Algorithms without a
+    """What judges the harm of responses, as a reward judges their worth. Algorithms without a
     cost ignore it."""
     cost_critic: ModelSource | None = None
     """The value model of costs, as critic is that of rewards. Unset: it starts from the actor. Algorithms without a

@@ -87,10 +87,10 @@ class RunPolicy(ApiModel):
     with `rlhf run`."""
     force_coordinator_after_seconds: Annotated[int, Field(ge=60, le=86400)] | None = None
     """Seconds after its grace period for which a coordinator's pod may stay in deletion on a node that does not answer.
-    Then it is deleted by force and created on another node, but only where other nodes see the lock of its journal.
+    Then another node gets it by force, but only where nodes see the lock of its journal.
     Unset: never."""
     hang_timeout_seconds: Annotated[int, Field(ge=0, le=86400)] = 300
     """Seconds for which a process may leave liveness probes unanswered, a generation worker a decode step unfinished,
     or training ranks that trained before stand still (60 at most, or 10 times what they ever took); then it is
-    restarted, which counts as a failure. It answers during long computations and loads, too. 0: no limit. A change
+    restarted, which counts as a failure. 0: no limit. A change
     applies to new pods only."""

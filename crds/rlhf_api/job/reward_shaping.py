@@ -27,8 +27,8 @@ class RewardShaping(ApiModel):
     normalize: Literal["None", "Batch"] = "None"
     """Batch: bounded rewards are normalised over the batch to mean 0 and standard deviation 1."""
     overlong_buffer: Annotated[int, Field(ge=0, le=LARGEST)] = 0
-    """Last tokens of rollout.maxResponseTokens in which a response costs more and more, up to overlongPenalty: DAPO's
-    soft punishment. 0: none."""
+    """Last tokens of rollout.maxResponseTokens in which a response costs more and more, up to overlongPenalty.
+    0: none."""
     overlong_penalty: Annotated[float, Field(ge=0, le=LARGEST)] = 1.0
     """What the longest response costs where overlongBuffer is set."""
     missing_end_penalty: Annotated[float, Field(ge=0, le=LARGEST)] = 0.0

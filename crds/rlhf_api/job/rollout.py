@@ -80,7 +80,7 @@ class Rollout(ApiModel):
     """Samples (responses) per iteration."""
     oversample: Annotated[int, Field(ge=0, le=65536)] = 0
     """Prompts of an iteration beyond those of its batch. Once responses to as many prompts as the batch has are
-    finished, the others are cut off and not trained on: nothing waits for the longest. Which these are depends on how
+    finished, the others are cut off and not trained on. Which these are depends on how
     fast workers are. 0 in a deterministic job."""
     max_staleness: Annotated[int, Field(ge=0, le=64)] = 0
     """Iterations over which a sample that is cut off is carried with its tokens: the next one begins with its prompt

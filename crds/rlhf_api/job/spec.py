@@ -69,8 +69,8 @@ class RLHFJobSpec(ApiModel):
     scheduling: Scheduling = Field(default_factory=Scheduling)
     """Gang scheduling, queues and priority."""
     metrics: Literal["Enabled", "Disabled"] = "Enabled"
-    """Enabled serves metrics of the job's processes to Prometheus. Disabled measures and serves nothing; files of the
-    run have the metrics of every iteration all the same."""
+    """Enabled serves metrics of the job's processes to Prometheus. Disabled measures and serves nothing; files of
+    the run have them all the same."""
     trackers: Trackers = Field(default_factory=Trackers)
     """Services that are given the metrics or the traces of every iteration, beside the run folder's files."""
     managed_by: ManagedBy = OURS

@@ -71,7 +71,7 @@ class GroupStatus(StatusModel):
     out_of_memory: Tally = 0
     """Number of containers that were killed for using more memory than their limit."""
     epoch: Tally = 0
-    """Number of times that the failure policy restarted the whole group. Its pods carry it as the label
+    """How often the failure policy restarted the whole group. Its pods have it as label
     rlhf.dev/epoch."""
     updated: Tally = 0
     """Number of pods created from the group's present template."""

@@ -12,6 +12,7 @@ from rlhf_api.rules.common_rules import multiple, nothing_to_fuse
 from rlhf_api.rules.critic_overlap import of_critic_overlap
 from rlhf_api.rules.environment import of_environment
 from rlhf_api.rules.evaluation import of_evaluation
+from rlhf_api.rules.experts import of_experts
 from rlhf_api.rules.failure import of_failure_policy
 from rlhf_api.rules.lora import of_lora
 from rlhf_api.rules.parallelism import of_parallelism
@@ -264,6 +265,7 @@ RULES: Final[tuple[Rule, ...]] = (
     *of_lora(),
     *of_sharding(),
     *of_tensor(),
+    *of_experts(),
     *of_rank_pods(),
     *of_evaluation(),
     *of_environment(),

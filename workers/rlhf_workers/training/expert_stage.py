@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from rlhf_api.names import ExitCode
-from rlhf_workers.experts import FAMILIES, count_experts
+from rlhf_planner.tensor_split import experts_problem
 from rlhf_workers.failures import WorkError
 from rlhf_workers.training.communicator import Communicator
 from rlhf_workers.training.expert_group import ExpertGroup
@@ -74,7 +74,8 @@ def sharing(group: ExpertGroup) -> Callable[[Any, range, int, Head], ModelStage]
         stage = ExpertStage(skeleton, layers, stages_after, head)
         stage.group, stage.kept = group, {}
         sizes = {name: value.numel() for name, value in stage.named_parameters() if name not in stage.duplicates}
-        experts, others = ({name: sizes[name] for name in sizes if stage.in_parts(name) is part} for part in (True, False))
+        experts = {name: size for name, size in sizes.items() if stage.in_parts(name)}
+        others = {name: size for name, size in sizes.items() if name not in experts}
         stage.keepers = near_equal_keepers(experts, len(group.ranks)) | near_equal_keepers(others, len(group.ranks))
         stage.replicated = frozenset(others)
         for name, module in stage.named_modules():
@@ -94,13 +95,8 @@ def _cut(module: Any, group: ExpertGroup) -> None:
 
 
 def require_experts(config: Any, expert: int, source: str) -> None:
-    """WorkError, naming field, value and the `source` of the model, where so many ranks cannot share out its experts."""
-    count = count_experts(config) if config.model_type in FAMILIES else 0
-    if count and count % expert == 0:
-        return
-    fitting = ", ".join(str(ranks) for ranks in range(1, count + 1) if count % ranks == 0)
-    has = f"has {count} experts a layer: use a number that divides them, {fitting}" if count else (
-        f"is of model_type {config.model_type!r}, which has no experts: use 1, or a model of {' or '.join(FAMILIES)}"
-    )
-    message = f"{FIELD}: {expert}: the model of {source} {has}"
-    raise WorkError("ModelUnsupported", message, field=FIELD, exit_code=ExitCode.BAD_MODEL)
+    """WorkError, naming the field, its value and the `source` of the model, where so many ranks cannot share out its
+    experts."""
+    if problem := experts_problem(config.to_dict(), expert):
+        message = f"{FIELD}: {expert}: {source}: {problem}"
+        raise WorkError("ModelUnsupported", message, field=FIELD, exit_code=ExitCode.BAD_MODEL)

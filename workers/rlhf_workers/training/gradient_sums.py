@@ -1,8 +1,8 @@
 """The sums of a mini-batch's gradients over ranks, and of their sizes and losses, between its backward passes and its
 optimizer step.
 
-Rule: over data replicas first (those of experts over the replicas of a rank's part), then over a tensor group where each rank has a part of a sum, then over the two copies
-of a tied embedding; every rank in the same order. Gradients of stages in parts over the data parallel ranks are summed
+Rule: over data replicas first (those of experts over the replicas of a rank's part), then over a tensor group where
+each rank has a part of a sum, then over the two copies of a tied embedding; every rank in the same order. Gradients of stages in parts over the data parallel ranks are summed
 by the backward itself.
 """
 

@@ -122,8 +122,8 @@ class StageOptimizer:
         return frozenset()
 
     def sum_copies(self, communicator: Communicator, holders: tuple[int, ...], by_experts: tuple[int, ...]) -> None:
-        """Add up the gradients over the copies: `holders` are all of the stage, `by_experts` those of them that hold the
-        same experts."""
+        """Add up the gradients over the copies: `holders` are all of the stage, `by_experts` those of them that hold
+        the same experts."""
         communicator.all_reduce_sum(self.gradients, holders)
 
     def sum_parts(self, communicator: Communicator) -> None:

@@ -17,7 +17,6 @@ from rlhf_workers.training.pipeline_stage import PipelineStage
 from rlhf_workers.training.shared_moments import WHOLE, MomentShares
 
 
-
 class PartGroup(Protocol):
     """The ranks that hold a stage in parts."""
 

@@ -1,0 +1,46 @@
+"""Rules of `spec.training.parallelism.expert`: data ranks that share out experts, and what they cannot do yet."""
+
+from collections.abc import Iterator
+from typing import Final
+
+from rlhf_api.rules.rule import Rule, Values
+
+_PARALLELISM: Final = "spec.training.parallelism"
+_FIELD: Final = f"{_PARALLELISM}.expert"
+_DRAFT: Final = "spec.generation.speculation.draftModel"
+
+
+def of_experts() -> Iterator[Rule]:
+    """Yield every rule of data ranks that hold some of the experts each."""
+    yield Rule(
+        field=_FIELD,
+        node=_PARALLELISM,
+        cel="self.data % self.expert == 0 && (self.expert == 1 || self.shard == 1 && !self.shardOptimizer)",
+        holds=lambda values: (
+            values[f"{_PARALLELISM}.data"] % values[_FIELD] == 0
+            and (_whole(values) or values[f"{_PARALLELISM}.shard"] == 1)
+            and (_whole(values) or not values[f"{_PARALLELISM}.shardOptimizer"])
+        ),
+        message="must divide data, and be 1 with shard above 1 or shardOptimizer: use a divisor, or 1",
+    )
+    yield Rule(
+        field=_FIELD,
+        node="spec",
+        cel=(
+            "self.training.parallelism.expert == 1 || self.training.backend == 'torch' && self.placement == 'Dedicated'"
+            " && !has(self.training.lora) && (!has(self.generation.speculation.draftModel) ||"
+            " self.generation.speculation.draftModel.train == 'Disabled')"
+        ),
+        holds=lambda values: _whole(values) or _may_share(values),
+        message="must be 1, but with backend torch, placement Dedicated, no lora and no draftModel trained",
+    )
+
+
+def _may_share(values: Values) -> bool:
+    settled = values["spec.training.backend"] == "torch" and values["spec.placement"] == "Dedicated"
+    drafts = values.has(_DRAFT) and values[f"{_DRAFT}.train"] != "Disabled"
+    return settled and not values.has("spec.training.lora") and not drafts
+
+
+def _whole(values: Values) -> bool:
+    return bool(values[_FIELD] == 1)
