@@ -2,8 +2,8 @@
 optimizer step.
 
 Rule: over data replicas first (those of experts over the replicas of a rank's part), then over a tensor group where
-each rank has a part of a sum, then over the two copies of a tied embedding; every rank in the same order. Gradients of stages in parts over the data parallel ranks are summed
-by the backward itself.
+each rank has a part of a sum, then over the two copies of a tied embedding; every rank in the same order. Gradients of
+stages in parts over the data parallel ranks are summed by the backward itself.
 """
 
 from collections.abc import Collection, Mapping
