@@ -57,6 +57,17 @@ def test_models_that_ranks_train_in_parts_have_heads_for_each_of_them(tmp_path: 
     assert raised.value.failure.field == "spec.training.parallelism.criticTensor"
 
 
+def test_experts_are_shared_out_over_ranks_that_divide_them(tmp_path: Path) -> None:
+    body = spec(tmp_path, 1).model_dump(by_alias=True, exclude_unset=True)
+    (tmp_path / "config.json").write_text(json.dumps({"num_local_experts": 8, "num_attention_heads": 8}))
+    body["training"] = {"parallelism": {"data": 12, "expert": 4}}
+    check_tensor_split(RLHFJobSpec.model_validate(body))
+    body["training"] = {"parallelism": {"data": 12, "expert": 3}}
+    with pytest.raises(JobError, match=r"8 experts cannot be shared out over 3 ranks: use 1, 2, 4, 8") as raised:
+        check_tensor_split(RLHFJobSpec.model_validate(body))
+    assert raised.value.failure.field == "spec.training.parallelism.expert"
+
+
 @pytest.mark.parametrize("content", [None, "{", "[]"])
 def test_what_cannot_be_read_is_left_to_the_workers(tmp_path: Path, content: str | None) -> None:
     if content is not None:

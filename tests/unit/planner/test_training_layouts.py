@@ -49,7 +49,8 @@ def spec(backend: Backend = "torch", **training: Any) -> RLHFJobSpec:
 def test_every_layout_that_is_listed_is_one_that_validation_takes(
     backend: Backend, ranks: int, layers: int, heads: int
 ) -> None:
-    model = ModelSize(BILLION, 64, layers=layers, key_value_heads=heads)
+    experts = {"experts": heads, "expert_parameters": BILLION // 2} if heads > 1 else {}
+    model = ModelSize(BILLION, 64, layers=layers, key_value_heads=heads, **experts)
     sizes: dict[str, ModelSize | None] = dict.fromkeys(SIZES, model)
     listed = layouts(spec(backend), sizes, ranks)
     for layout in listed:
@@ -67,6 +68,16 @@ def test_every_layout_that_is_listed_is_one_that_validation_takes(
     half = len(listed) // 2
     busy = [layout.busy for layout in listed[:half]]
     assert busy == sorted(busy, reverse=True) == [layout.busy for layout in listed[half:]]
+
+
+def test_ranks_that_share_out_experts_hold_a_part_of_those_alone() -> None:
+    model = ModelSize(8 * BILLION, 64, layers=32, key_value_heads=8, experts=8, expert_parameters=6 * BILLION)
+    by_words = {layout.words: layout for layout in layouts(spec(), dict.fromkeys(SIZES, model), 4)}
+    whole, shared = (by_words[words].memory.parts for words in ("data 4", "data 4, expert 4"))
+    assert whole["gradients"] == 2 * 8 * BILLION * 4
+    assert shared["gradients"] == 2 * (2 * BILLION + 6 * BILLION // 4) * 4
+    assert shared["published weights"] == 2 * 6 * BILLION // 4 * 4, "of experts, one copy over the group"
+    assert "pipeline 2, data 2, expert 2" in by_words
 
 
 def test_a_pipeline_waits_and_copies_hold_all_of_it() -> None:

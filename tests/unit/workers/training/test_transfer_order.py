@@ -26,7 +26,7 @@ from rlhf_planner.schedule.row_simulation import widest
 from rlhf_planner.schedule.serial import serial_table
 from rlhf_planner.schedule.solve import solve
 from rlhf_planner.schedule.table_check import check_table
-from rlhf_workers.training.communicator import PeerLostError, waiting_for
+from rlhf_workers.training.communicator import PeerLostError, RowCounts, waiting_for
 from rlhf_workers.training.executor import execute
 from rlhf_workers.training.transport import GroupTransport
 
@@ -296,6 +296,10 @@ class SilentPeer:
     def reduce_scatter_sum(self, own: torch.Tensor, whole: torch.Tensor, ranks: tuple[int, ...]) -> None: ...
 
     def broadcast(self, tensor: torch.Tensor, source: int, ranks: tuple[int, ...]) -> None: ...
+
+    def all_to_all(
+        self, received: torch.Tensor, sent: torch.Tensor, rows: RowCounts, ranks: tuple[int, ...]
+    ) -> None: ...
 
 
 def test_a_wait_that_fails_names_the_peer_and_the_step_of_the_table() -> None:
