@@ -13,8 +13,8 @@ from rlhf_coordinator.reports.trackers.metrics_jsonl import read_metrics
 
 SEEDS = {"mixtral": 23, "qwen3_moe": 24}
 """Of the moments of kills; printed with every kill when the test fails."""
-SIZES = {"mixtral": {"pipeline": 2}, "qwen3_moe": {"pipeline": 1, "data": 2, "shard": 2}}
-"""Of the two training ranks: stages, and models in parts."""
+SIZES = {"mixtral": {"pipeline": 1, "data": 2, "expert": 2}, "qwen3_moe": {"pipeline": 1, "data": 2, "shard": 2}}
+"""Of the two training ranks: experts shared out, and models in parts."""
 
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]

@@ -49,8 +49,8 @@ def spec(backend: Backend = "torch", **training: Any) -> RLHFJobSpec:
 def test_every_layout_that_is_listed_is_one_that_validation_takes(
     backend: Backend, ranks: int, layers: int, heads: int
 ) -> None:
-    experts = {"experts": heads, "expert_parameters": BILLION // 2} if heads > 1 else {}
-    model = ModelSize(BILLION, 64, layers=layers, key_value_heads=heads, **experts)
+    experts = heads if heads > 1 else 0
+    model = ModelSize(BILLION, 64, {}, layers, heads, experts, BILLION // 2 if experts else 0)
     sizes: dict[str, ModelSize | None] = dict.fromkeys(SIZES, model)
     listed = layouts(spec(backend), sizes, ranks)
     for layout in listed:
