@@ -12,7 +12,6 @@ import random
 import re
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -20,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+from tests.support.forked_runs import ForkedRun, start_run
 from tests.support.local_job import HOLD, PROCESSES
 
 from rlhf_api.names import Env
@@ -137,21 +137,12 @@ def run_job(
     options: Sequence[str] = (),
     kills: Kills | None = None,
     interrupt_after: int | None = None,
+    executed: bool = False,
 ) -> Ended:
     """`rlhf run` of a manifest, disturbed by `kills` if given, or interrupted as by Ctrl-C after so many iterations.
 
-    A run past its time-out is ended and reported as -1.
+    A run past its time-out is ended and reported as -1. `executed`: never forked (`forked_runs`).
     """
-    command = [
-        sys.executable,
-        "-m",
-        "rlhf_cli.main",
-        "run",
-        str(manifest),
-        "--run-dir",
-        str(run_dir),
-        "--plain",
-    ]
     log, hold = run_dir.with_suffix(".out"), manifest.with_name(HOLD)
     log.parent.mkdir(parents=True, exist_ok=True)
     last = int(yaml.safe_load(manifest.read_text())["spec"]["iterations"]) - 1
@@ -159,8 +150,7 @@ def run_job(
         hold.write_text(f"{run_dir.absolute() / 'metrics.jsonl'}\n{last}\n")
     ended = Ended()
     started = time.monotonic()
-    with log.open("w") as out:
-        runner = subprocess.Popen([*command, *options], stdout=out, stderr=subprocess.STDOUT)
+    runner = start_run(["run", str(manifest), "--run-dir", str(run_dir), "--plain", *options], log, executed=executed)
     try:
         if kills is not None:
             _disturb(runner, run_dir, kills, last, started, ended)
@@ -205,7 +195,7 @@ def _begun(run_dir: Path, phase: str) -> int:
 
 
 def _disturb(
-    runner: subprocess.Popen[bytes], run_dir: Path, kills: Kills, last: int, started: float, ended: Ended
+    runner: subprocess.Popen[bytes] | ForkedRun, run_dir: Path, kills: Kills, last: int, started: float, ended: Ended
 ) -> None:
     """Kills until there were enough or the run is over; a victim that is down just then is waited for.
 

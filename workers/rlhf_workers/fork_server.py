@@ -17,6 +17,7 @@ import os
 import selectors
 import signal
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final, NoReturn
 
@@ -81,6 +82,13 @@ class ForkServer:
             self._start(json.loads(line))
         return bool(more)
 
+    def _serve_as(self, order: dict[str, Any]) -> int:
+        """What the child of an order is, once it has its place: a worker. Return its exit code."""
+        del order
+        from rlhf_workers.__main__ import main
+
+        return main()
+
     def _start(self, order: dict[str, Any]) -> None:
         sys.stdout.flush()
         sys.stderr.flush()
@@ -113,10 +121,8 @@ class ForkServer:
             self._selector.close()
             for inherited in (self._requests, self._replies, *self._children):
                 os.close(inherited)
-            _take_place(order)
-            from rlhf_workers.__main__ import main
-
-            code = main()
+            take_place(order)
+            code = self._serve_as(order)
             sys.stdout.flush()
             os._exit(code)
         except BaseException as error:
@@ -126,7 +132,8 @@ class ForkServer:
             os._exit(1)
 
 
-def _take_place(order: dict[str, Any]) -> None:
+def take_place(order: dict[str, Any]) -> None:
+    """Give this process the folder, environment, log, cores and title that an order asks for."""
     os.chdir(order["folder"])
     os.environ.clear()
     os.environ.update(order["environment"])
@@ -146,21 +153,21 @@ def prctl(option: int, value: int | bytes) -> None:
         raise OSError(number, os.strerror(number))
 
 
-def preload() -> None:
-    """Imports all a worker may need; SystemExit when that started threads."""
+def preload(modules: Sequence[str]) -> None:
+    """Imports all a child may need; SystemExit when that started threads."""
     from importlib import import_module
 
     from rlhf_workers.loading import uncollected
 
     with uncollected():
-        for module in PRELOADED:
+        for module in modules:
             import_module(module)
     threads = len(list(Path("/proc/self/task").iterdir()))
     if threads > 1:
-        sys.exit(f"cannot fork: importing {', '.join(PRELOADED)} started {threads - 1} threads")
+        sys.exit(f"cannot fork: importing {', '.join(modules)} started {threads - 1} threads")
 
 
-def main() -> None:
+def main(server: type[ForkServer] = ForkServer, modules: Sequence[str] = PRELOADED) -> None:
     """Serves on the standard streams; what libraries print goes to standard error."""
     replies = os.dup(1)
     os.dup2(2, 1)
@@ -171,8 +178,8 @@ def main() -> None:
     # As a worker would before it imports these libraries.
     os.environ["OMP_NUM_THREADS"] = os.environ.get(Env.THREADS, "1")
     os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
-    preload()
-    ForkServer(requests, replies).serve()
+    preload(modules)
+    server(requests, replies).serve()
 
 
 if __name__ == "__main__":

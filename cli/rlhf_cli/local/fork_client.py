@@ -13,6 +13,7 @@ import signal
 from asyncio.subprocess import PIPE
 from asyncio.subprocess import Process as Child
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, Final
 
 from rlhf_api.names import Env
@@ -103,17 +104,7 @@ class ForkServerClient:
 
     async def _open(self, process: LocalProcess) -> None:
         log = process.log.with_name(LOG)
-        with log.open("ab") as errors:
-            self._server = await asyncio.create_subprocess_exec(
-                *exec_wrapper.wrapper_command(None),
-                *(process.command[0], "-m", "rlhf_workers.fork_server"),
-                env={**os.environ, **process.env, **self._token},
-                cwd=process.folder,
-                stdin=PIPE,
-                stdout=PIPE,
-                stderr=errors,
-                start_new_session=True,
-            )
+        self._server = await self._begin(process, log)
         stdout = self._server.stdout
         assert stdout is not None
         self._forked = asyncio.Queue()
@@ -127,6 +118,20 @@ class ForkServerClient:
             self.broken = f"workers are started one by one: see {log}"
             raise ForkServerError(self.broken)
         self._reader = asyncio.create_task(self._read(stdout, self._forked))
+
+    async def _begin(self, process: LocalProcess, log: Path) -> Child:
+        """Start the server's process, in the environment and the folder of a worker."""
+        with log.open("ab") as errors:
+            return await asyncio.create_subprocess_exec(
+                *exec_wrapper.wrapper_command(None),
+                *(process.command[0], "-m", "rlhf_workers.fork_server"),
+                env={**os.environ, **process.env, **self._token},
+                cwd=process.folder,
+                stdin=PIPE,
+                stdout=PIPE,
+                stderr=errors,
+                start_new_session=True,
+            )
 
     async def _read(self, stdout: asyncio.StreamReader, forked: "asyncio.Queue[int | None]") -> None:
         own: set[int] = set()
