@@ -25,7 +25,8 @@ def groups(draw: st.DrawFn) -> list[RankLayout]:
         *(Pipeline(name=f"cost-{n}", model="cost", stage_ranks=some, microbatches=1) for n in range(2)),
     ]
     world = blocks * rows * tensor
-    return [RankLayout(serial_table(pipelines), rank, world, tensor) for rank in range(world)]
+    table = serial_table(pipelines)
+    return [RankLayout(table, rank, world, tensor) for rank in range(world)]
 
 
 @given(groups())
@@ -95,6 +96,46 @@ def test_tensor_ranks_get_the_samples_of_one_copy(layouts: list[RankLayout]) -> 
             group = one.tensor_group(one.table.pipelines[index].model)
             assert {layouts[other].replica(index) for other in group} == {one.replica(index)}
         assert one.replicas("cost") == 2 * one.blocks
+
+
+@st.composite
+def expert_groups(draw: st.DrawFn) -> list[RankLayout]:
+    """The layouts of all ranks whose blocks share out experts, a model over all rows beside one in the other order."""
+    rows, expert = draw(st.integers(1, 3)), draw(st.sampled_from([1, 2, 4]))
+    world = expert * draw(st.integers(1, 2)) * rows
+    orders = {"actor": tuple(range(rows)), "critic": tuple(reversed(range(rows)))}
+    pipelines = [Pipeline(name=name, model=name, stage_ranks=order, microbatches=2) for name, order in orders.items()]
+    table = serial_table(pipelines)
+    return [RankLayout(table, rank, world, expert=expert) for rank in range(world)]
+
+
+@given(expert_groups())
+def test_an_expert_group_holds_every_part_once_of_the_same_stages(layouts: list[RankLayout]) -> None:
+    for one in layouts:
+        together = [layouts[rank] for rank in one.expert_group]
+        assert {other.expert_group for other in together} == {one.expert_group}
+        assert [other.expert_rank for other in together] == list(range(one.expert))
+        assert {(other.local, other.held) for other in together} == {(one.local, one.held)}
+
+
+@given(expert_groups())
+def test_a_part_of_experts_is_summed_among_all_who_hold_it_and_saved_by_one(layouts: list[RankLayout]) -> None:
+    made = layouts[0].groups()
+    for one in layouts:
+        for key in one.held:
+            same = one.by_experts(*key)
+            assert {layouts[rank].by_experts(*key) for rank in same} == {same}
+            assert sum(layouts[rank].writes(*key) for rank in same) == 1
+            assert {rank for other in one.expert_group for rank in layouts[other].by_experts(*key)} == set(
+                one.holders(*key)
+            )
+            assert all(ranks in made for ranks in (same, one.holders(*key), one.expert_group) if len(ranks) > 1)
+
+
+def test_blocks_that_are_no_multiple_of_the_expert_ranks_are_refused_in_words() -> None:
+    table: ScheduleTable = serial_table([Pipeline(name="a", model="actor", stage_ranks=(0,), microbatches=1)])
+    with pytest.raises(ValueError, match="3 data parallel ranks are no multiple of 2 expert parallel ones"):
+        RankLayout(table, 0, 3, expert=2)
 
 
 def test_a_group_that_is_no_multiple_is_refused_in_words() -> None:
