@@ -15,6 +15,7 @@ from rlhf_api.job.model_source import ModelSource
 from rlhf_api.names import DRAFT_MODEL
 from rlhf_coordinator.model_folders import local_folder
 from rlhf_planner.device_memory import ModelSize, reward_model
+from rlhf_planner.tensor_split import expert_count
 from rlhf_planner.transformer_shape import shape_of
 
 _MAX_HEADER: Final = 100 * 1024 * 1024
@@ -46,9 +47,9 @@ def read_size(folder: Path) -> ModelSize | None:
         text = config.get("text_config") or config
         layers, heads = int(text["num_hidden_layers"]), int(text["num_attention_heads"])
         key_value_heads = int(text.get("num_key_value_heads") or heads)
-        widths, experts = _map_widths(text), int(text.get("num_local_experts") or text.get("num_experts") or 0)
+        experts = expert_count(text) if of_experts else 0
         return ModelSize(
-            parameters, _cache_values(text), widths, layers, key_value_heads, experts * (of_experts > 0), of_experts
+            parameters, _cache_values(text), _map_widths(text), layers, key_value_heads, experts, of_experts
         )
     except (OSError, ValueError, KeyError, TypeError, struct.error):
         return None

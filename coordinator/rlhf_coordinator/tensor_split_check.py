@@ -26,11 +26,12 @@ def tensor_split_problems(spec: RLHFJobSpec) -> Iterator[tuple[str, int, str]]:
         yield GENERATION, generation, problem
     for role in graph_of(spec).trained:
         source, degree = spec.models.source(role), training.tensor_of(role)
-        config = {} if source is None or degree == 1 else _config(source.path)
+        whole = degree == training.expert == 1
+        config = {} if source is None or whole else _config(source.path)
         if problem := split_problem(config, degree, several=False):
             field = f"{TRAINING}.{training.tensor_field(role)}"
             yield field, degree, f"{spec.models.path_field(role)}: {problem}"
-        if source is not None and (problem := experts_problem(_config(source.path), training.expert)):
+        if problem := experts_problem(config, training.expert):
             yield f"{TRAINING}.expert", training.expert, f"{spec.models.path_field(role)}: {problem}"
 
 

@@ -36,13 +36,18 @@ def split_problem(config: Mapping[str, Any], degree: int, *, several: bool = Tru
 def experts_problem(config: Mapping[str, Any], ranks: int) -> str:
     """Return why so many ranks cannot share out the experts of a model, with what would be right; empty when nothing
     says so, as of an empty configuration."""
-    count = max(_count(config, "num_local_experts"), _count(config, "num_experts"))
+    count = expert_count(config)
     if count < 2:
         return "the model has no experts: use 1" if config and ranks > 1 else ""
     if count % ranks == 0:
         return ""
     choices = ", ".join(str(other) for other in range(1, count + 1) if count % other == 0)
     return f"the model's {count} experts cannot be shared out over {ranks} ranks: use {choices}"
+
+
+def expert_count(config: Mapping[str, Any]) -> int:
+    """Return how many experts a layer that routes tokens has; 0: the configuration names none."""
+    return max(_count(config, "num_local_experts"), _count(config, "num_experts"))
 
 
 def _count(config: Mapping[str, Any], name: str) -> int:

@@ -4,10 +4,10 @@ from collections.abc import Iterator
 from typing import Final
 
 from rlhf_api.rules.rule import Rule, Values
+from rlhf_api.rules.sharding import NO_DRAFT_TRAINED, trains_no_draft
 
 _PARALLELISM: Final = "spec.training.parallelism"
 _FIELD: Final = f"{_PARALLELISM}.expert"
-_DRAFT: Final = "spec.generation.speculation.draftModel"
 
 
 def of_experts() -> Iterator[Rule]:
@@ -28,8 +28,7 @@ def of_experts() -> Iterator[Rule]:
         node="spec",
         cel=(
             "self.training.parallelism.expert == 1 || self.training.backend == 'torch' && self.placement == 'Dedicated'"
-            " && !has(self.training.lora) && (!has(self.generation.speculation.draftModel) ||"
-            " self.generation.speculation.draftModel.train == 'Disabled')"
+            f" && !has(self.training.lora) && ({NO_DRAFT_TRAINED})"
         ),
         holds=lambda values: _whole(values) or _may_share(values),
         message="must be 1, but with backend torch, placement Dedicated, no lora and no draftModel trained",
@@ -38,8 +37,7 @@ def of_experts() -> Iterator[Rule]:
 
 def _may_share(values: Values) -> bool:
     settled = values["spec.training.backend"] == "torch" and values["spec.placement"] == "Dedicated"
-    drafts = values.has(_DRAFT) and values[f"{_DRAFT}.train"] != "Disabled"
-    return settled and not values.has("spec.training.lora") and not drafts
+    return settled and not values.has("spec.training.lora") and trains_no_draft(values)
 
 
 def _whole(values: Values) -> bool:

@@ -11,6 +11,10 @@ _PARALLELISM: Final = "spec.training.parallelism"
 _FIELD: Final = f"{_PARALLELISM}.shard"
 _LORA: Final = "spec.training.lora"
 _DRAFT: Final = "spec.generation.speculation.draftModel"
+NO_DRAFT_TRAINED: Final = (
+    "!has(self.generation.speculation.draftModel) || self.generation.speculation.draftModel.train == 'Disabled'"
+)
+"""What `trains_no_draft` asks, in CEL, of node `spec`."""
 
 
 def of_sharding() -> Iterator[Rule]:
@@ -59,13 +63,15 @@ def of_parts(name: str) -> Iterator[Rule]:
     yield Rule(
         field=field,
         node="spec",
-        cel=(
-            f"{is_one} || !has(self.generation.speculation.draftModel)"
-            " || self.generation.speculation.draftModel.train == 'Disabled'"
-        ),
-        holds=lambda values: values[field] == 1 or not values.has(_DRAFT) or values[f"{_DRAFT}.train"] == "Disabled",
+        cel=f"{is_one} || {NO_DRAFT_TRAINED}",
+        holds=lambda values: values[field] == 1 or trains_no_draft(values),
         message=f"must be 1 with {_DRAFT}.train Enabled, as it is trained by a whole head: use Disabled, or 1",
     )
+
+
+def trains_no_draft(values: Values) -> bool:
+    """Return whether no draft model is trained beside the policy: it is trained by a whole head."""
+    return bool(not values.has(_DRAFT) or values[f"{_DRAFT}.train"] == "Disabled")
 
 
 def _whole(values: Values) -> bool:

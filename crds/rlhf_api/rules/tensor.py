@@ -5,12 +5,11 @@ from collections.abc import Iterator
 from typing import Final
 
 from rlhf_api.rules.rule import Rule, Values
-from rlhf_api.rules.sharding import of_parts
+from rlhf_api.rules.sharding import NO_DRAFT_TRAINED, of_parts, trains_no_draft
 
 _PARALLELISM: Final = "spec.training.parallelism"
 _FIELD: Final = f"{_PARALLELISM}.tensor"
 _CRITIC: Final = f"{_PARALLELISM}.criticTensor"
-_DRAFT: Final = "spec.generation.speculation.draftModel"
 
 
 def of_tensor() -> Iterator[Rule]:
@@ -52,8 +51,7 @@ def of_tensor() -> Iterator[Rule]:
         node="spec",
         cel=(
             "!has(self.training.parallelism.criticTensor) || self.training.backend == 'megatron' && self.placement =="
-            " 'Dedicated' && (!has(self.generation.speculation.draftModel) ||"
-            " self.generation.speculation.draftModel.train == 'Disabled')"
+            f" 'Dedicated' && ({NO_DRAFT_TRAINED})"
         ),
         holds=lambda values: not values.has(_CRITIC) or _may_split(values),
         message="must be unset, but with spec.training.backend megatron, placement Dedicated and no draftModel trained",
@@ -67,7 +65,7 @@ def _divides(values: Values) -> bool:
 
 def _may_split(values: Values) -> bool:
     dedicated = values["spec.training.backend"] == "megatron" and values["spec.placement"] == "Dedicated"
-    return dedicated and (not values.has(_DRAFT) or values[f"{_DRAFT}.train"] == "Disabled")
+    return dedicated and trains_no_draft(values)
 
 
 def _whole(values: Values) -> bool:
