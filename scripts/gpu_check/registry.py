@@ -22,6 +22,8 @@ ORDER = (
     "half_billion_job",
     "half_billion_colocated",
     "train_step",
+    "packing",
+    "megatron",
     "pipelines",
     "planner_truth",
     "tests",

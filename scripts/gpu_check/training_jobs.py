@@ -11,9 +11,10 @@ from rlhf_api import control_pb2 as pb
 from rlhf_api.job import RLHFJob
 from rlhf_api.schedule import Pipeline
 from rlhf_planner.schedule.serial import serial_table
-from rlhf_workers.training.backends.torch_backend import build_trainer
+from rlhf_workers.training.backends.torch_backend import LoadStage, build_trainer, load_stage
 from rlhf_workers.training.step_timing import NoCommunicator
 from rlhf_workers.training.trainer import Trainer
+from rlhf_workers.training.training_batch import TrainingBatch
 
 
 @dataclass(frozen=True)
@@ -52,11 +53,24 @@ def training_job(folder: Path, batch: BatchShape, **training: Any) -> RLHFJob:
     return RLHFJob.model_validate(body)
 
 
-def trainer_alone(job: RLHFJob, batch: BatchShape, device: torch.device, model: str) -> Trainer:
-    """Return a rank that is its whole group and trains one model."""
+def trainer_alone(
+    job: RLHFJob, batch: BatchShape, device: torch.device, model: str, load: LoadStage = load_stage
+) -> Trainer:
+    """Return a rank that is its whole group and trains one model; `load` is how a backend loads its stages."""
     pipeline = Pipeline(name=model, model=model, stage_ranks=(0,), microbatches=batch.microbatches)
     become = pb.BecomeTraining(rank=0, world_size=1, schedule=serial_table([pipeline]).model_dump_json())
-    return build_trainer(job, become, device, lambda _: NoCommunicator(), lambda *_, **__: None)
+    return build_trainer(job, become, device, lambda _: NoCommunicator(), lambda *_, **__: None, load)
+
+
+def metrics_of(trainer: Trainer, batch: TrainingBatch) -> dict[str, float]:
+    """Take the step of one mini-batch, as the job's first, and return what the trainer says of it."""
+    training = trainer.train(0, batch)
+    while True:
+        try:
+            next(training)
+        except StopIteration as ended:
+            metrics: dict[str, float] = ended.value
+            return metrics
 
 
 def step_flops(shape: LlamaShape, batch: BatchShape, *, logits: bool) -> float:

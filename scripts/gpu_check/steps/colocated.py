@@ -1,7 +1,8 @@
 """Turns on one device in one process: an engine and a training rank, one of them in host memory while the other works.
 
 The device's memory is read before and after every turn: what decodes must be gone when training begins, and the other
-way round. The rank takes real optimizer steps between turns, so its moments move too.
+way round. The rank takes real optimizer steps between turns, so its moments move too. The engine computes in float32,
+in which a made-up model has no ties that another kernel breaks otherwise. Nothing else may use the device meanwhile.
 """
 
 import gc
@@ -83,8 +84,7 @@ def run(machine: CheckedMachine, sizes: TurnSizes, report: Report) -> None:
     rank.train()
     report.row("turns", turn=0, side="training", seconds=0.0, used_gb=(used(device) - empty) / GIGABYTE)
     rank.offload()
-    dtype = torch.bfloat16 if machine.cuda else torch.float32
-    model = load_causal_lm(str(folder), field=FIELD, dtype=dtype, device=device, attention="sdpa")
+    model = load_causal_lm(str(folder), field=FIELD, dtype=torch.float32, device=device, attention="sdpa")
     limits = EngineLimits(sizes.samples, sizes.prompt, sizes.response)
     sampling = SamplingParameters(temperature=0.0)
     engine = TorchEngine(model, load_tokenizer(str(folder), FIELD), sampling, limits, deterministic=False)

@@ -1,4 +1,4 @@
-"""The torch engine against transformers.generate and the memory-bandwidth limit, with and without captured passes.
+"""The torch engine against transformers and the memory-bandwidth limit, with and without captured passes.
 
 The limit of a step: every weight and every key and value of the batch is read once, at the rate at which this machine
 copies. A made-up model has no end of sequence among its stop tokens, so all decode as many tokens.
@@ -29,9 +29,10 @@ from rlhf_workers.models import load_causal_lm
 AIM: Final = 0.6
 """Share of the bandwidth limit, at a batch of 1 to AIM_BATCH in bfloat16."""
 AIM_BATCH: Final = 16
-GREEDY_FLOOR: Final = 0.8
-"""Share of greedy tokens in bfloat16 that equal those of transformers: kernels of other shapes break near ties
-otherwise, and all tokens after a break differ."""
+TIES: Final = {torch.float32: 1e-3, torch.bfloat16: 0.125}
+"""By which the logit of a greedy token may fall short of the best one on the same text, as transformers computes it in
+one pass: kernels of other shapes break near ties otherwise, and bfloat16 knows the logits of a made-up model, some 4,
+by steps of 0.03. All tokens after a tie are those of another text, so how many agree says little."""
 
 
 @dataclass(frozen=True)
@@ -120,18 +121,32 @@ def same_greedy_tokens(model: Any, sizes: DecodedSizes, report: Report, name: st
             eos_token_id=None,
             pad_token_id=0,
         )
-    wanted = whole[:, sizes.prompt :].cpu().numpy()
+    wanted = whole[:, sizes.prompt :]
+    theirs = shortfall(model, prompts, wanted)
+    report.figure(f"{name}_generate_shortfall", theirs, "of a logit, of the tokens of transformers.generate")
+    most = max(TIES[model.dtype], 2 * theirs)
     for way, engine in engines(model, sizes.greedy_samples, sizes, report, greedy=True):
         found = decoded(engine, samples)
-        got = np.array([found[index] for index in range(len(samples))])
-        share = float((got == wanted).mean())
-        exact = model.dtype == torch.float32
+        got = torch.tensor([found[index] for index in range(len(samples))], device=model.device)
+        ours, share = shortfall(model, prompts, got), float((got == wanted).float().mean())
         report.figure(f"{name}_{way}_greedy_agreement", share, "of the tokens of transformers.generate")
         report.check(
-            f"{name}, {way}: greedy tokens are those of transformers.generate",
-            share == 1 if exact else share >= GREEDY_FLOOR,
-            f"{share:.2%} of {wanted.size} tokens agree; {int((got == wanted).all(1).sum())} of {len(samples)} samples",
+            f"{name}, {way}: every greedy token is the best one of transformers, or a tie",
+            ours <= most,
+            f"a logit falls short by {ours:.3g} at most, {most:.3g} are allowed; {share:.1%} of the tokens are equal",
         )
+
+
+def shortfall(model: Any, prompts: torch.Tensor, tokens: torch.Tensor) -> float:
+    """Return the most by which the logit of a token [samples, tokens] is below the best one after the same text."""
+    most = 0.0
+    with torch.inference_mode():
+        for prompt, chosen in zip(prompts, tokens, strict=True):
+            text = torch.cat([prompt, chosen])[None]
+            logits = model(text[:, :-1], use_cache=False, logits_to_keep=len(chosen)).logits[0].float()
+            short = logits.amax(-1) - logits.gather(-1, chosen[:, None].long())[:, 0]
+            most = max(most, float(short.max()))
+    return most
 
 
 WAYS: Final[dict[str, dict[str, Any]]] = {
@@ -267,13 +282,13 @@ def run(machine: CheckedMachine, sizes: DecodedSizes, report: Report) -> None:
         name = str(dtype).removeprefix("torch.")
         report.say(f"making a model in {name}")
         model = load(machine, sizes, dtype)
+        same_greedy_tokens(model, sizes, report, name)
         least = throughput(machine, model, sizes, report, name)
         if dtype == torch.bfloat16 and machine.cuda and not machine.small:
             best = max(least.values())
             report.figure("least_share_of_the_limit", best, f"at a batch of 1 to {AIM_BATCH}, the best way")
             report.check(f"at least {AIM:.0%} of the bandwidth limit", best >= AIM, str(least))
         matrix_products(model, report, name)
-        same_greedy_tokens(model, sizes, report, name)
         transformers_rate(model, sizes, report, name)
         del model
         if machine.cuda:
@@ -282,7 +297,7 @@ def run(machine: CheckedMachine, sizes: DecodedSizes, report: Report) -> None:
 
 STEP = CheckStep(
     "decode",
-    "the torch engine decodes the tokens of transformers.generate, at 60% of the bandwidth limit and more",
+    "the torch engine decodes the greedy tokens of transformers, at 60% of the bandwidth limit and more",
     run,
     small=DecodedSizes(TINY, batches=(2,), prompt=8, tokens=8, greedy_samples=2, greedy_tokens=8),
     gpu=DecodedSizes(

@@ -163,7 +163,7 @@ STEP = CheckStep(
     run,
     small=RepeatedSizes(TINY, batches=(32,), prompt=12, tokens=6),
     gpu=RepeatedSizes(HALF_BILLION, batches=(16, 32, 64, 128), prompt=48, tokens=64),
-    limit_seconds=60,
+    limit_seconds=90,
     small_limit_seconds=180,
     gpu_gigabytes=12,
 )

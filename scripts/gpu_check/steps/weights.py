@@ -146,6 +146,6 @@ STEP = CheckStep(
     run,
     small=PublishedSizes(TINY),
     gpu=PublishedSizes(ONE_BILLION),
-    limit_seconds=100,
+    limit_seconds=120,
     gpu_gigabytes=30,
 )
