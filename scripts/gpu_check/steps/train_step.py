@@ -1,8 +1,10 @@
 """One optimizer step of an actor and of a critic: how long, how much of the device's arithmetic, how much memory.
 
-Memory is compared with the planner's estimate, with and without activation checkpointing, in each precision.
+Memory is compared with the planner's estimate, with and without activation checkpointing, in each precision. On a GPU
+attention's backward adds in any order: checkpointing is held to what two runs without it differ by (a CPU: nothing).
 """
 
+import gc
 import json
 import logging
 from dataclasses import dataclass
@@ -26,6 +28,8 @@ from rlhf_workers.training.training_batch import TrainingBatch
 
 TOLERANCE = 0.05
 """Of the estimate of memory."""
+NOISE = 4.0
+"""Times what two runs without checkpointing differ by that a run with it may: each is the largest of a billion."""
 
 
 @dataclass(frozen=True)
@@ -56,35 +60,38 @@ def run(machine: CheckedMachine, sizes: TrainStepSizes, report: Report) -> None:
     folder = machine.scratch / "model"
     report.say("making the model")
     write_model(folder, sizes.model, torch.bfloat16, device=machine.device, fast=machine.cuda)
-    gradients: dict[tuple[str, str], torch.Tensor] = {}
+    gradients: dict[tuple[str, str], tuple[torch.Tensor, float]] = {}
     for precision in ("BFloat16", "Float32") if machine.bfloat16 or not machine.cuda else ("Float32",):
         for model in ("actor", "critic"):
             for recompute in (False, True):
                 way = Way(model, precision, recompute)
                 report.say(str(way))
-                first = one_way(machine, sizes, report, folder, way, device)
-                other = gradients.pop((model, precision), None)
-                if other is None:
-                    gradients[model, precision] = first
-                else:
-                    report.check(
-                        f"checkpointing keeps the gradient's bits: {model}, {precision}",
-                        torch.equal(first, other),
-                        f"largest difference {float((first - other).abs().max()):.3g}",
-                    )
+                first, noise = one_way(machine, sizes, report, folder, way, device)
+                if not recompute:
+                    gradients[model, precision] = first, noise
+                    continue
+                other, noise = gradients.pop((model, precision))
+                apart = largest_difference(first, other)
+                report.check(
+                    f"checkpointing keeps the gradient: {model}, {precision}",
+                    apart <= NOISE * noise,
+                    f"differs by {apart:.3g} at most, two runs without it by {noise:.3g}",
+                )
 
 
 def one_way(
     machine: CheckedMachine, sizes: TrainStepSizes, report: Report, folder: Path, way: Way, device: torch.device
-) -> torch.Tensor:
-    """Reports one way of training; the gradients of its first step, on the host."""
+) -> tuple[torch.Tensor, float]:
+    """Reports one way of training; the gradients of its first step, on the host, and what a second run differs by."""
+    gc.collect()  # a trainer refers to itself, so the one before is still there
     if machine.cuda:
         torch.cuda.empty_cache()
     before = torch.cuda.memory_allocated(device) if machine.cuda else 0
     job = training_job(folder, sizes.batch, precision=way.precision, activationCheckpointing=way.recompute)
     trainer = trainer_alone(job, sizes.batch, device, way.model)
     batch = made_up_batch(trainer)
-    gradients = first_gradients(trainer, batch, sizes, way, machine.cuda)
+    gradients = first_gradients(trainer, batch, sizes, way)
+    noise = 0.0 if way.recompute else largest_difference(gradients, first_gradients(trainer, batch, sizes, way))
     train(trainer)  # makes the moments
     if machine.cuda:
         torch.cuda.reset_peak_memory_stats(device)
@@ -112,20 +119,21 @@ def one_way(
         named = ", ".join(f"{name} {count / 1e9:.2f}" for name, count in parts.items())
         report.check(f"memory as estimated: {way}", abs(error) <= TOLERANCE, f"{error:+.1%} of GB: {named}")
     report.row("steps", **cells)
-    return gradients
+    return gradients, noise
 
 
-def first_gradients(
-    trainer: Trainer, batch: TrainingBatch, sizes: TrainStepSizes, way: Way, cuda: bool
-) -> torch.Tensor:
-    """Return the gradients of a mini-batch, on the host; on a GPU by kernels that give the same bits in every run."""
+def largest_difference(one: torch.Tensor, other: torch.Tensor) -> float:
+    """Return the largest difference of any element."""
+    return float((one - other).abs().max())
+
+
+def first_gradients(trainer: Trainer, batch: TrainingBatch, sizes: TrainStepSizes, way: Way) -> torch.Tensor:
+    """Return the gradients of a mini-batch, on the host."""
     rows = list(range(sizes.batch.samples * sizes.batch.microbatches))
     dealt = deal(trainer.layout, rows, batch.lengths, together=1, most_tokens=None)
     (work,) = trainer.mini_batch(batch, dealt, trainer.objectives()).values()
-    torch.use_deterministic_algorithms(cuda, warn_only=True)
     for microbatch in range(sizes.batch.microbatches):
         work.forward(0, microbatch, work.embed(microbatch)).backward()
-    torch.use_deterministic_algorithms(False)
     gradients = trainer.optimizers[way.model, 0].gradients
     copied = gradients.to("cpu", copy=True)
     gradients.zero_()
@@ -156,7 +164,7 @@ def stage_of(machine: CheckedMachine, folder: Path, sizes: TrainStepSizes, way: 
 
 STEP = CheckStep(
     "train_step",
-    "steps of actor and critic: time, utilisation, memory within 5% of the estimate, checkpointing with the same bits",
+    "steps of actor and critic: time, utilisation, memory within 5% of the estimate; checkpointing keeps the gradient",
     run,
     small=TrainStepSizes(TINY, BatchShape(samples=2, microbatches=2, prompt=8, response=8), repeats=1),
     gpu=TrainStepSizes(ONE_BILLION, BatchShape(samples=8, microbatches=2, prompt=256, response=768), repeats=2),
