@@ -38,18 +38,29 @@ def page_of(results: Mapping[str, Any], level: int = 1) -> str:
 
 
 def merged(runs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Return several runs as one, for what one budget was too short for. ValueError when they are not of one machine
-    and one source."""
-    first = dict(runs[0])
-    steps: dict[str, Any] = {}
+    """Return several runs as one, for what one budget was too short for; of runs of several sources each step names its
+    own, and a version that differs is named with the others. ValueError when they are not of one machine."""
+    first, sources, steps = dict(runs[0]), {run["source"] for run in runs}, dict[str, Any]()
     for run in runs:
-        for part in ("source", "machine", "small"):
-            if run[part] != first[part]:
-                raise ValueError(f"{part} differs: {first[part]} and {run[part]}; write a page of each")
-        steps |= {
-            name: step for name, step in run["steps"].items() if step["status"] != "left out" or name not in steps
-        }
-    return first | {"steps": steps, "seconds": sum(run["seconds"] for run in runs)}
+        for part, own, known in [("small", run["small"], first["small"]), ("machine", _bare(run), _bare(first))]:
+            if own != known:
+                raise ValueError(f"{part} differs: {known} and {own}; write a page of each")
+        source = {} if len(sources) == 1 else {"source": f"{run['source']}, {run['started']}"}
+        named = {name: step | source for name, step in run["steps"].items()}
+        steps |= {name: step for name, step in named.items() if step["status"] != "left out" or name not in steps}
+    several = {} if len(sources) == 1 else {"source": "several: each step names its own"}
+    versions: dict[str, list[str]] = {}
+    for run in runs:
+        for name, version in run["machine"].get("versions", {}).items():
+            versions.setdefault(name, []).append(version)
+    all_versions = {name: " or ".join(dict.fromkeys(found)) for name, found in versions.items()}
+    machine = first["machine"] | {"versions": all_versions}
+    return first | several | {"machine": machine, "steps": steps, "seconds": sum(run["seconds"] for run in runs)}
+
+
+def _bare(run: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a run's machine without the versions of its libraries."""
+    return {name: value for name, value in run["machine"].items() if name != "versions"}
 
 
 def put_into(document: str, page: str) -> str:
@@ -63,6 +74,8 @@ def put_into(document: str, page: str) -> str:
 
 def _step(step: Mapping[str, Any]) -> list[str]:
     parts: list[list[str]] = []
+    if step.get("source"):
+        parts.append([f"Source: {step['source']}."])
     if step.get("checks"):
         parts.append(
             [f"- {'passed' if c['passed'] else '**FAILED**'}: {c['name']}: {c['found']}" for c in step["checks"]]

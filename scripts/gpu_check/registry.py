@@ -27,6 +27,7 @@ ORDER = (
     "pipelines",
     "planner_truth",
     "tests",
+    "kernels",
     "vllm",
     "speculation",
 )

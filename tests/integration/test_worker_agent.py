@@ -106,7 +106,7 @@ class WaitingSource(WeightSourceService):
 
     async def Fetch(  # noqa: N802
         self, request: pb.WeightRequest, context: grpc.aio.ServicerContext[Any, Any]
-    ) -> AsyncIterator[pb.WeightChunk]:
+    ) -> AsyncIterator[bytes]:
         self._stage.asked.set()
         await self._stage.open.wait()
         async for chunk in super().Fetch(request, context):

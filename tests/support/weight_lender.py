@@ -61,7 +61,7 @@ class HaltingSource(WeightSourceService):
     halt_after: int | None = None
     """Chunks."""
 
-    async def Fetch(self, request: pb.WeightRequest, context: Any) -> AsyncIterator[pb.WeightChunk]:  # noqa: N802
+    async def Fetch(self, request: pb.WeightRequest, context: Any) -> AsyncIterator[bytes]:  # noqa: N802
         """See WeightSourceService."""
         sent = 0
         async for chunk in super().Fetch(request, context):

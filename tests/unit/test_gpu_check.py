@@ -124,8 +124,23 @@ def test_runs_of_one_machine_make_one_page() -> None:
     both = page.merged([first, second])
     assert {name: found["status"] for name, found in both["steps"].items()} == {"machine": "passed", "decode": "failed"}
     assert both["seconds"] == 560.0
-    with pytest.raises(ValueError, match="source differs: commit a and commit b"):
-        page.merged([first, second | {"source": "commit b"}])
+    with pytest.raises(ValueError, match="machine differs"):
+        page.merged([first, second | {"machine": MACHINE | {"cores": 3}}])
+
+
+def test_steps_of_several_sources_name_their_own() -> None:
+    passed = {"status": "passed", "why": "", "seconds": 1.0, "figures": {"one": {"value": 1, "unit": "s"}}}
+    known, other = (MACHINE | {"versions": {"torch": version}} for version in ("2.11", "3.0"))
+    one = {"source": "commit a", "machine": known, "small": False, "seconds": 5.0, "started": "noon"}
+    runs = [
+        one | {"steps": {"machine": passed}},
+        one | {"source": "commit b", "machine": other, "steps": {"decode": passed}},
+    ]
+    text = page.page_of(page.merged(runs))
+    assert "- Source: several: each step names its own" in text
+    assert "Source: commit a, noon." in text
+    assert "Source: commit b, noon." in text
+    assert "torch 2.11 or 3.0" in text
 
 
 def test_a_step_that_is_none_is_named() -> None:

@@ -6,7 +6,7 @@ never shares a port with another process.
 
 import socket
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
@@ -17,6 +17,7 @@ from rlhf_api.channels import OPTIONS, server_credentials
 from rlhf_api.names import Env
 from rlhf_workers.addresses import why_not_bound
 from rlhf_workers.settings import SettingsError
+from rlhf_workers.weight_source import WeightSourceService
 
 WEIGHT_SOURCE: Final = control_pb2.DESCRIPTOR.services_by_name["WeightSource"].full_name
 KV_SINK: Final = control_pb2.DESCRIPTOR.services_by_name["KvSink"].full_name
@@ -44,7 +45,7 @@ class PeerServer:
 async def start_server(
     listen: str,
     certificates: Path | None,
-    weight_source: control_pb2_grpc.WeightSourceServicer,
+    weight_source: WeightSourceService,
     kv_sink: control_pb2_grpc.KvSinkServicer | None = None,
 ) -> PeerServer:
     """Binds and starts. AddressInUseError or SettingsError when the address cannot be bound."""
@@ -53,7 +54,7 @@ async def start_server(
     except ValueError as error:
         raise SettingsError(f"{Env.CERTIFICATES}: {error}") from error
     server = grpc.aio.server(options=[*OPTIONS, ("grpc.so_reuseport", 0)])
-    control_pb2_grpc.add_WeightSourceServicer_to_server(weight_source, server)
+    add_weight_source(weight_source, server)
     if kv_sink is not None:
         control_pb2_grpc.add_KvSinkServicer_to_server(kv_sink, server)
     health_servicer = health.aio.HealthServicer()
@@ -68,6 +69,21 @@ async def start_server(
     peer_server = PeerServer(server, health_servicer, port)
     await peer_server.set_serving(True)
     return peer_server
+
+
+def add_weight_source(weight_source: WeightSourceService, server: grpc.aio.Server) -> None:
+    """Has a server serve weights."""
+    pb = control_pb2
+    handlers: dict[str, grpc.RpcMethodHandler[Any, Any]] = {
+        "Describe": grpc.unary_unary_rpc_method_handler(
+            weight_source.Describe, pb.WeightRequest.FromString, pb.WeightManifest.SerializeToString
+        ),
+        "Fetch": grpc.unary_stream_rpc_method_handler(weight_source.Fetch, pb.WeightRequest.FromString),
+        "Lend": grpc.stream_stream_rpc_method_handler(
+            weight_source.Lend, pb.WeightLoanRequest.FromString, pb.WeightLoan.SerializeToString
+        ),
+    }
+    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(WEIGHT_SOURCE, handlers),))
 
 
 def free_port(host: str) -> int:

@@ -18,11 +18,11 @@ import torch
 
 from rlhf_api import control_pb2 as pb
 from rlhf_api.channels import CHUNK_BYTES
-from rlhf_api.control_pb2_grpc import WeightSourceServicer
 from rlhf_workers.failures import WorkError
 from rlhf_workers.shared_memory.host_regions import host_place
 from rlhf_workers.shared_memory.regions import RegionRefusedError
 from rlhf_workers.tensor_types import NAMES
+from rlhf_workers.weight_chunks import encode
 from rlhf_workers.weight_copies import WeightCopies, WeightCopy
 from rlhf_workers.worker_role import WeightProvider
 
@@ -46,8 +46,11 @@ class _Described:
     manifest: pb.WeightManifest
 
 
-class WeightSourceService(WeightSourceServicer):
-    """Serves whatever the worker's training role provides, asked for anew at every call."""
+class WeightSourceService:
+    """The methods of the service WeightSource; `Fetch` yields messages as the bytes that they are on the wire.
+
+    Serves whatever the worker's training role provides, asked for anew at every call.
+    """
 
     def __init__(self, provider: Callable[[], WeightProvider | None], copies: WeightCopies | None = None) -> None:
         """`copies`: what is lent; None: nothing is."""
@@ -74,8 +77,8 @@ class WeightSourceService(WeightSourceServicer):
 
     async def Fetch(  # noqa: N802 (gRPC's name)
         self, request: pb.WeightRequest, context: Context
-    ) -> AsyncIterator[pb.WeightChunk]:
-        """Every tensor in the provider's order, cut into chunks."""
+    ) -> AsyncIterator[bytes]:
+        """Every tensor in the provider's order, cut into chunks, each as the bytes of its message."""
         provider = await self._find(request, context)
         held = self._in_host_memory(provider, request)
         try:
@@ -87,7 +90,7 @@ class WeightSourceService(WeightSourceServicer):
                 name, tensor = entry
                 data = raw_bytes(tensor)
                 for offset in range(0, len(data), CHUNK_BYTES):
-                    yield pb.WeightChunk(name=name, offset=offset, data=bytes(data[offset : offset + CHUNK_BYTES]))
+                    yield encode(name, offset, data[offset : offset + CHUNK_BYTES])
         except WorkError as error:
             await _refuse(context, error)
         finally:

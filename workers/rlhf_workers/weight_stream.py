@@ -7,10 +7,14 @@ the manifest says, so a peer cannot make the worker hold more than it announced.
 import threading
 import time
 import zlib
-from collections.abc import Iterator
+from collections import deque
+from collections.abc import Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
+from typing import Final
 
 import grpc
+import numpy as np
 import torch
 
 from rlhf_api import control_pb2 as pb
@@ -18,8 +22,12 @@ from rlhf_api.channels import channel
 from rlhf_api.control_pb2_grpc import WeightSourceStub
 from rlhf_workers.failures import WorkError
 from rlhf_workers.tensor_types import DTYPES
-from rlhf_workers.weight_manifest import WeightManifestError, check
+from rlhf_workers.weight_chunks import FETCH, ReceivedChunk, decode
+from rlhf_workers.weight_manifest import WeightManifestError, check, tensor_bytes
 from rlhf_workers.weight_source import raw_bytes
+
+MOST_WAITING: Final = 4
+"""Chunks that have arrived and are still to be copied: 16 MiB."""
 
 
 class WeightsRefusedError(WorkError):
@@ -48,7 +56,8 @@ class WeightStream:
             try:
                 manifest = stub.Describe(self._request, timeout=describe_seconds)
                 tensors = self._allocate(manifest)
-                self._begin(stub.Fetch(self._request))
+                fetch = peer.unary_stream(FETCH, pb.WeightRequest.SerializeToString, decode)
+                self._begin(fetch(self._request))
                 self._receive(manifest, tensors)
             except grpc.RpcError as error:
                 raise self._failure(error, describe_seconds) from error
@@ -89,20 +98,35 @@ class WeightStream:
         return {entry.name: torch.empty(tuple(entry.shape), dtype=DTYPES[entry.dtype]) for entry in manifest.tensors}
 
     def _receive(self, manifest: pb.WeightManifest, tensors: dict[str, torch.Tensor]) -> None:
-        memory = {name: raw_bytes(tensor) for name, tensor in tensors.items()}
+        """Bring every tensor to its memory; the bytes of a chunk are copied and summed while the next ones arrive."""
+        memory = {name: np.asarray(raw_bytes(tensor), np.uint8) for name, tensor in tensors.items()}
         filled = dict.fromkeys(tensors, 0)
         checksums = dict.fromkeys(tensors, 0)
         self.size = sum(map(len, memory.values()))
-        for chunk in self._chunks():
-            self.received += len(chunk.data)
-            end = chunk.offset + len(chunk.data)
-            if chunk.name not in memory or chunk.offset != filled[chunk.name] or end > len(memory[chunk.name]):
-                raise self._error("WeightsCorrupt", f"unexpected bytes {chunk.offset} to {end} of {chunk.name!r}")
-            memory[chunk.name][chunk.offset : end] = chunk.data
-            filled[chunk.name] = end
+
+        def store(chunk: ReceivedChunk, end: int) -> None:
+            np.copyto(memory[chunk.name][chunk.offset : end], np.asarray(chunk.data, np.uint8))
             checksums[chunk.name] = zlib.crc32(chunk.data, checksums[chunk.name])
+
+        with ThreadPoolExecutor(1, "weights") as copier:  # one: a checksum goes from chunk to chunk
+            waiting: deque[Future[None]] = deque()
+            for chunk in self._chunks():
+                self.received += len(chunk.data)
+                end = chunk.offset + len(chunk.data)
+                if chunk.name not in memory or chunk.offset != filled[chunk.name] or end > len(memory[chunk.name]):
+                    raise self._error("WeightsCorrupt", f"unexpected bytes {chunk.offset} to {end} of {chunk.name!r}")
+                filled[chunk.name] = end
+                waiting.append(copier.submit(store, chunk, end))
+                if len(waiting) > MOST_WAITING:
+                    waiting.popleft().result()
+            for stored in waiting:
+                stored.result()
+        self._check(manifest, filled, checksums)
+
+    def _check(self, manifest: pb.WeightManifest, filled: Mapping[str, int], checksums: Mapping[str, int]) -> None:
+        """WorkError where a tensor is not whole, or not what was announced."""
         for entry in manifest.tensors:
-            size = len(memory[entry.name])
+            size = tensor_bytes(entry)
             if filled[entry.name] != size:
                 what = f"the stream ended after {filled[entry.name]} of {size} bytes of {entry.name}"
                 raise self._error("WeightsCorrupt", what)
@@ -110,7 +134,7 @@ class WeightStream:
                 what = f"checksum of {entry.name} is {checksums[entry.name]:08x}, announced {entry.crc32:08x}"
                 raise self._error("WeightsCorrupt", what)
 
-    def _chunks(self) -> Iterator[pb.WeightChunk]:
+    def _chunks(self) -> Iterator[ReceivedChunk]:
         call = self._call
         assert call is not None
         for chunk in call:  # type: ignore[attr-defined]  # a stream of chunks

@@ -49,11 +49,12 @@ class Faulty(WeightSourceService):
 
     async def Fetch(  # noqa: N802
         self, request: pb.WeightRequest, context: grpc.aio.ServicerContext[Any, Any]
-    ) -> AsyncIterator[pb.WeightChunk]:
+    ) -> AsyncIterator[bytes]:
         self.calls += 1
         spoil = self.calls <= self.times
         number = 0
-        async for chunk in super().Fetch(request, context):
+        async for message in super().Fetch(request, context):
+            chunk = pb.WeightChunk.FromString(message)
             number += 1
             if spoil and number == 2:
                 if self.fault == "flip":
@@ -68,7 +69,7 @@ class Faulty(WeightSourceService):
                     return
                 elif self.fault == "unknown":
                     chunk.name = "not.announced"
-            yield chunk
+            yield chunk.SerializeToString()
 
 
 def stage_of(seed: int) -> HeldStage:

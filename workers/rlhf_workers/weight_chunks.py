@@ -1,0 +1,97 @@
+"""A part of a tensor on the wire: the bytes of a `WeightChunk`, written and read without protobuf's copies of them.
+
+Rule: what is written here any reader of `WeightChunk` understands, and what any writer of it sends is read here: a
+message laid out in another way is left to protobuf. Must never trust a length: a message that is cut or malformed is
+refused, as protobuf refuses it. Source: protobuf's encoding of fields 1 (name), 2 (offset) and 3 (data).
+"""
+
+from dataclasses import dataclass
+from typing import Final
+
+from rlhf_api import control_pb2 as pb
+
+NAME: Final = 1 << 3 | 2
+OFFSET: Final = 2 << 3
+DATA: Final = 3 << 3 | 2
+"""Tags: number of the field, and how its value is written."""
+LONGEST_VARINT: Final = 10
+"""Bytes of a 64-bit number."""
+FETCH: Final = f"/{pb.DESCRIPTOR.services_by_name['WeightSource'].full_name}/Fetch"
+"""The method whose messages these are."""
+
+
+@dataclass(frozen=True)
+class ReceivedChunk:
+    """What a message says; `data` is part of the message's own memory."""
+
+    name: str
+    offset: int
+    data: memoryview
+
+
+def encode(name: str, offset: int, data: memoryview) -> bytes:
+    """Return the message of `data`, the bytes at `offset` of a tensor."""
+    text = name.encode()
+    head = bytearray([NAME]) + _varint(len(text)) + text
+    if offset:  # as protobuf leaves out what is zero
+        head += bytes([OFFSET]) + _varint(offset)
+    if len(data):
+        head += bytes([DATA]) + _varint(len(data))
+    return b"".join((head, data))
+
+
+def decode(message: bytes) -> ReceivedChunk:
+    """Return what a message says. google.protobuf's DecodeError when it is no `WeightChunk`."""
+    return _in_order(message) or _by_protobuf(message)
+
+
+def _in_order(message: bytes) -> ReceivedChunk | None:
+    """Return name, offset and data where each is there once, in this order, and nothing else; None elsewhere."""
+    place, size, offset = 0, len(message), 0
+    if not size or message[place] != NAME:
+        return None
+    length, place = _read_varint(message, place + 1)
+    end = place + length
+    if length < 0 or end > size:
+        return None
+    try:
+        name = message[place:end].decode()
+    except UnicodeDecodeError:
+        return None
+    place = end
+    if place < size and message[place] == OFFSET:
+        offset, place = _read_varint(message, place + 1)
+    if not 0 <= offset < 1 << 63 or place >= size or message[place] != DATA:
+        return None
+    length, place = _read_varint(message, place + 1)
+    if length < 0 or place + length != size:
+        return None
+    return ReceivedChunk(name, offset, memoryview(message)[place:])
+
+
+def _by_protobuf(message: bytes) -> ReceivedChunk:
+    chunk = pb.WeightChunk.FromString(message)
+    return ReceivedChunk(chunk.name, chunk.offset, memoryview(chunk.data))
+
+
+def _varint(number: int) -> bytes:
+    """Return a number of 0 or more, 7 bits a byte, the lowest first."""
+    written = bytearray()
+    while number > 0x7F:
+        written.append(number & 0x7F | 0x80)
+        number >>= 7
+    written.append(number)
+    return bytes(written)
+
+
+def _read_varint(message: bytes, place: int) -> tuple[int, int]:
+    """Return the number at a place and the place after it; -1 where none ends within its longest."""
+    number = 0
+    for index in range(LONGEST_VARINT):
+        if place + index >= len(message):
+            break
+        byte = message[place + index]
+        number |= (byte & 0x7F) << 7 * index
+        if byte < 0x80:
+            return number, place + index + 1
+    return -1, place
