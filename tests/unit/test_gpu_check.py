@@ -165,7 +165,7 @@ def test_what_is_left_out_where_all_would_be_too_large_is_what_the_project_works
 ) -> None:
     sizes = {"llvmlite": 6_000_000, "numba": 1_000_000, "matplotlib": 2_000_000}
 
-    def fetched(package: dict[str, Any], tags: object, python: str, folder: Path) -> Path:
+    def fetched(root: Path, package: dict[str, Any], tags: object, python: str, folder: Path) -> Path:
         path = folder / f"{package['name']}-1-py3-none-any.whl"
         path.write_bytes(b"x" * sizes.get(package["name"], 10))
         return path

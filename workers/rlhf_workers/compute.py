@@ -220,7 +220,8 @@ class Compute:
             if self._closing:
                 break
             self._since = time.monotonic()
-            worked = self._obey(item) if item is not None else self._step()
+            with self._outbox.gathered():
+                worked = self._obey(item) if item is not None else self._step()
             if worked:
                 self._busy += time.monotonic() - self._since
             self._since = None

@@ -3,13 +3,17 @@
 Rule: a message belongs to the session it was made in. When a session breaks, `fence` drops what is unsent and what
 still comes, until the compute thread has given its samples back and calls `reopen`; only the answer of the one command
 that goes on (a Train, a load) survives, and is told to the coordinator as `WorkerState.command_id`.
-Thread-safe; never blocks the compute thread. Must never resend: the next Register says what the worker is.
+What one piece of work says is sent together at its end: the writer is woken for answers and signs of life at once, for
+all else once `GATHER_SECONDS` have passed or the piece is over. Thread-safe; never blocks the compute thread. Must
+never resend: the next Register says what the worker is.
 """
 
 import logging
 import threading
+import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Final
 
 from rlhf_api import control_pb2 as pb
@@ -21,12 +25,16 @@ BATCH_MESSAGES: Final = 512
 BATCH_BYTES: Final = 4 * 1024 * 1024
 """Bytes sent at once, far below what a stream message may hold, so that a heartbeat never waits long."""
 
+GATHER_SECONDS: Final = 0.02
+"""That a message waits for others of the same piece of work, seen at the next one: each waking takes the interpreter
+from what computes, and each batch is work of the coordinator."""
+
 
 class SessionOutbox:
     """Messages of the current session, in the order they were made (`worker_role.Outbox`)."""
 
-    def __init__(self, worker: str, wake: Callable[[], None]) -> None:
-        """`wake` is called, from any thread, whenever something new waits."""
+    def __init__(self, worker: str, wake: Callable[[], None], now: Callable[[], float] = time.monotonic) -> None:
+        """`wake` is called, from any thread, when something new waits; `now` gives seconds."""
         self._worker = worker
         self._wake = wake
         self._lock = threading.Lock()
@@ -34,6 +42,9 @@ class SessionOutbox:
         self._running: dict[int, bool] = {}  # command id -> answered (but not yet sent)
         self._names: dict[int, str] = {}  # command id -> its name
         self._fenced = False
+        self._now = now
+        self._gathering = 0  # identity of the thread that gathers; 0: none does
+        self._quiet_since: float | None = None  # when the first message came that nobody was woken for
         self._tokens = 0
         self._moves: dict[str, tuple[int, float]] = {}
         self._last_train: pb.TrainResult | None = None
@@ -74,11 +85,12 @@ class SessionOutbox:
                 return
             self._running[message.command_id] = True
             self._messages.append(pb.WorkerMessage(done=message))
+            self._quiet_since = None
         self._wake()
 
     def heartbeat(self, message: pb.Heartbeat) -> None:
         """A sign of life that cannot wait until the next one is due."""
-        self._put(pb.WorkerMessage(heartbeat=message))
+        self._put(pb.WorkerMessage(heartbeat=message), at_once=True)
 
     def span(self, name: str, start_ns: int, end_ns: int, iteration: int, **attributes: str) -> None:
         """Something that took time, for the timeline."""
@@ -102,6 +114,20 @@ class SessionOutbox:
             self._moves[what] = before + size, since + seconds
 
     # ------------------------------------------------------------ for the compute thread
+
+    @contextmanager
+    def gathered(self) -> Iterator[None]:
+        """What this thread says inside is sent together; of one thread at a time."""
+        with self._lock:
+            self._gathering = threading.get_ident()
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._gathering = 0
+                waiting, self._quiet_since = self._quiet_since is not None, None
+            if waiting:
+                self._wake()
 
     def begin(self, command_id: int, name: str = "") -> bool:
         """A command will be worked on and answered once; False: its session broke meanwhile, forget it."""
@@ -183,9 +209,16 @@ class SessionOutbox:
         with self._lock:
             return self._last_train
 
-    def _put(self, message: pb.WorkerMessage) -> None:
+    def _put(self, message: pb.WorkerMessage, *, at_once: bool = False) -> None:
         with self._lock:
             if self._fenced:
                 return
             self._messages.append(message)
+            if not at_once and self._gathering == threading.get_ident():
+                now = self._now()
+                if self._quiet_since is None:
+                    self._quiet_since = now
+                if now - self._quiet_since < GATHER_SECONDS:
+                    return
+            self._quiet_since = None
         self._wake()

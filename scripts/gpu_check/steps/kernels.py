@@ -112,6 +112,7 @@ def show(
     report.row(
         "steps", what=what, milliseconds=1e3 * seconds, kernels_ms=total / 1e3, beyond_ms=1e3 * seconds - total / 1e3
     )
+    report.figure(f"{what}: kernels", total / 1e3 / (1e3 * seconds), "share of its time that kernels take")
     for key in sorted(kernels, key=lambda key: -taken[key])[:SHOWN]:
         share = taken[key] / steps / max(total, 1e-9)
         name = key[:NAME_CHARACTERS]

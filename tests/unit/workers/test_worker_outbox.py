@@ -1,7 +1,11 @@
 """The outbox: order, what survives a broken session, and that a command is answered once."""
 
+import threading
+
+import pytest
+
 from rlhf_api import control_pb2 as pb
-from rlhf_workers.outbox import BATCH_MESSAGES, SessionOutbox
+from rlhf_workers.outbox import BATCH_MESSAGES, GATHER_SECONDS, SessionOutbox
 
 
 def finished(sample: int) -> pb.FinishedSample:
@@ -98,3 +102,71 @@ def test_the_last_train_is_remembered_even_when_its_answer_is_lost() -> None:
     outbox.begin(2)
     outbox.done(pb.CommandDone(command_id=2, failure=pb.Failure(reason="x"), train=pb.TrainResult(version=9)))
     assert outbox.last_train.version == 5
+
+
+def test_what_a_piece_of_work_says_wakes_the_writer_once_at_its_end() -> None:
+    woken: list[int] = []
+    outbox = SessionOutbox("inference-0", lambda: woken.append(1), now=lambda: 0.0)
+    with outbox.gathered():
+        for number in range(40):
+            outbox.finished(finished(number))
+        assert not woken
+    assert len(woken) == 1
+    assert send(outbox) == [f"sample {number}" for number in range(40)]
+    with outbox.gathered():
+        pass
+    assert len(woken) == 1
+
+
+def test_a_piece_of_work_that_fails_has_said_what_it_said() -> None:
+    woken: list[int] = []
+    outbox = SessionOutbox("inference-0", lambda: woken.append(1), now=lambda: 0.0)
+
+    def piece() -> None:
+        with outbox.gathered():
+            outbox.finished(finished(1))
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        piece()
+    assert len(woken) == 1
+    outbox.finished(finished(2))
+    assert len(woken) == 2
+
+
+def test_answers_signs_of_life_and_alarms_wait_for_nothing() -> None:
+    woken: list[int] = []
+    outbox = SessionOutbox("training-0", lambda: woken.append(1), now=lambda: 0.0)
+    outbox.begin(1)
+    with outbox.gathered():
+        outbox.finished(finished(1))
+        outbox.heartbeat(pb.Heartbeat())
+        outbox.done(done(1))
+        outbox.alarm(pb.Failure(reason="OutOfMemory"))
+        assert len(woken) == 3
+    assert len(woken) == 3  # what was said before them has left with them
+
+
+def test_a_long_piece_of_work_is_heard_before_its_end() -> None:
+    woken: list[int] = []
+    seconds = iter([0.0, GATHER_SECONDS / 2, GATHER_SECONDS, GATHER_SECONDS + 0.001])
+    outbox = SessionOutbox("inference-0", lambda: woken.append(1), now=lambda: next(seconds))
+    with outbox.gathered():
+        outbox.finished(finished(1))
+        outbox.finished(finished(2))
+        assert not woken
+        outbox.finished(finished(3))
+        assert len(woken) == 1
+        outbox.finished(finished(4))
+        assert len(woken) == 1
+    assert len(woken) == 2
+
+
+def test_what_another_thread_says_meanwhile_wakes_at_once() -> None:
+    woken: list[int] = []
+    outbox = SessionOutbox("generation-0", lambda: woken.append(1), now=lambda: 0.0)
+    with outbox.gathered():
+        other = threading.Thread(target=outbox.finished, args=(finished(1),))
+        other.start()
+        other.join()
+        assert len(woken) == 1
