@@ -78,8 +78,13 @@ def test_logits_are_those_of_transformers(name: str, folders: dict[str, Path]) -
 def test_every_layout_has_the_gradients_of_the_whole_model(name: str, folders: dict[str, Path]) -> None:
     job, batch = ours_of(folders[name]), make_batch(abstained=(3,))
     plain = plain_gradients(job, batch)
+    if "one choice" in name:  # whose weight is 1, whatever the router says: what is left of its gradient is rounding
+        least = 1e-6 * max(float(value.abs().max()) for value in plain.values())
+        for router in [part for part in plain if part.endswith(".mlp.gate.weight")]:
+            assert float(plain.pop(router).abs().max()) < least
     for pipeline, data in ((1, 1), (2, 1), (1, 2), (2, 2)):
         got = gradients_of(job, serial(job, pipeline, data), pipeline * data, batch)
+        assert all(float(got.pop(part).abs().max()) < least for part in sorted(got.keys() - plain.keys()))
         assert_same_gradients(got, plain, TOLERANCE)
 
 

@@ -31,10 +31,10 @@ class PlainRouter(TopKRouter):  # type: ignore[misc]
         super().__init__(**given)
         self._normalised = normalised
 
-    def forward(self, input: torch.Tensor, padding_mask: None = None) -> tuple[torch.Tensor, torch.Tensor]:
+    def forward(self, hidden: torch.Tensor, padding_mask: None = None) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the weight [n, experts] of every expert for every row of [s, b, hidden], 0 of those that it did not
         choose, and which it chose. Both are in float32 whatever the logits are in, as in transformers."""
-        logits = functional.linear(input, self.weight).flatten(0, -2).float()
+        logits = functional.linear(hidden, self.weight).flatten(0, -2).float()
         weights, chosen = topk_routing_with_score_function(logits, self.topk, use_pre_softmax=True)
         return weights / weights.sum(dim=-1, keepdim=True) if self._normalised else weights, chosen
 

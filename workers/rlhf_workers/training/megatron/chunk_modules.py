@@ -52,26 +52,31 @@ class PlainColumnLinear(ColumnParallelLinear):  # type: ignore[misc]
     """Megatron's column-parallel layer: every rank makes some of the outputs."""
 
     tensor: TensorGroup
+    widens = False
 
     def forward(self, input_: torch.Tensor, *_: Any, **__: Any) -> tuple[torch.Tensor, None]:
         """Return [s, b, out / ranks] of [s, b, in], of which a rank may have its positions alone, and no bias that is
         still to be added."""
         if self.tensor.by_position:
             return linear_of_rows(input_, self.weight, self.bias, self.tensor), None
-        return functional.linear(self.tensor.shared(input_), self.weight, self.bias), None
+        made = functional.linear(self.tensor.shared(input_), self.weight, self.bias)
+        return made.float() if self.widens else made, None
 
 
 class PlainRowLinear(RowParallelLinear):  # type: ignore[misc]
     """Megatron's row-parallel layer: every rank takes some of the inputs. No family here has a bias in one."""
 
     tensor: TensorGroup
+    widens: bool
+    """Whether outputs are in float32 whatever was multiplied: Megatron rounds the residual to the type of what it adds,
+    and of a token whose residual is rounded a router chooses other experts."""
 
     def forward(self, input_: torch.Tensor) -> tuple[torch.Tensor, None]:
         """Return [s, b, out] of [s, b, in / ranks], of which a rank may get its positions alone, and no bias that is
         still to be added."""
         partial = functional.linear(input_, self.weight)
         total = divided_sum(partial, self.tensor) if self.tensor.by_position else self.tensor.summed(partial)
-        return total, None
+        return total.float() if self.widens else total, None
 
 
 class CausalAttention(nn.Module):
@@ -141,6 +146,10 @@ def build_chunk(
     for module in chunk.modules():
         if isinstance(module, PlainColumnLinear | PlainRowLinear):
             module.tensor = tensor
+        if isinstance(module, PlainRowLinear):
+            module.widens = any(routed)
+    for layer in chunk.decoder.layers:
+        layer.self_attention.linear_qkv.widens = any(routed)
     return chunk
 
 
