@@ -4,6 +4,7 @@ The oracles are transformers' own model, on one unpadded sample at a time where 
 `torch`. Tolerance: 1e-5 relative to the largest number of a tensor.
 """
 
+import statistics
 from pathlib import Path
 from typing import Any
 
@@ -118,18 +119,18 @@ def test_fused_and_split_tables_and_recomputation_have_the_bits_of_serial_ones(
 
 
 @pytest.mark.parametrize("family", ["mixtral", "qwen3_moe"])
-def test_half_precision_rounds_no_more_than_the_backend_torch(family: str, folders: dict[str, Path]) -> None:
-    folder, batch = folders[family], make_batch()
-    exact, ours, theirs = (
-        gradients_of(job, serial(job, 2, 1), 2, batch)
-        for job in (
-            make_job(folder, folder),
-            ours_of(folder, precision="BFloat16"),
-            make_job(folder, folder, training={"precision": "BFloat16"}),
-        )
-    )
-    error, of_torch = (relative_error(got, exact) for got in (ours, theirs))
-    assert 0 < error < 2 * of_torch < 0.5, (error, of_torch)
+def test_half_precision_rounds_no_more_than_the_backend_torch(family: str, tmp_path: Path) -> None:
+    """The middle one of three models: where one token's choice is a near tie, rounding makes it another for either."""
+    errors: dict[str, list[float]] = {"torch": [], "megatron": []}
+    for seed in (2, 6, 8):
+        folder = models.write_policy(tmp_path / str(seed), family, seed=seed, num_hidden_layers=4)
+        exact_job, batch = make_job(folder, folder), make_batch()
+        exact = gradients_of(exact_job, serial(exact_job, 1, 1), 1, batch)
+        for backend, found in errors.items():
+            job = make_job(folder, folder, training={"backend": backend, "precision": "BFloat16"})
+            found.append(relative_error(gradients_of(job, serial(job, 1, 1), 1, batch), exact))
+    ours, theirs = statistics.median(errors["megatron"]), statistics.median(errors["torch"])
+    assert 0 < ours < 1.5 * theirs < 0.5, errors
 
 
 @pytest.mark.parametrize("tied", [True, False], ids=["tied", "untied"])
