@@ -38,6 +38,7 @@ from rlhf_workers.training.megatron.megatron_stage import TENSOR_FIELD, build_me
 from rlhf_workers.training.model_stages import read_config
 from rlhf_workers.training.tensor_file import model_tensors
 from rlhf_workers.training.tensor_group import TensorGroup
+from rlhf_workers.training.trainer import Trainer
 
 TOLERANCE = 1e-5
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -47,8 +48,7 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen3_moe, weights as they are": ("qwen3_moe", {"norm_topk_prob": False, "tie_word_embeddings": True}),
     "qwen3_moe, every other layer": ("qwen3_moe", {"decoder_sparse_step": 2, "mlp_only_layers": []}),
 }
-"""Weights of a token's experts that add up to 1 and that do not, layers without experts, tied and untied; and as many
-experts as some token batches leave one of them without a token."""
+"""Weights of a token's experts that add up to 1 and that do not, layers without experts, tied and untied."""
 
 
 @pytest.fixture(scope="module")
@@ -133,6 +133,10 @@ def test_half_precision_rounds_no_more_than_the_backend_torch(family: str, tmp_p
     assert 0 < ours < 1.5 * theirs < 0.5, errors
 
 
+def two_stages(job: RLHFJob) -> list[Trainer]:
+    return on_ranks(2, lambda rank, peers: trainer_of(job, serial(job, 2, 1), rank, 2, peers))
+
+
 @pytest.mark.parametrize("tied", [True, False], ids=["tied", "untied"])
 @pytest.mark.parametrize("family", ["mixtral", "qwen3_moe"])
 def test_what_was_loaded_is_published_and_saved_bit_by_bit(family: str, tied: bool, tmp_path: Path) -> None:
@@ -143,8 +147,7 @@ def test_what_was_loaded_is_published_and_saved_bit_by_bit(family: str, tied: bo
     assert ("lm_head.weight" in source) != tied
     published = {}
     for backend in ("torch", "megatron"):
-        job = make_job(policy, policy, training={"backend": backend, "precision": "BFloat16"})
-        trainers = on_ranks(2, lambda rank, peers, job=job: trainer_of(job, serial(job, 2, 1), rank, 2, peers))
+        trainers = two_stages(make_job(policy, policy, training={"backend": backend, "precision": "BFloat16"}))
         published[backend] = {name: value for one in trainers for name, value in TorchBackend(one).published("actor")}
     ours, theirs = published["megatron"], published["torch"]
     assert ours.keys() == theirs.keys()
