@@ -43,12 +43,16 @@ from rlhf_workers.training.trainer import Trainer
 TOLERANCE = 1e-5
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "mixtral": ("mixtral", {}),
-    "mixtral, a window and one choice": ("mixtral", {"sliding_window": models.WINDOW, "num_experts_per_tok": 1}),
+    "mixtral, a window, one choice of 16": (
+        "mixtral",
+        {"sliding_window": models.WINDOW, "num_local_experts": 16, "num_experts_per_tok": 1},
+    ),
     "qwen3_moe": ("qwen3_moe", {}),
     "qwen3_moe, weights as they are": ("qwen3_moe", {"norm_topk_prob": False, "tie_word_embeddings": True}),
     "qwen3_moe, every other layer": ("qwen3_moe", {"decoder_sparse_step": 2, "mlp_only_layers": []}),
 }
-"""Weights of a token's experts that add up to 1 and that do not, layers without experts, tied and untied."""
+"""Weights of a token's experts that add up to 1 and that do not, layers without experts, tied and untied; of
+16 experts some have no token of a micro-batch."""
 
 
 @pytest.fixture(scope="module")
