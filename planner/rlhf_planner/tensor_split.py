@@ -13,8 +13,10 @@ def split_problem(config: Mapping[str, Any], degree: int, *, several: bool = Tru
     """Return why a model cannot be split over `degree` devices, with what would be right; empty when nothing says so.
 
     Key-value heads fewer than devices are held several times, which needs a degree that is a multiple of them; not
-    where `several` is false, as in training.
+    where `several` is false, as in training, where layers of experts are not split at all.
     """
+    if not several and degree > 1 and expert_count(config) > 1:
+        return f"the model's experts cannot be split over {degree} ranks: use 1"
     text = config.get("text_config")
     said: Mapping[str, Any] = text if isinstance(text, Mapping) else config
     heads = _count(said, "num_attention_heads")

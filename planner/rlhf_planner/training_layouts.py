@@ -177,12 +177,14 @@ def _with_experts(spec: RLHFJobSpec, sizes: Sizes, one: TrainingParallelism) -> 
 
 
 def _suits(spec: RLHFJobSpec, sizes: Sizes, one: TrainingParallelism) -> bool:
-    """Whether every trained model has a layer for each of its stages, and heads that can be split; as many as the job
-    asks for where no model says."""
+    """Whether every trained model has a layer for each of its stages, heads that can be split, and no experts where it
+    is split; as many as the job asks for where no model says."""
     asked, trained = spec.training.parallelism, graph_of(spec).trained
     known = {role: size for role in trained if (size := sizes.get(role)) is not None}
     layers = {role: size.layers for role, size in known.items() if size.layers}
     heads = {role: size.key_value_heads for role, size in known.items() if size.key_value_heads}
+    if any(size.experts and one.tensor_of(role) > 1 for role, size in known.items()):
+        return False
     layers = layers or {role: asked.stages_of(role) for role in trained}
     heads = heads or {role: asked.tensor_of(role) for role in trained}
     return all(one.stages_of(role) <= count for role, count in layers.items()) and all(

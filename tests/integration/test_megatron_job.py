@@ -6,13 +6,16 @@ import pytest
 from tests.support.chaos import assert_killed_ranks_change_no_weight
 from tests.support.local_job import write_job
 
-SEED = 20
-"""Of the moments of kills; printed with every kill when the test fails."""
+SEEDS = {"llama": 20, "mixtral": 21}
+"""Of the moments of kills, by family; printed with every kill when the test fails."""
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
-def test_ranks_killed_once_go_on_from_a_checkpoint_to_the_same_weights(tmp_path: Path) -> None:
-    manifest = write_job(tmp_path, iterations=6, every=2)
+@pytest.mark.parametrize(("family", "iterations", "every"), [("llama", 6, 2), ("mixtral", 3, 1)])
+def test_ranks_killed_once_go_on_from_a_checkpoint_to_the_same_weights(
+    family: str, iterations: int, every: int, tmp_path: Path
+) -> None:
+    manifest = write_job(tmp_path, iterations=iterations, every=every, family=family)
     options = ["--set", "spec.training.backend=megatron"]
-    assert_killed_ranks_change_no_weight(manifest, tmp_path, options, SEED)
+    assert_killed_ranks_change_no_weight(manifest, tmp_path, options, SEEDS[family])

@@ -1,5 +1,7 @@
 """Gradients by name that are to be the same but for rounding, and those of the whole model without our code."""
 
+import math
+
 import torch
 import transformers
 from tests.support.training_ranks import CPU, prepared
@@ -15,6 +17,13 @@ def assert_same_gradients(ours: dict[str, torch.Tensor], theirs: dict[str, torch
     for name, expected in theirs.items():
         scale = float(expected.abs().max()) or 1.0
         assert float((ours[name] - expected).abs().max()) <= tolerance * scale, name
+
+
+def relative_error(rounded: dict[str, torch.Tensor], exact: dict[str, torch.Tensor]) -> float:
+    """Return how far all gradients together are from the exact ones, to the length of those."""
+    squares = [((rounded[name] - value).square().sum(), value.square().sum()) for name, value in exact.items()]
+    wrong, all_of_it = (float(sum(pair[side] for pair in squares)) for side in (0, 1))
+    return math.sqrt(wrong / all_of_it)
 
 
 def plain_gradients(job: RLHFJob, batch: TrainingBatch) -> dict[str, torch.Tensor]:

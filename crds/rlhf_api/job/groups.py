@@ -217,7 +217,7 @@ class Training(GroupFields):
 
     backend: Literal["torch", "megatron"] = "torch"
     """Whose layers are trained: torch those of transformers, megatron those of Megatron-core, which has Llama, Mistral,
-    Qwen2 and Qwen3 models, without adapters."""
+    Mixtral, Qwen2, Qwen3, Qwen3-MoE, without adapters."""
     parallelism: TrainingParallelism = Field(default_factory=TrainingParallelism)
     """How models are split over the ranks, which are pipeline x data x tensor."""
     ranks_per_pod: Annotated[int, Field(ge=1, le=64)] = 1

@@ -66,6 +66,10 @@ def test_experts_are_shared_out_over_ranks_that_divide_them(tmp_path: Path) -> N
     with pytest.raises(JobError, match=r"8 experts cannot be shared out over 3 ranks: use 1, 2, 4, 8") as raised:
         check_tensor_split(RLHFJobSpec.model_validate(body))
     assert raised.value.failure.field == "spec.training.parallelism.expert"
+    body["training"] = {"backend": "megatron", "parallelism": {"tensor": 2}}
+    with pytest.raises(JobError, match=r"2: .*: the model's experts cannot be split over 2 ranks: use 1") as raised:
+        check_tensor_split(RLHFJobSpec.model_validate(body))
+    assert raised.value.failure.field == "spec.training.parallelism.tensor"
 
 
 @pytest.mark.parametrize("content", [None, "{", "[]"])

@@ -78,6 +78,8 @@ def test_ranks_that_share_out_experts_hold_a_part_of_those_alone() -> None:
     assert shared["gradients"] == 2 * (2 * BILLION + 6 * BILLION // 4) * 4
     assert shared["published weights"] == 2 * 6 * BILLION // 4 * 4, "of experts, one copy over the group"
     assert "pipeline 2, data 2, expert 2" in by_words
+    by_megatron = layouts(spec("megatron"), dict.fromkeys(SIZES, model), 4)
+    assert {one.parallelism.tensor for one in by_megatron} == {1}, "which splits no experts"
 
 
 def test_a_pipeline_waits_and_copies_hold_all_of_it() -> None:

@@ -13,7 +13,8 @@ there are none, and they compute what the backend `torch` computes. Fusions that
 
 import logging
 import warnings
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, Final
 
 import torch
 from torch import nn
@@ -27,8 +28,15 @@ with warnings.catch_warnings():
     from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
     from megatron.core.process_groups_config import ProcessGroupCollection
     from megatron.core.tensor_parallel import ColumnParallelLinear, RowParallelLinear
+    from megatron.core.transformer.transformer_block import LayerNormImpl, TransformerBlockSubmodules
     from megatron.core.transformer.transformer_config import TransformerConfig
 
+from rlhf_workers.training.megatron.chunk_experts import (
+    expert_number,
+    expert_settings,
+    is_normalised,
+    put_in_experts,
+)
 from rlhf_workers.training.megatron.folder_format import vocabulary_rows
 from rlhf_workers.training.pipeline_stage import Attention
 from rlhf_workers.training.sequence_parallel import divided_sum, linear_of_rows
@@ -36,31 +44,39 @@ from rlhf_workers.training.tensor_group import TensorGroup
 
 log = logging.getLogger(__name__)
 
+HEADS_NORMED: Final = ("qwen3", "qwen3_moe")
+"""`model_type`s that norm queries and keys, a head at a time."""
+
 
 class PlainColumnLinear(ColumnParallelLinear):  # type: ignore[misc]
     """Megatron's column-parallel layer: every rank makes some of the outputs."""
 
     tensor: TensorGroup
+    widens = False
 
     def forward(self, input_: torch.Tensor, *_: Any, **__: Any) -> tuple[torch.Tensor, None]:
         """Return [s, b, out / ranks] of [s, b, in], of which a rank may have its positions alone, and no bias that is
         still to be added."""
         if self.tensor.by_position:
             return linear_of_rows(input_, self.weight, self.bias, self.tensor), None
-        return functional.linear(self.tensor.shared(input_), self.weight, self.bias), None
+        made = functional.linear(self.tensor.shared(input_), self.weight, self.bias)
+        return made.float() if self.widens else made, None
 
 
 class PlainRowLinear(RowParallelLinear):  # type: ignore[misc]
     """Megatron's row-parallel layer: every rank takes some of the inputs. No family here has a bias in one."""
 
     tensor: TensorGroup
+    widens: bool
+    """Whether outputs are in float32 whatever was multiplied: Megatron rounds the residual to the type of what it adds,
+    and of a token whose residual is rounded a router chooses other experts."""
 
     def forward(self, input_: torch.Tensor) -> tuple[torch.Tensor, None]:
         """Return [s, b, out] of [s, b, in / ranks], of which a rank may get its positions alone, and no bias that is
         still to be added."""
         partial = functional.linear(input_, self.weight)
         total = divided_sum(partial, self.tensor) if self.tensor.by_position else self.tensor.summed(partial)
-        return total, None
+        return total.float() if self.widens else total, None
 
 
 class CausalAttention(nn.Module):
@@ -96,31 +112,29 @@ class CausalAttention(nn.Module):
 
 
 def build_chunk(
-    config: Any, layers: int, first: bool, last: bool, shared: bool, attention: Attention, tensor: TensorGroup
+    config: Any,
+    routed: Sequence[bool],
+    first: bool,
+    last: bool,
+    shared: bool,
+    attention: Attention,
+    tensor: TensorGroup,
 ) -> Any:
-    """Return a GPTModel of so many layers on the meta device, of a model's Hugging Face configuration.
+    """Return a GPTModel on the meta device, of a model's Hugging Face configuration, with a layer for each of `routed`,
+    which says whether it has experts.
 
     `first` has the embedding, `last` norm and output layer; `shared`: the output layer uses the embedding's weight.
     Of several `tensor` ranks torch.distributed must have begun: Megatron takes every group for one rank until then.
     """
     alone = ProcessGroup(HashStore(), 0, 1)  # a group of one rank, which never has to talk to another
-    names = ("cp", "pp", "embd", "pos_embd", "dp", "dp_cp", "ep", "expt_tp")
+    names = ("cp", "pp", "embd", "pos_embd", "dp", "dp_cp", "ep", "expt_tp", "expt_dp", "tp_ep", "tp_dp_cp")
     groups = dict.fromkeys(names, alone)
     groups |= dict.fromkeys(("tp", "tp_cp"), ProcessGroup(HashStore(), tensor.rank, tensor.size))
-    norms = hasattr(config, "use_qk_norm") or config.model_type == "qwen3"
-    spec = get_gpt_layer_local_spec(qk_layernorm=norms, normalization="RMSNorm")
-    attending, feeding = spec.submodules.self_attention.submodules, spec.submodules.mlp.submodules
-    attending.linear_qkv = feeding.linear_fc1 = PlainColumnLinear
-    attending.linear_proj = feeding.linear_fc2 = PlainRowLinear
-
-    def core_attention(**given: Any) -> CausalAttention:
-        return CausalAttention(kernel=attention, **given)
-
-    attending.core_attention = core_attention
+    specs = {experts: _layer_spec(config, experts, attention) for experts in set(routed)}
     with torch.device("meta"):
         chunk = GPTModel(
-            _configuration(config, layers, tensor.size),
-            spec,
+            _configuration(config, len(routed), any(routed), tensor.size),
+            TransformerBlockSubmodules([specs[experts] for experts in routed], LayerNormImpl),
             vocab_size=vocabulary_rows(config.vocab_size, tensor.size) * tensor.size,
             max_sequence_length=config.max_position_embeddings,
             pre_process=first,
@@ -132,10 +146,34 @@ def build_chunk(
     for module in chunk.modules():
         if isinstance(module, PlainColumnLinear | PlainRowLinear):
             module.tensor = tensor
+        if isinstance(module, PlainRowLinear):
+            module.widens = any(routed)
+    for layer in chunk.decoder.layers:
+        layer.self_attention.linear_qkv.widens = any(routed)
     return chunk
 
 
-def _configuration(config: Any, layers: int, tensor: int) -> Any:
+def _layer_spec(config: Any, experts: bool, attention: Attention) -> Any:
+    """Return what a layer is made of: Megatron's local specification, with our modules in place of some of its own."""
+    norms = hasattr(config, "use_qk_norm") or config.model_type in HEADS_NORMED
+    number = expert_number(config) if experts else None
+    spec = get_gpt_layer_local_spec(number, qk_layernorm=norms, normalization="RMSNorm")
+    attending = spec.submodules.self_attention.submodules
+    attending.linear_qkv, attending.linear_proj = PlainColumnLinear, PlainRowLinear
+
+    def core_attention(**given: Any) -> CausalAttention:
+        return CausalAttention(kernel=attention, **given)
+
+    attending.core_attention = core_attention
+    if experts:
+        put_in_experts(spec, is_normalised(config), PlainColumnLinear, PlainRowLinear)
+    else:
+        feeding = spec.submodules.mlp.submodules
+        feeding.linear_fc1, feeding.linear_fc2 = PlainColumnLinear, PlainRowLinear
+    return spec
+
+
+def _configuration(config: Any, layers: int, experts: bool, tensor: int) -> Any:
     heads = config.num_attention_heads
     return TransformerConfig(
         num_layers=layers,
@@ -160,4 +198,5 @@ def _configuration(config: Any, layers: int, tensor: int) -> Any:
         masked_softmax_fusion=False,
         apply_rope_fusion=False,
         gradient_accumulation_fusion=False,
+        **(expert_settings(config) if experts else {}),
     )

@@ -59,6 +59,9 @@ def chunk_format(config: Any, layers: range, shapes: Shapes, tied_head: bool, ra
             f"{ours}.self_attention.k_layernorm.weight": f"{theirs}.self_attn.k_norm.weight",
             f"{ours}.pre_mlp_layernorm.weight": f"{theirs}.post_attention_layernorm.weight",
             f"{ours}.mlp.linear_fc2.weight": f"{theirs}.mlp.down_proj.weight",
+            f"{ours}.mlp.router.weight": f"{theirs}.mlp.gate.weight",
+            f"{ours}.mlp.experts.gate_up_proj": f"{theirs}.mlp.experts.gate_up_proj",
+            f"{ours}.mlp.experts.down_proj": f"{theirs}.mlp.experts.down_proj",
         }
         gate_and_up = (f"{theirs}.mlp.gate_proj.weight", f"{theirs}.mlp.up_proj.weight")
         stacked[f"{ours}.mlp.linear_fc1.weight"] = Conversion(gate_and_up, _rows, lambda both: both.chunk(2))

@@ -15,7 +15,9 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from rlhf_api.names import ExitCode
+from rlhf_workers.experts import has_experts
 from rlhf_workers.failures import WorkError
+from rlhf_workers.training.expert_files import NAMES, as_parameters
 from rlhf_workers.training.megatron.chunk_modules import build_chunk
 from rlhf_workers.training.megatron.folder_format import Shapes, chunk_format, tensor_part, unconverted
 from rlhf_workers.training.model_stages import ModelStage
@@ -33,7 +35,7 @@ from rlhf_workers.training.tensor_file import TensorFolder
 from rlhf_workers.training.tensor_group import TensorGroup
 from rlhf_workers.training.tensor_parts import TensorPart, near_equal_keepers
 
-FAMILIES: Final = ("llama", "mistral", "qwen2", "qwen3")
+FAMILIES: Final = ("llama", "mistral", "qwen2", "qwen3", *NAMES)
 """`model_type`s whose chunks are tested to equal the whole model."""
 ROTATIONS: Final = ("default", "linear", "llama3")
 """Kinds of rotary embedding whose frequencies depend on nothing but the configuration, and that scale nothing else."""
@@ -55,8 +57,9 @@ class MegatronStage(PipelineStage):
         tensor, self.keepers, self.kept = self.tensor, {}, {}
         self._shapes: Shapes = {name: part.shape for name, part in reference.named_parameters()}
         shared = self.tied and self.is_first and self.is_last
-        layers = len(self.layer_numbers)
-        self.chunk: Any = build_chunk(self.config, layers, self.is_first, self.is_last, shared, attention, tensor)
+        routed = [f"model.layers.{number}.mlp.gate.weight" in self._shapes for number in self.layer_numbers]
+        self.chunk: Any = build_chunk(self.config, routed, self.is_first, self.is_last, shared, attention, tensor)
+        self._has_experts = any(routed)
         if self.is_last and self.head != "lm":
             del self.chunk.output_layer
         tied_head = self.tied and not self.is_first
@@ -96,6 +99,8 @@ class MegatronStage(PipelineStage):
         by_position = self.tensor.by_position
         rotation, masks = self._geometry(hidden, hidden.shape[1] * (self.tensor.size if by_position else 1))
         hidden = hidden.transpose(0, 1)
+        if self._has_experts:  # whose tokens Megatron takes for rows of one matrix, without a copy
+            hidden = hidden.contiguous()
         for layer, kind in zip(self.chunk.decoder.layers, self._sliding(), strict=True):
             arguments = {"attention_mask": masks[kind], "rotary_pos_emb": rotation}
             if self.recompute:
@@ -222,7 +227,7 @@ def build_megatron_stage(
         raise _unsupported(tensors.field, problem, "computes models without it")
     built.to_empty(device=device)
     skeleton._init_weights(built.rotary)  # frequencies that no file holds
-    built.fill(tensors)
+    built.fill(as_parameters(tensors, config.model_type))
     if keeps:
         built.keep_whole(tensors)
     built.eval()
@@ -231,12 +236,20 @@ def build_megatron_stage(
 
 
 def _require_parts(config: Any, field: str, ranks: int, split_by: str) -> None:
-    """WorkError where a tensor group cannot have equal parts; heads and columns are not padded, the vocabulary is."""
+    """WorkError where a tensor group cannot have equal parts: heads and columns are not padded, as the vocabulary is,
+    and experts not split."""
     counts = {
         "attention heads": config.num_attention_heads,
         "key-value heads": config.num_key_value_heads,
         "columns of its feed-forward layers": config.intermediate_size,
     }
+    if ranks > 1 and has_experts(config):
+        raise WorkError(
+            "ModelUnsupported",
+            f"{split_by}: {ranks}: the model of {field} has experts, which are not split: use 1",
+            field=split_by,
+            exit_code=ExitCode.BAD_MODEL,
+        )
     wrong = [f"{count} {what}" for what, count in counts.items() if count % ranks]
     if wrong:
         common = math.gcd(*counts.values())

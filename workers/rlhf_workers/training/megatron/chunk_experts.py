@@ -1,0 +1,101 @@
+"""Megatron's layers of experts, as a chunk has them: its router, dispatch and experts, on weights that are held packed.
+
+Owns which of Megatron's options make a layer of a mixture of experts the family's own: no token is dropped, scores are
+softmaxed over all experts before the best are taken, divided by their sum where the family does, and nothing is added
+to the loss. Tokens are gathered by Megatron's all-gather dispatch, which among one rank's experts moves rows alone.
+
+Rule: the experts of a layer are two tensors, as transformers has them, so that weights and moments are named and laid
+out alike under both backends; each of Megatron's experts computes with views of them, unbound once in a forward.
+What Megatron does on a GPU alone (its router moves weights there) or compiles at first use is not called.
+"""
+
+import warnings
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn import functional
+
+with warnings.catch_warnings():  # as in chunk_modules, whichever is imported first
+    warnings.simplefilter("ignore")
+    from megatron.core.transformer.moe.experts import SequentialMLP
+    from megatron.core.transformer.moe.moe_utils import topk_routing_with_score_function
+    from megatron.core.transformer.moe.router import TopKRouter
+
+
+class PlainRouter(TopKRouter):  # type: ignore[misc]
+    """Megatron's router of a family: its weights, and its choice of experts."""
+
+    def __init__(self, normalised: bool, **given: Any) -> None:
+        """`normalised`: the weights of a token's experts add up to 1."""
+        super().__init__(**given)
+        self._normalised = normalised
+
+    def forward(self, hidden: torch.Tensor, padding_mask: None = None) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the weight [n, experts] of every expert for every row of [s, b, hidden], 0 of those that it did not
+        choose, and which it chose. Both are in float32 whatever the logits are in, as in transformers."""
+        logits = functional.linear(hidden, self.weight).flatten(0, -2).float()
+        weights, chosen = topk_routing_with_score_function(logits, self.topk, use_pre_softmax=True)
+        return weights / weights.sum(dim=-1, keepdim=True) if self._normalised else weights, chosen
+
+
+class PackedExperts(SequentialMLP):  # type: ignore[misc]
+    """Megatron's experts, one after another, whose weights are parts of two tensors."""
+
+    def __init__(self, num_local_experts: int, config: Any, submodules: Any, pg_collection: Any = None) -> None:
+        super().__init__(num_local_experts, config, submodules, pg_collection)
+        inner, hidden = config.moe_ffn_hidden_size, config.hidden_size
+        self.gate_up_proj = nn.Parameter(torch.empty(num_local_experts, 2 * inner, hidden))
+        self.down_proj = nn.Parameter(torch.empty(num_local_experts, hidden, inner))
+        for expert in self.local_experts:
+            del expert.linear_fc1.weight, expert.linear_fc2.weight
+        self._lend(None)
+
+    def forward(self, rows: torch.Tensor, counts: torch.Tensor, weights: torch.Tensor) -> tuple[torch.Tensor, None]:
+        """Return [n, hidden] of rows [n, hidden], `counts` of which are each expert's, times their `weights`, and no
+        bias."""
+        self._lend(list(zip(self.gate_up_proj.unbind(), self.down_proj.unbind(), strict=True)))
+        try:
+            computed, _ = super().forward(rows, counts, weights)
+        finally:
+            self._lend(None)  # or the graph of this forward would live as long as the layer
+        return computed, None
+
+    def _lend(self, views: list[tuple[torch.Tensor, torch.Tensor]] | None) -> None:
+        """Give every expert its views, or take them back."""
+        for number, expert in enumerate(self.local_experts):
+            expert.linear_fc1.weight, expert.linear_fc2.weight = (None, None) if views is None else views[number]
+
+
+def put_in_experts(spec: Any, normalised: bool, column: type, row: type) -> None:
+    """Make the layer of experts of Megatron's local layer specification ours, of these linear layers."""
+
+    def router(**given: Any) -> PlainRouter:
+        return PlainRouter(normalised, **given)
+
+    parts = spec.submodules.mlp.submodules
+    parts.router, parts.experts.module = router, PackedExperts
+    parts.experts.submodules.linear_fc1, parts.experts.submodules.linear_fc2 = column, row
+
+
+def expert_settings(config: Any) -> dict[str, Any]:
+    """Return what Megatron's configuration says of experts, of a Hugging Face configuration that has some."""
+    return {
+        "num_moe_experts": expert_number(config),
+        "moe_ffn_hidden_size": getattr(config, "moe_intermediate_size", None) or config.intermediate_size,
+        "moe_router_topk": config.num_experts_per_tok,
+        "moe_router_pre_softmax": True,
+        "moe_router_load_balancing_type": "none",
+        "moe_token_dispatcher_type": "allgather",
+    }
+
+
+def expert_number(config: Any) -> int:
+    """Return how many experts a layer of a Hugging Face configuration has."""
+    number: int = getattr(config, "num_local_experts", None) or config.num_experts
+    return number
+
+
+def is_normalised(config: Any) -> bool:
+    """Return whether the weights of a token's experts add up to 1: of Mixtral always, of Qwen3-MoE as it says."""
+    return bool(getattr(config, "norm_topk_prob", True))
