@@ -2,8 +2,11 @@
 
 Rule: the two sides never have device memory at once. A command of one side first puts the roles of the other to sleep,
 so the bound holds whatever the coordinator asks for and in whatever order; within a side roles share as they always
-did. A sample that is still held when training begins is none the coordinator counts on, and is dropped. Called by the
-compute thread alone. When the process dies here the weights are those of the last checkpoint, as in any death.
+did. A role that takes weights where it sleeps is given them while the rank that trained them is still on the device,
+which converts and copies them many times faster than the host would; what is lent of them there is freed before the
+next turn, and goes through host memory where there is no room. A sample that is still held when training begins is none
+the coordinator counts on, and is dropped. Called by the compute thread alone. When the process dies here the weights
+are those of the last checkpoint, as in any death.
 """
 
 import logging
@@ -13,7 +16,7 @@ from typing import Final
 
 from rlhf_api import control_pb2 as pb
 from rlhf_api.names import Group
-from rlhf_workers.worker_role import Outbox, WorkerRole
+from rlhf_workers.worker_role import LoadsAsleep, Outbox, WorkerRole
 
 log = logging.getLogger(__name__)
 
@@ -42,6 +45,9 @@ class DeviceArbiter:
         """Before a command of `role`: the other side sleeps."""
         training = role == Group.TRAINING
         if training == self._training or command in NEED_NO_DEVICE:
+            return
+        sleeper = self._roles.get(role)
+        if command == "load_weights" and isinstance(sleeper, LoadsAsleep) and sleeper.loads_asleep:
             return
         for other in self._roles.values():
             if (other.name == Group.TRAINING) != training:

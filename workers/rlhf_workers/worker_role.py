@@ -104,6 +104,15 @@ class KeepsWeights(Protocol):
 
 
 @runtime_checkable
+class LoadsAsleep(Protocol):
+    """A role that may take new weights where it sleeps, in host memory."""
+
+    @property
+    def loads_asleep(self) -> bool:
+        """Return whether it sleeps now, and takes weights so."""
+
+
+@runtime_checkable
 class DraftsBySiblings(Protocol):
     """A role that drafts tokens by what other workers decode of the same prompts."""
 

@@ -240,6 +240,13 @@ class Sleeps(Protocol):
 
 
 @runtime_checkable
+class TakesWeightsAsleep(Sleeps, Protocol):
+    """An engine whose `load_weights` replaces the weights where they are, on the device or, asleep, in host memory."""
+
+    takes_weights_asleep: bool
+
+
+@runtime_checkable
 class KeepsTurns(Protocol):
     """An engine by which a sample that was finished goes on with its cache, when it is submitted with more tokens."""
 

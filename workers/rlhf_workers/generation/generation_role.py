@@ -33,6 +33,7 @@ from rlhf_workers.generation.engine import (
     ReportsLoad,
     ServesMetrics,
     Sleeps,
+    TakesWeightsAsleep,
 )
 from rlhf_workers.generation.engine_choice import EngineChoice
 from rlhf_workers.generation.engine_registry import build_engine, chosen_engine
@@ -205,6 +206,12 @@ class GenerationRole:
     def active(self) -> int:
         """See WorkerRole."""
         return self._engine.held
+
+    @property
+    def loads_asleep(self) -> bool:
+        """See LoadsAsleep: by what engine can."""
+        takes = isinstance(self._engine, TakesWeightsAsleep) and self._engine.takes_weights_asleep
+        return self._offloaded and takes
 
     def offload(self) -> None:
         """See WorkerRole: weights to host memory, key-value cache gone."""

@@ -225,6 +225,12 @@ class InferenceRole:
         waiting = sum(len(task.waiting) for task in self._tasks.values())
         return sum(calls) + waiting + self._comparisons.pending
 
+    @property
+    def loads_asleep(self) -> bool:
+        """See LoadsAsleep: all models are in host memory."""
+        held = [task.weights for task in self._tasks.values() if task.weights is not None]
+        return bool(held) and all(weights.offloaded for weights in held)
+
     def offload(self) -> None:
         """See WorkerRole; reward processes stay."""
         self._offload()

@@ -104,6 +104,9 @@ class TorchEngine:
 
     # ------------------------------------------------------------ Engine
 
+    takes_weights_asleep = True
+    """See TakesWeightsAsleep."""
+
     @property
     def vocabulary(self) -> int:
         """Width of the logits."""
