@@ -87,6 +87,20 @@ def test_what_changed_on_the_device_is_kept_unless_it_is_frozen() -> None:
         assert memory.stream.copied == copied + (0 if frozen else 6)
 
 
+@pytest.mark.parametrize("read_before", [0, 1, 3])
+def test_who_reads_while_weights_leave_or_come_sees_the_same_numbers(read_before: int) -> None:
+    net = model()
+    wanted = held(net)
+    weights = OffloadableWeights(net, HOST, frozen=False, memory=StandInMemory())
+    for move in (weights.offload, weights.onload):
+        reading = ((name, parameter.detach()) for name, parameter in net.named_parameters())
+        read = [next(reading) for _ in range(read_before)]
+        move()
+        read += list(reading)
+        assert len(read) == 5
+        assert all(torch.equal(tensor, wanted[name]) for name, tensor in read)
+
+
 def test_a_device_without_memory_leaves_everything_in_host_memory() -> None:
     net, memory = model(), StandInMemory()
     wanted = held(net)
