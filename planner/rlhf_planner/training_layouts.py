@@ -153,7 +153,7 @@ def _possible(spec: RLHFJobSpec, sizes: Sizes, ranks: int) -> Iterator[TrainingP
                     yield layout
                     if data > 1:
                         yield layout.model_copy(update={"shard_optimizer": True})
-                    if whole and spec.training.backend == "torch":
+                    if whole and tensor == 1:
                         yield from _with_experts(spec, sizes, layout)
         if data == ranks > 1 and whole and spec.training.backend == "torch":
             yield TrainingParallelism(data=data, shard=data)

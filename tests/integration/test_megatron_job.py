@@ -1,4 +1,5 @@
-"""A real job that trains by Megatron's layers: it ends, and ranks killed on the way change no weight."""
+"""A real job that trains by Megatron's layers, experts shared out over its two ranks: it ends, and ranks killed on the
+way change no weight."""
 
 from pathlib import Path
 
@@ -17,5 +18,8 @@ def test_ranks_killed_once_go_on_from_a_checkpoint_to_the_same_weights(
     family: str, iterations: int, every: int, tmp_path: Path
 ) -> None:
     manifest = write_job(tmp_path, iterations=iterations, every=every, family=family)
+    parallelism = {"pipeline": 1, "data": 2, "expert": 2} if family == "mixtral" else {}
     options = ["--set", "spec.training.backend=megatron"]
+    for name, size in parallelism.items():
+        options += ["--set", f"spec.training.parallelism.{name}={size}"]
     assert_killed_ranks_change_no_weight(manifest, tmp_path, options, SEEDS[family])

@@ -134,7 +134,7 @@ class TrainingParallelism(ApiModel):
     tensor: Annotated[int, Field(ge=1, le=64)] = 1
     """Ranks that split every layer of a stage: a power of two that divides the models' heads, with backend megatron."""
     expert: Annotated[int, Field(ge=1, le=4096)] = 1
-    """Data parallel ranks that share out each layer's experts, with backend torch."""
+    """Data parallel ranks that share out each layer's experts."""
     critic_tensor: Annotated[int, Field(ge=1, le=64)] | None = None
     """As tensor, of critics, which then have pipeline x tensor / criticTensor stages. Unset: tensor."""
     sequence_parallel: Literal["Disabled", "Enabled"] = "Disabled"

@@ -15,29 +15,33 @@ def of_experts() -> Iterator[Rule]:
     yield Rule(
         field=_FIELD,
         node=_PARALLELISM,
-        cel="self.data % self.expert == 0 && (self.expert == 1 || self.shard == 1 && !self.shardOptimizer)",
-        holds=lambda values: (
-            values[f"{_PARALLELISM}.data"] % values[_FIELD] == 0
-            and (_whole(values) or values[f"{_PARALLELISM}.shard"] == 1)
-            and (_whole(values) or not values[f"{_PARALLELISM}.shardOptimizer"])
+        cel=(
+            "self.data % self.expert == 0 && (self.expert == 1 || self.shard == 1 && self.tensor == 1 &&"
+            " !self.shardOptimizer)"
         ),
-        message="must divide data, and be 1 with shard above 1 or shardOptimizer: use a divisor, or 1",
+        holds=lambda values: values[f"{_PARALLELISM}.data"] % values[_FIELD] == 0 and _alone(values),
+        message="must divide data, and be 1 with shard or tensor above 1 or shardOptimizer: use a divisor, or 1",
     )
     yield Rule(
         field=_FIELD,
         node="spec",
         cel=(
-            "self.training.parallelism.expert == 1 || self.training.backend == 'torch' && self.placement == 'Dedicated'"
+            "self.training.parallelism.expert == 1 || self.placement == 'Dedicated'"
             f" && !has(self.training.lora) && ({NO_DRAFT_TRAINED})"
         ),
         holds=lambda values: _whole(values) or _may_share(values),
-        message="must be 1, but with backend torch, placement Dedicated, no lora and no draftModel trained",
+        message="must be 1, but with placement Dedicated, no lora and no draftModel trained",
     )
 
 
 def _may_share(values: Values) -> bool:
-    settled = values["spec.training.backend"] == "torch" and values["spec.placement"] == "Dedicated"
-    return settled and not values.has("spec.training.lora") and trains_no_draft(values)
+    settled = values["spec.placement"] == "Dedicated" and not values.has("spec.training.lora")
+    return settled and trains_no_draft(values)
+
+
+def _alone(values: Values) -> bool:
+    shared_otherwise = max(values[f"{_PARALLELISM}.shard"], values[f"{_PARALLELISM}.tensor"]) > 1
+    return _whole(values) or not (shared_otherwise or values[f"{_PARALLELISM}.shardOptimizer"])
 
 
 def _whole(values: Values) -> bool:

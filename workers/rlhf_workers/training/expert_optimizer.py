@@ -12,27 +12,27 @@ from typing import cast
 import torch
 
 from rlhf_workers.training.communicator import Communicator
-from rlhf_workers.training.expert_stage import ExpertStage
+from rlhf_workers.training.expert_stage import SharedExperts
 from rlhf_workers.training.pipeline_stage import PipelineStage
 from rlhf_workers.training.tensor_file import TensorFolder
 from rlhf_workers.training.tensor_optimizer import PartGroup, TensorOptimizer
 
 
 class ExpertOptimizer(TensorOptimizer):
-    """Of an ExpertStage."""
+    """Of an SharedExperts."""
 
     _ending = "-expert-{:05d}"
 
     @property
-    def _shared(self) -> ExpertStage:
-        return cast(ExpertStage, self._stage)
+    def _shared(self) -> SharedExperts:
+        return cast(SharedExperts, self._stage)
 
     def _group_of(self, stage: PipelineStage) -> PartGroup:
-        return cast(ExpertStage, stage).group
+        return cast(SharedExperts, stage).group
 
     def _trained(self, stage: PipelineStage) -> dict[str, torch.Tensor]:
         named = super()._trained(stage)
-        return dict(sorted(named.items(), key=lambda item: not cast(ExpertStage, stage).in_parts(item[0])))
+        return dict(sorted(named.items(), key=lambda item: not cast(SharedExperts, stage).in_parts(item[0])))
 
     def sum_copies(self, communicator: Communicator, holders: tuple[int, ...], by_experts: tuple[int, ...]) -> None:
         """See StageOptimizer."""
@@ -45,9 +45,10 @@ class ExpertOptimizer(TensorOptimizer):
 
     def weights(self) -> Iterator[tuple[str, torch.Tensor]]:
         """Yield (Hugging Face name, master weight) of the tensors that this rank keeps, or gives for all."""
-        for name in self.owned:
-            if self._shared.keepers[name] == self._shared.group.rank:
-                yield name, self._shared.kept.get(name, self.parameters[name].detach())
+        for own in self.owned:
+            for name, value in self._shared.in_folder(own, self.parameters[own].detach()):
+                if self._shared.keepers[name] == self._shared.group.rank:
+                    yield name, self._shared.kept.get(name, value)
 
     def _writes_whole(self, name: str) -> bool:
         return self._shared.keepers[name] == self._shared.group.rank

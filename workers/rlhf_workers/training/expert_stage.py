@@ -8,7 +8,7 @@ part is filled from files one whole tensor at a time, and no rank ever holds a m
 group within a step.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 import torch
@@ -20,7 +20,7 @@ from rlhf_workers.failures import WorkError
 from rlhf_workers.training.communicator import Communicator
 from rlhf_workers.training.expert_group import ExpertGroup
 from rlhf_workers.training.model_stages import ModelStage
-from rlhf_workers.training.pipeline_stage import Head, Reader
+from rlhf_workers.training.pipeline_stage import Head, PipelineStage, Reader
 from rlhf_workers.training.tensor_parts import TensorPart, equal_part, near_equal_keepers
 
 FIELD: Final = "spec.training.parallelism.expert"
@@ -28,10 +28,29 @@ _EXPERTS: Final = ".mlp.experts."
 """In the names of the parameters that are in parts."""
 
 
-class ExpertStage(ModelStage):
-    """Layers of which this rank has some experts, and all else."""
+class SharedExperts(PipelineStage):
+    """A stage of which this rank has some experts, and all else. What makes one of layers calls `share_out`."""
 
     group: ExpertGroup
+
+    def share_out(self, group: ExpertGroup) -> None:
+        """Leave room for this rank's experts alone, on the meta device, and settle who keeps which whole tensor."""
+        self.group, self.kept = group, {}
+        sizes = {name: value.numel() for name, value in self.named_parameters() if name not in self.duplicates}
+        experts = {name: size for name, size in sizes.items() if self.in_parts(name)}
+        others = {name: size for name, size in sizes.items() if name not in experts}
+        self.replicated = frozenset(others)
+        self.keepers = self._keepers(experts) | self._keepers(others)
+        for name, module in self.named_modules():
+            if f"{name}.".endswith(_EXPERTS):
+                _cut(module, group)
+
+    def _keepers(self, sizes: Mapping[str, int]) -> dict[str, int]:
+        """Return folder's name -> rank of the group, for parameters of so many numbers."""
+        named: dict[str, int] = {}
+        for name in sizes:
+            named |= {part: value.numel() for part, value in self.in_folder(name, self.get_parameter(name))}
+        return near_equal_keepers(named, len(self.group.ranks))
 
     def join(self, communicator: Communicator) -> None:
         """See PipelineStage."""
@@ -39,8 +58,26 @@ class ExpertStage(ModelStage):
         self.group.communicator = communicator
 
     def in_parts(self, name: str) -> bool:
-        """Return whether ranks have parts of a parameter."""
+        """Return whether ranks have parts of a parameter, or of a folder's tensor."""
         return _EXPERTS in name
+
+    def own(self, name: str, whole: torch.Tensor) -> torch.Tensor:
+        """Return what this rank holds of a whole tensor: a view."""
+        if not self.in_parts(name):
+            return whole
+        return equal_part(whole.shape, 0, self.group.rank, len(self.group.ranks)).of(whole)
+
+    def _take(self, name: str, parameter: torch.Tensor, value: torch.Tensor) -> None:
+        parameter.copy_(self.own(name, value))
+        if not self.in_parts(name):
+            return
+        ((part, _),) = self.in_folder(name, value)  # of experts one tensor, laid out as it is
+        if self.keepers[part] == self.group.rank:
+            self.kept[part] = value.to(parameter.device, torch.float32, copy=True)
+
+
+class ExpertStage(SharedExperts, ModelStage):
+    """Of transformers' layers, whose parameters have the folder's names."""
 
     def part_of(self, name: str, rank: int | None = None) -> TensorPart | None:
         """See PipelineStage; of the expert group."""
@@ -52,19 +89,9 @@ class ExpertStage(ModelStage):
         """Return the whole tensor, of which this rank holds `part_of`."""
         return read(name, self._whole(name))
 
-    def own(self, name: str, whole: torch.Tensor) -> torch.Tensor:
-        """Return what this rank holds of a whole tensor: a view."""
-        part = self.part_of(name)
-        return whole if part is None else part.of(whole)
-
     def _whole(self, name: str) -> torch.Size:
         held = self.get_parameter(name).shape
         return torch.Size((held[0] * len(self.group.ranks), *held[1:])) if self.in_parts(name) else held
-
-    def _take(self, name: str, parameter: torch.Tensor, value: torch.Tensor) -> None:
-        parameter.copy_(self.own(name, value))
-        if self.in_parts(name) and self.keepers[name] == self.group.rank:
-            self.kept[name] = value.to(parameter.device, torch.float32, copy=True)
 
 
 def sharing(group: ExpertGroup) -> Callable[[Any, range, int, Head], ModelStage]:
@@ -72,15 +99,7 @@ def sharing(group: ExpertGroup) -> Callable[[Any, range, int, Head], ModelStage]
 
     def make(skeleton: Any, layers: range, stages_after: int, head: Head) -> ModelStage:
         stage = ExpertStage(skeleton, layers, stages_after, head)
-        stage.group, stage.kept = group, {}
-        sizes = {name: value.numel() for name, value in stage.named_parameters() if name not in stage.duplicates}
-        experts = {name: size for name, size in sizes.items() if stage.in_parts(name)}
-        others = {name: size for name, size in sizes.items() if name not in experts}
-        stage.keepers = near_equal_keepers(experts, len(group.ranks)) | near_equal_keepers(others, len(group.ranks))
-        stage.replicated = frozenset(others)
-        for name, module in stage.named_modules():
-            if f"{name}.".endswith(_EXPERTS):
-                _cut(module, group)
+        stage.share_out(group)
         return stage
 
     return make

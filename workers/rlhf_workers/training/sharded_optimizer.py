@@ -14,7 +14,7 @@ from torch.distributed.tensor import DTensor
 from rlhf_api.job.groups import Optimizer
 from rlhf_workers.training.communicator import Communicator
 from rlhf_workers.training.expert_optimizer import ExpertOptimizer
-from rlhf_workers.training.expert_stage import ExpertStage
+from rlhf_workers.training.expert_stage import SharedExperts
 from rlhf_workers.training.optimizer import StageOptimizer
 from rlhf_workers.training.pipeline_stage import PipelineStage
 from rlhf_workers.training.sharded_stage import ShardedStage
@@ -97,6 +97,6 @@ def optimizer_of(stage: PipelineStage, fields: Optimizer, shares: MomentShares, 
     `offload`: moments are kept in host memory."""
     if isinstance(stage, ShardedStage):
         return ShardedOptimizer(stage, fields, offload)
-    if isinstance(stage, ExpertStage):
+    if isinstance(stage, SharedExperts):
         return ExpertOptimizer(stage, fields, shares, offload)
     return (TensorOptimizer if stage.tensor.size > 1 else StageOptimizer)(stage, fields, shares, offload)

@@ -34,6 +34,7 @@ from rlhf_workers.training.backends.torch_backend import TorchBackend
 from rlhf_workers.training.step_timing import measure
 from rlhf_workers.training.trainer import Trainer
 
+BACKENDS = ("torch", "megatron")
 TOLERANCE = 1e-5
 """Of the largest number of a tensor: float32 sums in another order."""
 
@@ -57,6 +58,8 @@ def job_of(folder: Path, expert: int, **training: Any) -> RLHFJob:
         ("qwen3_moe", 4, 1, 4, {"packing": True}),
         ("qwen3_moe", 2, 2, 2, {"activationCheckpointing": True}),
         ("mixtral", 2, 2, 4, {"packing": True, "activationCheckpointing": True}),
+        ("mixtral", 2, 2, 2, {"backend": "megatron"}),
+        ("qwen3_moe", 4, 1, 4, {"backend": "megatron", "activationCheckpointing": True}),
     ],
 )
 def test_gradients_are_those_of_one_rank(
@@ -70,9 +73,12 @@ def test_gradients_are_those_of_one_rank(
     assert_same_gradients(got, expected, TOLERANCE)
 
 
-def test_fused_and_split_tables_have_the_bits_of_serial_ones_also_recomputed(folders: dict[str, Path]) -> None:
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_fused_and_split_tables_have_the_bits_of_serial_ones_also_recomputed(
+    backend: str, folders: dict[str, Path]
+) -> None:
     folder, batch = folders["mixtral"], make_batch()
-    job, recomputed = (job_of(folder, 2, activationCheckpointing=again) for again in (False, True))
+    job, recomputed = (job_of(folder, 2, backend=backend, activationCheckpointing=again) for again in (False, True))
     table = serial(job, 2, 2)
     pipelines = [("actor", (0, 1)), ("critic", (1, 0))]
     fused = interleave(
@@ -84,10 +90,13 @@ def test_fused_and_split_tables_have_the_bits_of_serial_ones_also_recomputed(fol
         assert [name for name in expected if not torch.equal(other[name], expected[name])] == []
 
 
-def test_a_checkpoint_is_read_by_every_layout_bit_by_bit(folders: dict[str, Path], tmp_path: Path) -> None:
-    """Written by two ranks of experts, read by one rank that holds all, and by two again, moments included."""
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_checkpoint_is_read_by_every_layout_bit_by_bit(
+    backend: str, folders: dict[str, Path], tmp_path: Path
+) -> None:
+    """Written by two ranks of experts, read by one rank of `torch` that holds all, and by two again, moments too."""
     folder = folders["qwen3_moe"]
-    shared = job_of(folder, 2, parallelism={"offloadOptimizer": True})
+    shared = job_of(folder, 2, backend=backend, parallelism={"offloadOptimizer": True})
     plain = make_job(folder, folder, training={"microBatchSize": 1})
     trained, metrics, files = run(shared, range(1), 1, 2, save=tmp_path / "0")
     _, expected, _ = run(plain, range(1), 1, 1)
@@ -106,8 +115,11 @@ def test_a_checkpoint_is_read_by_every_layout_bit_by_bit(folders: dict[str, Path
     assert [name for name, value in before[0].items() if not value.equal(before[1][name])] == []
 
 
-def test_every_tensor_is_published_by_one_rank_and_measuring_changes_no_weight(folders: dict[str, Path]) -> None:
-    job = job_of(folders["mixtral"], 2)
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_every_tensor_is_published_by_one_rank_and_measuring_changes_no_weight(
+    backend: str, folders: dict[str, Path]
+) -> None:
+    job = job_of(folders["mixtral"], 2, backend=backend)
     table = serial(job, 1, 2)
 
     def work(rank: int, peers: ThreadCommunicator) -> Trainer:
@@ -127,14 +139,15 @@ def test_every_tensor_is_published_by_one_rank_and_measuring_changes_no_weight(f
     assert [name for name in expected if not whole[name].equal(expected[name])] == []
 
 
+@pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize(
     ("family", "expert", "why"),
     [("mixtral", 3, "experts cannot be shared out over 3 ranks: use 1, 2, 4"), ("llama", 2, "has no experts: use 1")],
 )
 def test_models_whose_experts_do_not_divide_are_refused_by_field(
-    family: str, expert: int, why: str, tmp_path: Path
+    family: str, expert: int, why: str, backend: str, tmp_path: Path
 ) -> None:
-    job = job_of(models.write_policy(tmp_path / family, family, num_hidden_layers=1), expert)
+    job = job_of(models.write_policy(tmp_path / family, family, num_hidden_layers=1), expert, backend=backend)
     table = serial_table([Pipeline(name="actor", model="actor", stage_ranks=(0,), microbatches=1)])
     with pytest.raises(WorkError, match=why) as raised:
         on_ranks(expert, lambda rank, peers: trainer_of(job, table, rank, expert, peers))

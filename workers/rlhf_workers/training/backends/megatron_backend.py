@@ -18,6 +18,8 @@ from rlhf_workers.failures import WorkError
 from rlhf_workers.training import adapters
 from rlhf_workers.training.backends.registry import FIELD, SpanSink
 from rlhf_workers.training.backends.torch_backend import HEADS, TorchBackend, backend_of, weights_folder
+from rlhf_workers.training.expert_group import ExpertGroup
+from rlhf_workers.training.expert_stage import require_experts
 from rlhf_workers.training.model_stages import attention_of, read_config
 from rlhf_workers.training.pipeline_stage import PipelineStage
 from rlhf_workers.training.rank_layout import RankLayout
@@ -62,10 +64,15 @@ def load_stage(
         adapters.require_none(weights_folder(job, role, checkpoint_folder)[0])
     folder, field = weights_folder(job, role, checkpoint_folder)
     stages = layout.stages(model)
-    parts = read_config(folder, field, stages), model_tensors(folder, field), stages, stage, HEADS[role.kind]
+    config = read_config(folder, field, stages)
+    parts = config, model_tensors(folder, field), stages, stage, HEADS[role.kind]
+    experts = None
+    if layout.expert > 1:
+        require_experts(config, layout.expert, field)
+        experts = ExpertGroup(layout.expert_rank, layout.expert_group)
     parallelism, ranks = job.spec.training.parallelism, layout.tensor_group(model)
     by_position = parallelism.sequence_parallel == "Enabled" and len(ranks) > 1
     tensor = TensorGroup(layout.tensor_rank(model), ranks, by_position=by_position)
     keeps = len(ranks) > 1 and layout.writes(model, stage)
     split_by = f"spec.training.parallelism.{parallelism.tensor_field(role)}"
-    return build_megatron_stage(*parts, device, attention_of(job), tensor, keeps, split_by)
+    return build_megatron_stage(*parts, device, attention_of(job), tensor, keeps, split_by, experts)

@@ -4,12 +4,16 @@ Owns which of Megatron's options make a layer of a mixture of experts the family
 softmaxed over all experts before the best are taken, divided by their sum where the family does, and nothing is added
 to the loss. Tokens are gathered by Megatron's all-gather dispatch, which among one rank's experts moves rows alone.
 
+Where an expert group shares them out, rows go to the rank with their expert and come back by the group's exchange, and
+are weighed when they are back.
+
 Rule: the experts of a layer are two tensors, as transformers has them, so that weights and moments are named and laid
 out alike under both backends; each of Megatron's experts computes with views of them, unbound once in a forward.
 What Megatron does on a GPU alone (its router moves weights there) or compiles at first use is not called.
 """
 
 import warnings
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -21,6 +25,8 @@ with warnings.catch_warnings():  # as in chunk_modules, whichever is imported fi
     from megatron.core.transformer.moe.experts import SequentialMLP
     from megatron.core.transformer.moe.moe_utils import topk_routing_with_score_function
     from megatron.core.transformer.moe.router import TopKRouter
+
+from rlhf_workers.experts import Spread
 
 
 class PlainRouter(TopKRouter):  # type: ignore[misc]
@@ -40,7 +46,10 @@ class PlainRouter(TopKRouter):  # type: ignore[misc]
 
 
 class PackedExperts(SequentialMLP):  # type: ignore[misc]
-    """Megatron's experts, one after another, whose weights are parts of two tensors."""
+    """Megatron's experts, one after another, whose weights are parts of two tensors: of all, or of this rank's."""
+
+    spread: Spread | None = None
+    """Set where the ranks of a group have some experts each."""
 
     def __init__(self, num_local_experts: int, config: Any, submodules: Any, pg_collection: Any = None) -> None:
         super().__init__(num_local_experts, config, submodules, pg_collection)
@@ -54,17 +63,28 @@ class PackedExperts(SequentialMLP):  # type: ignore[misc]
     def forward(self, rows: torch.Tensor, counts: torch.Tensor, weights: torch.Tensor) -> tuple[torch.Tensor, None]:
         """Return [n, hidden] of rows [n, hidden], `counts` of which are each expert's, times their `weights`, and no
         bias."""
+        if self.spread is None:
+            return self._computed(rows, counts, weights), None
+
+        def compute(came: torch.Tensor, each: Sequence[int]) -> torch.Tensor:
+            return self._computed(came, torch.tensor(list(each)), torch.ones(len(came), device=came.device))
+
+        return self.spread(rows, counts.tolist(), compute) * weights[:, None], None
+
+    def _computed(self, rows: torch.Tensor, counts: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
         self._lend(list(zip(self.gate_up_proj.unbind(), self.down_proj.unbind(), strict=True)))
         try:
-            computed, _ = super().forward(rows, counts, weights)
+            computed: torch.Tensor = super().forward(rows, counts, weights)[0]
         finally:
             self._lend(None)  # or the graph of this forward would live as long as the layer
-        return computed, None
+        return computed
 
     def _lend(self, views: list[tuple[torch.Tensor, torch.Tensor]] | None) -> None:
-        """Give every expert its views, or take them back."""
-        for number, expert in enumerate(self.local_experts):
-            expert.linear_fc1.weight, expert.linear_fc2.weight = (None, None) if views is None else views[number]
+        """Give experts their views, the first ones where not all are held; or take them back."""
+        if views is None:
+            views = [(None, None)] * len(self.local_experts)  # type: ignore[list-item]
+        for expert, lent in zip(self.local_experts, views, strict=False):
+            expert.linear_fc1.weight, expert.linear_fc2.weight = lent
 
 
 def put_in_experts(spec: Any, normalised: bool, column: type, row: type) -> None:

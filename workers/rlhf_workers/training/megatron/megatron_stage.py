@@ -18,6 +18,8 @@ from rlhf_api.names import ExitCode
 from rlhf_workers.experts import has_experts
 from rlhf_workers.failures import WorkError
 from rlhf_workers.training.expert_files import NAMES, as_parameters
+from rlhf_workers.training.expert_group import ExpertGroup
+from rlhf_workers.training.expert_stage import SharedExperts
 from rlhf_workers.training.megatron.chunk_modules import build_chunk
 from rlhf_workers.training.megatron.folder_format import Shapes, chunk_format, tensor_part, unconverted
 from rlhf_workers.training.model_stages import ModelStage
@@ -33,7 +35,7 @@ from rlhf_workers.training.pipeline_stage import (
 from rlhf_workers.training.sequence_parallel import divided_sum, own_positions, whole_rows
 from rlhf_workers.training.tensor_file import TensorFolder
 from rlhf_workers.training.tensor_group import TensorGroup
-from rlhf_workers.training.tensor_parts import TensorPart, near_equal_keepers
+from rlhf_workers.training.tensor_parts import TensorPart, equal_part, near_equal_keepers
 
 FAMILIES: Final = ("llama", "mistral", "qwen2", "qwen3", *NAMES)
 """`model_type`s whose chunks are tested to equal the whole model."""
@@ -189,6 +191,26 @@ class MegatronStage(PipelineStage):
         return torch.cat((angles, angles), dim=-1)[:, None, None, :]
 
 
+class MegatronExpertStage(SharedExperts, MegatronStage):
+    """One whose experts the ranks of a group share out; of one rank a tensor group."""
+
+    _shared = False
+
+    def share_out(self, group: ExpertGroup) -> None:
+        """See SharedExperts."""
+        super().share_out(group)
+        self._shared = True
+
+    def part_of(self, name: str, rank: int | None = None) -> TensorPart | None:
+        """See PipelineStage; of the expert group."""
+        if not self._shared or not self.in_parts(name):
+            return None
+        return equal_part(self._shapes[name], 0, self.group.rank if rank is None else rank, len(self.group.ranks))
+
+    def _own(self, name: str, whole: torch.Tensor) -> torch.Tensor:
+        return whole  # `own` takes of a whole parameter what is this rank's
+
+
 def build_megatron_stage(
     config: Any,
     tensors: TensorFolder,
@@ -200,10 +222,11 @@ def build_megatron_stage(
     tensor: TensorGroup | None = None,
     keeps: bool = False,
     split_by: str = TENSOR_FIELD,
+    experts: ExpertGroup | None = None,
 ) -> MegatronStage:
     """Return one stage on `device` with float32 master weights, read from `tensors`; in a tensor group this rank's
     parts, and its share of whole tensors where it `keeps` them for those who ask. `split_by`: the field that says how
-    many parts.
+    many parts. `experts`: the ranks that share out the experts of its layers.
 
     WorkError ModelUnsupported when Megatron's layers would compute another model, and as `PipelineStage.fill`.
     """
@@ -222,9 +245,12 @@ def build_megatron_stage(
         raise _unsupported(tensors.field, f"its rotary embedding is {kind!r}", f"takes {', '.join(ROTATIONS)}")
     if tensor is not None:
         _require_parts(config, tensors.field, tensor.size, split_by)
-    built = MegatronStage(ModelStage(skeleton, layers, after, head), after, attention, tensor)
+    make = MegatronStage if experts is None else MegatronExpertStage
+    built = make(ModelStage(skeleton, layers, after, head), after, attention, tensor)
     if problem := built.difference():
         raise _unsupported(tensors.field, problem, "computes models without it")
+    if experts is not None and isinstance(built, SharedExperts):
+        built.share_out(experts)
     built.to_empty(device=device)
     skeleton._init_weights(built.rotary)  # frequencies that no file holds
     built.fill(as_parameters(tensors, config.model_type))
