@@ -26,6 +26,7 @@ with warnings.catch_warnings():  # as in chunk_modules, whichever is imported fi
     from megatron.core.transformer.moe.moe_utils import topk_routing_with_score_function
     from megatron.core.transformer.moe.router import TopKRouter
 
+from rlhf_planner.tensor_split import expert_count
 from rlhf_workers.experts import Spread
 
 
@@ -101,19 +102,13 @@ def put_in_experts(spec: Any, normalised: bool, column: type, row: type) -> None
 def expert_settings(config: Any) -> dict[str, Any]:
     """Return what Megatron's configuration says of experts, of a Hugging Face configuration that has some."""
     return {
-        "num_moe_experts": expert_number(config),
+        "num_moe_experts": expert_count(config.to_dict()),
         "moe_ffn_hidden_size": getattr(config, "moe_intermediate_size", None) or config.intermediate_size,
         "moe_router_topk": config.num_experts_per_tok,
         "moe_router_pre_softmax": True,
         "moe_router_load_balancing_type": "none",
         "moe_token_dispatcher_type": "allgather",
     }
-
-
-def expert_number(config: Any) -> int:
-    """Return how many experts a layer of a Hugging Face configuration has."""
-    number: int = getattr(config, "num_local_experts", None) or config.num_experts
-    return number
 
 
 def is_normalised(config: Any) -> bool:

@@ -31,8 +31,8 @@ with warnings.catch_warnings():
     from megatron.core.transformer.transformer_block import LayerNormImpl, TransformerBlockSubmodules
     from megatron.core.transformer.transformer_config import TransformerConfig
 
+from rlhf_planner.tensor_split import expert_count
 from rlhf_workers.training.megatron.chunk_experts import (
-    expert_number,
     expert_settings,
     is_normalised,
     put_in_experts,
@@ -156,7 +156,7 @@ def build_chunk(
 def _layer_spec(config: Any, experts: bool, attention: Attention) -> Any:
     """Return what a layer is made of: Megatron's local specification, with our modules in place of some of its own."""
     norms = hasattr(config, "use_qk_norm") or config.model_type in HEADS_NORMED
-    number = expert_number(config) if experts else None
+    number = expert_count(config.to_dict()) if experts else None
     spec = get_gpt_layer_local_spec(number, qk_layernorm=norms, normalization="RMSNorm")
     attending = spec.submodules.self_attention.submodules
     attending.linear_qkv, attending.linear_proj = PlainColumnLinear, PlainRowLinear
