@@ -16,7 +16,7 @@ from typing import Final
 
 from rlhf_api import control_pb2 as pb
 from rlhf_api.names import Group
-from rlhf_workers.worker_role import LoadsAsleep, Outbox, WorkerRole
+from rlhf_workers.worker_role import LoadsWhileOffloaded, Outbox, WorkerRole
 
 log = logging.getLogger(__name__)
 
@@ -47,7 +47,7 @@ class DeviceArbiter:
         if training == self._training or command in NEED_NO_DEVICE:
             return
         sleeper = self._roles.get(role)
-        if command == "load_weights" and isinstance(sleeper, LoadsAsleep) and sleeper.loads_asleep:
+        if command == "load_weights" and isinstance(sleeper, LoadsWhileOffloaded) and sleeper.loads_while_offloaded:
             return
         for other in self._roles.values():
             if (other.name == Group.TRAINING) != training:

@@ -104,11 +104,11 @@ class KeepsWeights(Protocol):
 
 
 @runtime_checkable
-class LoadsAsleep(Protocol):
+class LoadsWhileOffloaded(Protocol):
     """A role that may take new weights where it sleeps, in host memory."""
 
     @property
-    def loads_asleep(self) -> bool:
+    def loads_while_offloaded(self) -> bool:
         """Return whether it sleeps now, and takes weights so."""
 
 

@@ -166,41 +166,47 @@ def test_a_turn_says_how_much_memory_it_freed() -> None:
 class TurningRole:
     """A role of one side, which says what it is asked for and whether it takes weights where it sleeps."""
 
-    def __init__(self, name: str, *, loads_asleep: bool) -> None:
-        self.name, self.able, self.asleep = name, loads_asleep, False
+    def __init__(self, name: str, *, loads_while_offloaded: bool) -> None:
+        self.name, self.able, self.offloaded = name, loads_while_offloaded, False
 
     @property
-    def loads_asleep(self) -> bool:
-        return self.able and self.asleep
+    def loads_while_offloaded(self) -> bool:
+        return self.able and self.offloaded
 
     def give_back(self) -> list[pb.SampleProgress]:
         return []
 
     def offload(self) -> None:
-        self.asleep = True
+        self.offloaded = True
 
 
 @pytest.mark.parametrize("able", [True, False])
 def test_weights_are_loaded_before_the_rank_leaves_the_device_where_the_sleeper_takes_them_there(able: bool) -> None:
-    generation, training = TurningRole("generation", loads_asleep=able), TurningRole("training", loads_asleep=False)
+    generation, training = (
+        TurningRole("generation", loads_while_offloaded=able),
+        TurningRole("training", loads_while_offloaded=False),
+    )
     roles: Any = {"generation": generation, "training": training}
     arbiter = DeviceArbiter(roles)
     outbox = RecordedOutbox()
     arbiter.begin("generation", "generate", outbox)
     arbiter.begin("training", "train", outbox)
-    assert generation.asleep
-    training.asleep = False
+    assert generation.offloaded
+    training.offloaded = False
     arbiter.begin("generation", "load_weights", outbox)
-    assert training.asleep is not able
+    assert training.offloaded is not able
     arbiter.begin("generation", "generate", outbox)
-    assert training.asleep
+    assert training.offloaded
 
 
 def test_a_role_that_is_awake_takes_weights_in_its_own_turn() -> None:
-    generation, training = TurningRole("generation", loads_asleep=True), TurningRole("training", loads_asleep=False)
+    generation, training = (
+        TurningRole("generation", loads_while_offloaded=True),
+        TurningRole("training", loads_while_offloaded=False),
+    )
     roles: Any = {"generation": generation, "training": training}
     arbiter = DeviceArbiter(roles)
     arbiter.begin("training", "train", RecordedOutbox())
-    generation.asleep = False  # as after a start, when it was never put to sleep
+    generation.offloaded = False  # as after a start, when it was never put to sleep
     arbiter.begin("generation", "load_weights", RecordedOutbox())
-    assert training.asleep
+    assert training.offloaded

@@ -240,10 +240,10 @@ class Sleeps(Protocol):
 
 
 @runtime_checkable
-class TakesWeightsAsleep(Sleeps, Protocol):
-    """An engine whose `load_weights` replaces the weights where they are, on the device or, asleep, in host memory."""
+class TakesWeightsWhileOffloaded(Sleeps, Protocol):
+    """An engine whose `load_weights` replaces the weights where they are: on the device or, offloaded, on the host."""
 
-    takes_weights_asleep: bool
+    takes_weights_while_offloaded: bool
 
 
 @runtime_checkable

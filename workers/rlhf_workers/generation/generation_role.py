@@ -33,7 +33,7 @@ from rlhf_workers.generation.engine import (
     ReportsLoad,
     ServesMetrics,
     Sleeps,
-    TakesWeightsAsleep,
+    TakesWeightsWhileOffloaded,
 )
 from rlhf_workers.generation.engine_choice import EngineChoice
 from rlhf_workers.generation.engine_registry import build_engine, chosen_engine
@@ -208,9 +208,9 @@ class GenerationRole:
         return self._engine.held
 
     @property
-    def loads_asleep(self) -> bool:
-        """See LoadsAsleep: by what engine can."""
-        takes = isinstance(self._engine, TakesWeightsAsleep) and self._engine.takes_weights_asleep
+    def loads_while_offloaded(self) -> bool:
+        """See LoadsWhileOffloaded: by what engine can."""
+        takes = isinstance(self._engine, TakesWeightsWhileOffloaded) and self._engine.takes_weights_while_offloaded
         return self._offloaded and takes
 
     def offload(self) -> None:

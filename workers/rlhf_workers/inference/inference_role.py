@@ -226,8 +226,8 @@ class InferenceRole:
         return sum(calls) + waiting + self._comparisons.pending
 
     @property
-    def loads_asleep(self) -> bool:
-        """See LoadsAsleep: all models are in host memory."""
+    def loads_while_offloaded(self) -> bool:
+        """See LoadsWhileOffloaded: all models are in host memory."""
         held = [task.weights for task in self._tasks.values() if task.weights is not None]
         return bool(held) and all(weights.offloaded for weights in held)
 

@@ -104,8 +104,8 @@ class TorchEngine:
 
     # ------------------------------------------------------------ Engine
 
-    takes_weights_asleep = True
-    """See TakesWeightsAsleep."""
+    takes_weights_while_offloaded = True
+    """See TakesWeightsWhileOffloaded."""
 
     @property
     def vocabulary(self) -> int:
