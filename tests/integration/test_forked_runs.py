@@ -4,9 +4,11 @@ weights: `test_kills`)."""
 import signal
 import subprocess
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from tests.support import forked_runs
 from tests.support.chaos import processes
 from tests.support.forked_runs import ForkedRun, start_run
 from tests.support.local_job import write_job
@@ -15,6 +17,17 @@ from tests.support.processes_left import alive, until
 from rlhf_api.names import ExitCode
 
 pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module", autouse=True)
+def own_server() -> Iterator[None]:
+    """Fork of a process of this environment: libraries that tests before these imported may have added to it."""
+    servers: list[forked_runs.RunServerClient] = []
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(forked_runs, "_servers", servers)
+        yield
+    for server in servers:
+        server.close()
 
 
 @pytest.mark.parametrize(
