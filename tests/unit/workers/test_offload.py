@@ -182,10 +182,8 @@ class TurningRole:
 
 @pytest.mark.parametrize("able", [True, False])
 def test_weights_are_loaded_before_the_rank_leaves_the_device_where_the_sleeper_takes_them_there(able: bool) -> None:
-    generation, training = (
-        TurningRole("generation", loads_while_offloaded=able),
-        TurningRole("training", loads_while_offloaded=False),
-    )
+    generation = TurningRole("generation", loads_while_offloaded=able)
+    training = TurningRole("training", loads_while_offloaded=False)
     roles: Any = {"generation": generation, "training": training}
     arbiter = DeviceArbiter(roles)
     outbox = RecordedOutbox()
@@ -200,10 +198,8 @@ def test_weights_are_loaded_before_the_rank_leaves_the_device_where_the_sleeper_
 
 
 def test_a_role_that_is_awake_takes_weights_in_its_own_turn() -> None:
-    generation, training = (
-        TurningRole("generation", loads_while_offloaded=True),
-        TurningRole("training", loads_while_offloaded=False),
-    )
+    generation = TurningRole("generation", loads_while_offloaded=True)
+    training = TurningRole("training", loads_while_offloaded=False)
     roles: Any = {"generation": generation, "training": training}
     arbiter = DeviceArbiter(roles)
     arbiter.begin("training", "train", RecordedOutbox())
