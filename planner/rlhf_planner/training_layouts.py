@@ -1,12 +1,11 @@
 """Ways to split the trained models over training ranks: what a rank holds by each, and how busy it is.
 
-A layout is pipeline x data x tensor ranks, whose copies may share moments out (shardOptimizer), or models in parts
-over the data ranks (shard), or their experts alone (expert); each may keep its moments in host memory
-(offloadOptimizer). Memory is `device_memory`'s
-count. The time of a layout is that of serial 1F1B with equal stages: of a mini-batch with m micro-batches a copy, p
-stages are busy m / (m + p - 1) of it, of models with different stages each for its share of the parameters. Transfers,
-sums, gathered parts and moments that come from the host are on top and not counted, so layouts that keep moments there
-are listed after the others.
+A layout is pipeline x data x context x tensor ranks, of which context is the job's. Its copies may share moments out
+(shardOptimizer), or its ranks models in parts (shard) or their experts alone (expert); each may keep its moments in
+host memory (offloadOptimizer). Memory is `device_memory`'s count. The time of a layout is that of serial 1F1B with
+equal stages: of a mini-batch with m micro-batches a copy, p stages are busy m / (m + p - 1) of it, of models with
+different stages each for its share of the parameters. Transfers, sums, gathered parts and moments that come from the
+host are on top and not counted, so layouts that keep moments there are listed after the others.
 Rule: pure. Only layouts that validation and workers take are listed. A layout whose memory is not known fits nothing.
 """
 
@@ -45,7 +44,7 @@ class TrainingLayout:
     @property
     def words(self) -> str:
         """Fields that differ from 1, such as `pipeline 4, data 2`."""
-        fields = ("pipeline", "data", "tensor", "shard", "expert")
+        fields = ("pipeline", "data", "context", "tensor", "shard", "expert")
         named = [f"{name} {value}" for name in fields if (value := getattr(self.parallelism, name)) > 1]
         critic = self.parallelism.critic_tensor
         named += [f"criticTensor {critic}"] if critic not in (None, self.parallelism.tensor) else []
@@ -137,7 +136,9 @@ def _busy(spec: RLHFJobSpec, sizes: Sizes, parallelism: TrainingParallelism, mic
 def _possible(spec: RLHFJobSpec, sizes: Sizes, ranks: int) -> Iterator[TrainingParallelism]:
     """Yield the layouts of so many ranks that rules, layers and heads allow."""
     whole = spec.training.lora is None and spec.placement == "Dedicated" and not _trains_draft(spec)
-    for data in _divisors(ranks):
+    context = spec.training.parallelism.context
+    ranks, left = divmod(ranks, context)
+    for data in () if left else _divisors(ranks):
         if spec.algorithm.fields.mini_batch_size % (spec.training.micro_batch_size * data):
             continue
         for tensor in _divisors(ranks // data):
@@ -147,16 +148,18 @@ def _possible(spec: RLHFJobSpec, sizes: Sizes, ranks: int) -> Iterator[TrainingP
             if tensor > 1 and not (whole and spec.training.backend == "megatron"):
                 continue
             asked = spec.training.parallelism.sequence_parallel if tensor > 1 else "Disabled"
-            one = TrainingParallelism(pipeline=pipeline, data=data, tensor=tensor, sequence_parallel=asked)
+            one = TrainingParallelism(
+                pipeline=pipeline, data=data, context=context, tensor=tensor, sequence_parallel=asked
+            )
             for layout in _with_critics(spec, one):
                 if _suits(spec, sizes, layout):
                     yield layout
-                    if data > 1:
+                    if data * context > 1:
                         yield layout.model_copy(update={"shard_optimizer": True})
                     if whole and tensor == 1:
                         yield from _with_experts(spec, sizes, layout)
-        if data == ranks > 1 and whole and spec.training.backend == "torch":
-            yield TrainingParallelism(data=data, shard=data)
+        if data == ranks and data * context > 1 and whole and spec.training.backend == "torch":
+            yield TrainingParallelism(data=data, context=context, shard=data * context)
 
 
 def _with_critics(spec: RLHFJobSpec, one: TrainingParallelism) -> Iterator[TrainingParallelism]:
@@ -171,7 +174,7 @@ def _with_critics(spec: RLHFJobSpec, one: TrainingParallelism) -> Iterator[Train
 def _with_experts(spec: RLHFJobSpec, sizes: Sizes, one: TrainingParallelism) -> Iterator[TrainingParallelism]:
     """Yield a layout by every number of data ranks that can share out the experts of all trained models."""
     counts = [0 if (size := sizes.get(role)) is None else size.experts for role in graph_of(spec).trained]
-    for expert in _divisors(one.data)[1:]:
+    for expert in _divisors(one.data * one.context)[1:]:
         if all(count and count % expert == 0 for count in counts):
             yield one.model_copy(update={"expert": expert})
 

@@ -90,8 +90,8 @@ def parse_sizes(arguments: Sequence[str]) -> dict[Group, int]:
             raise VerbError(f"{argument!r}: give a group and a number, such as generation=4", ExitCode.USAGE)
         if name == Group.TRAINING:
             message = (
-                "training=... : training ranks are pipeline x data x tensor of spec.training.parallelism, fixed for a "
-                "job's life"
+                "training=... : training ranks are pipeline x data x context x tensor of spec.training.parallelism, "
+                "fixed for a job's life"
             )
             raise VerbError(message, ExitCode.USAGE)
         if name not in SCALABLE:

@@ -122,14 +122,16 @@ class Inference(GroupFields):
 
 
 class TrainingParallelism(ApiModel):
-    """How a model is split over the training ranks, which are pipeline x data x tensor."""
+    """How a model is split over the training ranks, which are pipeline x data x context x tensor."""
 
     pipeline: Annotated[int, Field(ge=1, le=256)] = 1
     """Number of pipeline stages."""
     data: Annotated[int, Field(ge=1, le=4096)] = 1
     """Number of data parallel copies."""
+    context: Annotated[int, Field(ge=1, le=4096)] = 1
+    """Ranks that share each sample of a copy by position, with backend torch."""
     shard: Annotated[int, Field(ge=1, le=4096)] = 1
-    """Ranks that split one copy (FSDP2). Above 1 it is data, with pipeline 1 and
+    """Ranks that split one copy (FSDP2). Above 1 it is data x context, with pipeline 1 and
     backend torch."""
     tensor: Annotated[int, Field(ge=1, le=64)] = 1
     """Ranks that split every layer of a stage: a power of two that divides the models' heads, with backend megatron."""
@@ -147,7 +149,7 @@ class TrainingParallelism(ApiModel):
     @property
     def ranks(self) -> int:
         """Number of training ranks."""
-        return self.pipeline * self.data * self.tensor
+        return self.pipeline * self.data * self.context * self.tensor
 
     @property
     def keepers(self) -> int:
@@ -219,7 +221,7 @@ class Training(GroupFields):
     """Whose layers are trained: torch those of transformers, megatron those of Megatron-core, which has Llama, Mistral,
     Mixtral, Qwen2, Qwen3, Qwen3-MoE, without adapters."""
     parallelism: TrainingParallelism = Field(default_factory=TrainingParallelism)
-    """How models are split over the ranks, which are pipeline x data x tensor."""
+    """How models are split over the ranks, which are pipeline x data x context x tensor."""
     ranks_per_pod: Annotated[int, Field(ge=1, le=64)] = 1
     """Training ranks in one pod, each a process with gpusPerReplica GPUs; divides the number of ranks."""
     schedule: Schedule = Field(default_factory=Schedule)

@@ -1,6 +1,13 @@
 """Kinds of rules that occur more than once: CEL, Python check and words are made together from the same fields."""
 
+import math
+from typing import Final
+
 from rlhf_api.rules.rule import Rule, Values
+
+_AXES: Final = ("pipeline", "data", "context", "tensor")
+RANKS: Final = " x ".join(_AXES)
+"""The number of training ranks, in words."""
 
 
 def _cel(path: str) -> str:
@@ -37,6 +44,16 @@ def multiple(field: str, *factors: str, of: str | None = None) -> Rule:
         message_cel=f"[[{value_cel}, {product_cel}]].map(n, {words})[0]",
         says=says,
     )
+
+
+def product_of_ranks(parallelism: str) -> str:
+    """Return the number of training ranks in CEL, of the parallelism that an expression names."""
+    return " * ".join(f"{parallelism}.{axis}" for axis in _AXES)
+
+
+def number_of_ranks(values: Values) -> int:
+    """Return the number of training ranks."""
+    return math.prod(values[f"spec.training.parallelism.{axis}"] for axis in _AXES)
 
 
 def nothing_to_fuse(algorithm: str) -> Rule:

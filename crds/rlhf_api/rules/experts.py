@@ -16,11 +16,11 @@ def of_experts() -> Iterator[Rule]:
         field=_FIELD,
         node=_PARALLELISM,
         cel=(
-            "self.data % self.expert == 0 && (self.expert == 1 || self.shard == 1 && self.tensor == 1 &&"
-            " !self.shardOptimizer)"
+            "self.data * self.context % self.expert == 0 && (self.expert == 1 || self.shard == 1 && self.tensor == 1"
+            " && !self.shardOptimizer)"
         ),
-        holds=lambda values: values[f"{_PARALLELISM}.data"] % values[_FIELD] == 0 and _alone(values),
-        message="must divide data, and be 1 with shard or tensor above 1 or shardOptimizer: use a divisor, or 1",
+        holds=lambda values: _divides(values) and _alone(values),
+        message="must divide data x context, and be 1 with shard or tensor above 1 or shardOptimizer: use a divisor, or 1",
     )
     yield Rule(
         field=_FIELD,
@@ -37,6 +37,10 @@ def of_experts() -> Iterator[Rule]:
 def _may_share(values: Values) -> bool:
     settled = values["spec.placement"] == "Dedicated" and not values.has("spec.training.lora")
     return settled and trains_no_draft(values)
+
+
+def _divides(values: Values) -> bool:
+    return bool(values[f"{_PARALLELISM}.data"] * values[f"{_PARALLELISM}.context"] % values[_FIELD] == 0)
 
 
 def _alone(values: Values) -> bool:

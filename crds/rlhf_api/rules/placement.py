@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from typing import Any, Final
 
 from rlhf_api.job.groups import GroupFields
+from rlhf_api.rules.common_rules import RANKS, number_of_ranks, product_of_ranks
 from rlhf_api.rules.rule import Rule, Values
 
 _DEDICATED: Final = "self.placement == 'Dedicated'"
@@ -13,24 +14,20 @@ def _dedicated(values: Values) -> bool:
     return bool(values["spec.placement"] == "Dedicated")
 
 
-def _ranks(values: Values) -> int:
-    return int(values["spec.training.parallelism.pipeline"] * values["spec.training.parallelism.data"])
-
-
 def of_placement() -> Iterator[Rule]:
     """Yield every rule of placement."""
-    ranks_cel = "self.training.parallelism.pipeline * self.training.parallelism.data"
+    ranks_cel = product_of_ranks("self.training.parallelism")
     field = "spec.generation.replicas"
-    need = "must be at least pipeline x data of spec.training.parallelism with spec.placement Colocated, as rank r runs"
-    remedy = "in generation worker r"
+    need = f"must be at least {RANKS} of spec.training.parallelism with spec.placement Colocated,"
+    remedy = "as rank r runs in generation worker r"
     yield Rule(
         field=field,
         node="spec",
         cel=f"{_DEDICATED} || self.suspend || {ranks_cel} <= self.generation.replicas",
-        holds=lambda values: _dedicated(values) or values["spec.suspend"] or _ranks(values) <= values[field],
+        holds=lambda values: _dedicated(values) or values["spec.suspend"] or number_of_ranks(values) <= values[field],
         message=f"{need} {remedy}",
         message_cel=f"'{need} {remedy}: use %d or more, or fewer ranks'.format([{ranks_cel}])",
-        says=lambda values: f"{need} {remedy}: use {_ranks(values)} or more, or fewer ranks",
+        says=lambda values: f"{need} {remedy}: use {number_of_ranks(values)} or more, or fewer ranks",
     )
     yield _as_generation("gpusPerReplica")
     yield _as_generation("cpuThreads")

@@ -1,13 +1,12 @@
 """Rules of `spec.training.ranksPerPod`: pods are full, and only pods of training hold several ranks."""
 
-import math
 from collections.abc import Iterator
 from typing import Final
 
+from rlhf_api.rules.common_rules import RANKS, number_of_ranks, product_of_ranks
 from rlhf_api.rules.rule import Rule, Values
 
 _FIELD: Final = "spec.training.ranksPerPod"
-_PARALLELISM: Final = "spec.training.parallelism"
 
 
 def of_rank_pods() -> Iterator[Rule]:
@@ -15,9 +14,9 @@ def of_rank_pods() -> Iterator[Rule]:
     yield Rule(
         field=_FIELD,
         node="spec.training",
-        cel="self.parallelism.pipeline * self.parallelism.data * self.parallelism.tensor % self.ranksPerPod == 0",
+        cel=f"{product_of_ranks('self.parallelism')} % self.ranksPerPod == 0",
         holds=_divides,
-        message="must divide the number of ranks, pipeline x data x tensor: use a divisor of it, or 1",
+        message=f"must divide the number of ranks, {RANKS}: use a divisor of it, or 1",
     )
     yield Rule(
         field=_FIELD,
@@ -29,5 +28,4 @@ def of_rank_pods() -> Iterator[Rule]:
 
 
 def _divides(values: Values) -> bool:
-    ranks = math.prod(values[f"{_PARALLELISM}.{axis}"] for axis in ("pipeline", "data", "tensor"))
-    return bool(ranks % values[_FIELD] == 0)
+    return bool(number_of_ranks(values) % values[_FIELD] == 0)

@@ -22,9 +22,9 @@ def of_sharding() -> Iterator[Rule]:
     yield Rule(
         field=_FIELD,
         node=_PARALLELISM,
-        cel="self.shard in [1, self.data]",
-        holds=lambda values: values[_FIELD] in (1, values[f"{_PARALLELISM}.data"]),
-        message=f"must be 1 or {_PARALLELISM}.data, as all ranks hold one copy between them: use either",
+        cel="self.shard in [1, self.data * self.context]",
+        holds=lambda values: values[_FIELD] in (1, _copies(values)),
+        message="must be 1 or data x context, as all ranks hold one copy between them: use either",
     )
     yield Rule(
         field=_FIELD,
@@ -72,6 +72,10 @@ def of_parts(name: str) -> Iterator[Rule]:
 def trains_no_draft(values: Values) -> bool:
     """Return whether no draft model is trained beside the policy: it is trained by a whole head."""
     return bool(not values.has(_DRAFT) or values[f"{_DRAFT}.train"] == "Disabled")
+
+
+def _copies(values: Values) -> int:
+    return int(values[f"{_PARALLELISM}.data"] * values[f"{_PARALLELISM}.context"])
 
 
 def _whole(values: Values) -> bool:

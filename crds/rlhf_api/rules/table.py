@@ -1,14 +1,14 @@
 """The table: every rule that crosses fields, and what may change in a live job."""
 
 from collections.abc import Iterator
-from math import prod
 from typing import Final
 
 from rlhf_api.algorithms import ALGORITHMS, full_graph
 from rlhf_api.job import RLHFJobSpec
 from rlhf_api.names import Group, worker_name
 from rlhf_api.rules.absent_groups import of_absent_groups
-from rlhf_api.rules.common_rules import multiple, nothing_to_fuse
+from rlhf_api.rules.common_rules import RANKS, multiple, nothing_to_fuse, number_of_ranks, product_of_ranks
+from rlhf_api.rules.context import of_context
 from rlhf_api.rules.critic_overlap import of_critic_overlap
 from rlhf_api.rules.environment import of_environment
 from rlhf_api.rules.evaluation import of_evaluation
@@ -197,14 +197,9 @@ _STATEMENTS: Final = (
     Rule(
         field="spec.training.parallelism",
         node="spec",
-        cel=(
-            "self.training.parallelism.pipeline * self.training.parallelism.data * self.training.parallelism.tensor"
-            f" <= {MAX_WORKERS}"
-        ),
-        holds=lambda values: (
-            prod(values[f"spec.training.parallelism.{of}"] for of in ("pipeline", "data", "tensor")) <= MAX_WORKERS
-        ),
-        message=f"pipeline x data x tensor, the number of ranks, must be at most {MAX_WORKERS}: use fewer of any",
+        cel=f"{product_of_ranks('self.training.parallelism')} <= {MAX_WORKERS}",
+        holds=lambda values: number_of_ranks(values) <= MAX_WORKERS,
+        message=f"{RANKS}, the number of ranks, must be at most {MAX_WORKERS}: use fewer of any",
     ),
     Rule(
         field="spec.training.schedule.mode",
@@ -265,6 +260,7 @@ RULES: Final[tuple[Rule, ...]] = (
     *of_lora(),
     *of_sharding(),
     *of_tensor(),
+    *of_context(),
     *of_experts(),
     *of_rank_pods(),
     *of_evaluation(),

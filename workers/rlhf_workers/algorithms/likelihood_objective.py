@@ -6,8 +6,8 @@ Rule: as in `objectives`; nothing is observed of who wrote the responses, as not
 import torch
 
 from rlhf_workers.algorithms.objectives import PolicyFormula, PolicyTerms, Statistics
-from rlhf_workers.losses.log_probabilities import selected_log_probabilities
 from rlhf_workers.training.pipeline_stage import PipelineStage
+from rlhf_workers.training.trained_tokens import token_log_probabilities
 from rlhf_workers.training.training_batch import MicroBatch
 
 
@@ -46,8 +46,7 @@ class LikelihoodObjective:
         self.statistics = Statistics(LikelihoodSums.names, (), device)
 
     def loss(self, stage: PipelineStage, hidden: torch.Tensor, microbatch: MicroBatch) -> torch.Tensor:
-        chosen = hidden.flatten(0, 1).index_select(0, microbatch.positions)
-        log_p, entropy = selected_log_probabilities(stage.logits(chosen), microbatch.targets, self._temperature)
+        log_p, entropy = token_log_probabilities(stage, hidden, microbatch, self._temperature)
         losses = self._formula(log_p, entropy, microbatch)
         per_token = losses.loss if isinstance(losses, PolicyTerms) else losses[0]
         loss = (microbatch.weights[self._role] * per_token).sum()

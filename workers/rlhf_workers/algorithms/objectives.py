@@ -12,9 +12,9 @@ from typing import Final, Protocol
 import torch
 
 from rlhf_workers.losses.kl import k3
-from rlhf_workers.losses.log_probabilities import selected_log_probabilities
 from rlhf_workers.losses.ppo import limited_log_ratio
 from rlhf_workers.training.pipeline_stage import PipelineStage
+from rlhf_workers.training.trained_tokens import token_log_probabilities, token_values
 from rlhf_workers.training.training_batch import MicroBatch
 
 MISMATCH_WARNING: Final = 0.02
@@ -121,8 +121,7 @@ class PolicyObjective:
         self.statistics = Statistics((*sums, *_TERM_SUMS), ("ratio", "mismatch"), device)
 
     def loss(self, stage: PipelineStage, hidden: torch.Tensor, microbatch: MicroBatch) -> torch.Tensor:
-        chosen = hidden.flatten(0, 1).index_select(0, microbatch.positions)
-        log_p, entropy = selected_log_probabilities(stage.logits(chosen), microbatch.targets, self._temperature)
+        log_p, entropy = token_log_probabilities(stage, hidden, microbatch, self._temperature)
         terms = _terms_of(self._formula(log_p, entropy, microbatch), log_p, microbatch)
         weights = microbatch.weights[self._role]
         loss = (weights * terms.loss).sum()
@@ -207,7 +206,7 @@ class ValueObjective:
         self.statistics = Statistics(("tokens", "loss", "clipped", "value"), (), device)
 
     def loss(self, stage: PipelineStage, hidden: torch.Tensor, microbatch: MicroBatch) -> torch.Tensor:
-        values = stage.values(hidden.flatten(0, 1).index_select(0, microbatch.positions))
+        values = token_values(stage, hidden, microbatch)
         per_token, clipped = self._formula(values, microbatch)
         loss = (microbatch.weights[self._role] * per_token).sum()
         self.statistics.add(

@@ -12,8 +12,8 @@ import torch
 
 from rlhf_workers.algorithms.likelihood_objective import LikelihoodSums
 from rlhf_workers.algorithms.objectives import Statistics
-from rlhf_workers.losses.log_probabilities import selected_log_probabilities
 from rlhf_workers.training.pipeline_stage import PipelineStage
+from rlhf_workers.training.trained_tokens import response_scores, token_log_probabilities
 from rlhf_workers.training.training_batch import MicroBatch, TrainingBatch
 
 PREFERENCE: Final = "preference"
@@ -88,8 +88,7 @@ class LogRatioObjective:
         self.statistics = Statistics((*LikelihoodSums.names, *_PairSums.names), (), device)
 
     def loss(self, stage: PipelineStage, hidden: torch.Tensor, microbatch: MicroBatch) -> torch.Tensor:
-        states = hidden.flatten(0, 1).index_select(0, microbatch.positions)
-        log_p, entropy = selected_log_probabilities(stage.logits(states), microbatch.targets, self._temperature)
+        log_p, entropy = token_log_probabilities(stage, hidden, microbatch, self._temperature)
         log_ratios = microbatch.sum_by_sample(log_p - microbatch.fields[self._reference])
         chosen, rejected = _ordered(log_ratios, microbatch)
         weights = _weights(microbatch, self._role)
@@ -113,8 +112,7 @@ class ScoreObjective:
         self.statistics = Statistics(("loss", *_PairSums.names), (), device)
 
     def loss(self, stage: PipelineStage, hidden: torch.Tensor, microbatch: MicroBatch) -> torch.Tensor:
-        states = hidden.flatten(0, 1).index_select(0, _last_tokens(microbatch))
-        chosen, rejected = _ordered(stage.scores(states), microbatch)
+        chosen, rejected = _ordered(response_scores(stage, hidden, microbatch), microbatch)
         weights = _weights(microbatch, self._role)
         loss = (weights * self._formula(chosen, rejected)).sum()
         self.statistics.add({"loss": loss.detach(), **_PairSums.of(chosen, rejected, weights > 0)}, {})
@@ -123,11 +121,3 @@ class ScoreObjective:
     def metrics(self) -> dict[str, float]:
         sums, _ = self.statistics.numbers()
         return {f"{self._role}/loss_sum": sums["loss"], **_PairSums.metrics(self._role, "score", sums)}
-
-
-def _last_tokens(microbatch: MicroBatch) -> torch.Tensor:
-    """Return the place of the last trained token of each sample, int64 [b]; the first token of one without.
-
-    `positions` are of the states before the tokens; the state *of* the last token is the next one.
-    """
-    return microbatch.first.scatter_reduce(0, microbatch.samples, microbatch.positions + 1, "amax")

@@ -63,7 +63,7 @@ def sum_sizes(
     the same on all ranks.
 
     Each stage fills its own slot, so that the sum over ranks only adds zeros, or the other parts of a stage; losses add
-    up over replicas, of which the first rank of a tensor group speaks for the others.
+    up over replicas, of which one rank speaks for the others.
     """
     slots = [(model, stage) for model in layout.models for stage in range(layout.stages(model))]
     device = next(iter(optimizers.values())).gradients.device
@@ -72,7 +72,7 @@ def sum_sizes(
         if key in optimizers and (layout.writes(*key) or optimizers[key].over_data):
             sums[place] = optimizers[key].norm_squared()
     for place, (model, objective) in enumerate(objectives.items(), len(slots)):
-        if not layout.tensor_rank(model):
+        if layout.speaks(model):
             sums[place] = objective.statistics["loss"] - before[model]["loss"]
     communicator.all_reduce_sum(sums, tuple(range(layout.world)))
     values = sums.tolist()

@@ -24,8 +24,10 @@ from rlhf_api.job import RLHFJob
 from rlhf_api.names import ExitCode
 from rlhf_workers.experts import WHOLE
 from rlhf_workers.failures import WorkError
+from rlhf_workers.training.context_attention import CONTEXT, CUT, PieceMasks
+from rlhf_workers.training.context_group import ContextCut
 from rlhf_workers.training.expert_files import NAMES, as_parameters
-from rlhf_workers.training.packed_attention import PACKED, WRITTEN_OUT, repeated
+from rlhf_workers.training.packed_attention import PACKED, PACKED_ROWS, WRITTEN_OUT, repeated
 from rlhf_workers.training.pipeline_stage import Attention, Head, PipelineStage, stage_layers
 from rlhf_workers.training.tensor_file import TensorFolder
 
@@ -55,20 +57,38 @@ class ModelStage(PipelineStage):
         embedded: torch.Tensor = self.model.embed_tokens(tokens)
         return embedded.float()
 
-    def forward(self, hidden: torch.Tensor, packed: tuple[int, ...] | None = None) -> torch.Tensor:
+    def forward(
+        self, hidden: torch.Tensor, packed: tuple[int, ...] | None = None, cut: ContextCut | None = None
+    ) -> torch.Tensor:
         """See PipelineStage."""
-        rotation, masks = self._geometry(hidden, max(packed or (hidden.shape[1],)))
-        of_row: dict[str, Any] = {"position_embeddings": rotation}
-        if packed is not None:
-            of_row["position_embeddings"] = tuple(repeated(part, packed) for part in rotation)
-            of_row[PACKED] = packed
+        by_kind = self._whole_rows(hidden, packed) if cut is None else self._cut_rows(hidden, cut)
         for layer, sliding in zip(self.model.layers.values(), self._sliding(), strict=True):
-            arguments = {"attention_mask": masks[sliding], **of_row}
+            arguments = by_kind[sliding]
             if self.recompute:
                 hidden = checkpoint(layer, hidden, use_reentrant=False, **arguments)
             else:
                 hidden = layer(hidden, **arguments)
         return self.model.norm(hidden) if self.is_last else hidden
+
+    def _whole_rows(self, hidden: torch.Tensor, packed: tuple[int, ...] | None) -> dict[str, dict[str, Any]]:
+        """Return what layers of each attention kind take beside states of whole rows."""
+        rotation, masks = self._geometry(hidden, max(packed or (hidden.shape[1],)))
+        of_row: dict[str, Any] = {"position_embeddings": rotation}
+        if packed is not None:
+            of_row["position_embeddings"] = tuple(repeated(part, packed) for part in rotation)
+            of_row[PACKED] = packed
+        return {kind: {"attention_mask": mask, **of_row} for kind, mask in masks.items()}
+
+    def _cut_rows(self, hidden: torch.Tensor, cut: ContextCut) -> dict[str, dict[str, Any]]:
+        """Return what layers of each attention kind take beside states of some positions."""
+        with torch.no_grad():
+            rotation = self._rotation(hidden, max(cut.lengths))
+            own = tuple(part.index_select(1, cut.positions) for part in rotation)
+            eager = self.config._attn_implementation.endswith("eager")
+            masks = {kind: PieceMasks.of(cut, self._window(kind), eager, hidden) for kind in set(self._sliding())}
+        return {
+            kind: {"attention_mask": None, "position_embeddings": own, CONTEXT: mask} for kind, mask in masks.items()
+        }
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """See PipelineStage."""
@@ -110,9 +130,10 @@ def read_config(folder: Path, field: str, stages: int) -> Any:
 
 def attention_of(job: RLHFJob) -> Attention:
     """Return how attention is computed: written out in a deterministic job, as its sums have one order."""
-    if job.spec.training.packing:
-        return "packed_eager" if job.spec.deterministic else "packed_sdpa"
-    return "eager" if job.spec.deterministic else "sdpa"
+    whole: Attention = "eager" if job.spec.deterministic else "sdpa"
+    if job.spec.training.parallelism.context > 1:
+        return CUT[whole]
+    return PACKED_ROWS[whole] if job.spec.training.packing else whole
 
 
 def build_stage(

@@ -31,7 +31,7 @@ def objective_metrics(
     metrics: dict[str, float] = {}
     everyone = tuple(range(layout.world))
     for model, objective in objectives.items():
-        if layout.tensor_rank(model):  # the first rank of its tensor group has counted the same samples
+        if not layout.speaks(model):  # another rank has counted the same samples
             objective.statistics.sums.zero_()
         communicator.all_reduce_sum(objective.statistics.sums, everyone)
         communicator.all_reduce_max(objective.statistics.maxima, everyone)

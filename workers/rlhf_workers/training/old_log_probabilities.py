@@ -2,10 +2,11 @@
 
 The policy goes once over the batch, by a table of forwards alone that the executor of training runs on the same ranks,
 one mini-batch at a time. Micro-batches are those of the first epoch: where nothing has been trained yet, training
-computes the same numbers again. Every token is told by one rank alone, the first of its tensor group, so the sum over
-ranks only adds zeros, and all ranks get the same bits. Nothing is kept for a backward, and no weight, gradient or
-statistic changes. A token that was carried from an earlier iteration was drawn by weights that are gone. Its ratio is
-against what drew it, by the engine's number, unless a correction weighs it by the ratio of these weights to those.
+computes the same numbers again. Every token is told by one rank alone, the first of its tensor and its context group,
+so the sum over ranks only adds zeros, and all ranks get the same bits. Nothing is kept for a backward, and no weight,
+gradient or statistic changes. A token that was carried from an earlier iteration was drawn by weights that are gone.
+Its ratio is against what drew it, by the engine's number, unless a correction weighs it by the ratio of these weights
+to those.
 """
 
 import time
@@ -17,10 +18,10 @@ import torch
 from rlhf_api.algorithms.graph import SAMPLED_FIELD
 from rlhf_api.job import RLHFJobSpec
 from rlhf_planner.schedule.forward_only import forward_only
-from rlhf_workers.losses.log_probabilities import selected_log_probabilities
 from rlhf_workers.precision import shared_casts
 from rlhf_workers.training.backends.registry import SpanSink
 from rlhf_workers.training.communicator import Communicator
+from rlhf_workers.training.context_group import context_group
 from rlhf_workers.training.executor import execute
 from rlhf_workers.training.minibatches import epoch_order, mini_batches
 from rlhf_workers.training.pipeline_stage import PipelineStage
@@ -28,6 +29,7 @@ from rlhf_workers.training.rank_layout import RankLayout
 from rlhf_workers.training.stage_work import StageWork
 from rlhf_workers.training.time_marks import TimeMarks
 from rlhf_workers.training.token_bounds import Dealt, deal
+from rlhf_workers.training.trained_tokens import token_log_probabilities
 from rlhf_workers.training.training_batch import OLD_FIELD, MicroBatch, TrainingBatch, micro_batch
 
 SPAN: Final = "train/old-log-probabilities"
@@ -72,7 +74,7 @@ class OldLogProbabilities:
                 row, marks = table.rows[layout.local], self._time_marks
                 places = {"first_rank": layout.first_rank, "apart": layout.tensor}
                 execute(row, work, self._communicator, time_marks=marks, forward_only=True, **places)
-            for chosen, log_p in found.items() if not layout.tensor_rank(self._policy) else ():
+            for chosen, log_p in found.items() if layout.speaks(self._policy) else ():
                 part = torch.zeros(len(chosen), result.shape[1])
                 part[batch.mask[list(chosen)]] = log_p.cpu()
                 result[list(chosen)] = part
@@ -99,8 +101,10 @@ class OldLogProbabilities:
         layout = dealt.layout
         for index in layout.pipelines(self._policy) if self._held else ():
             chosen = dealt.splits[self._policy][layout.replica(index)]
-            microbatches = [micro_batch(batch, samples, {}, dealt.packed).to(self._device) for samples in chosen]
+            group = context_group(layout, self._communicator)
+            cells = [micro_batch(batch, samples, {}, dealt.packed, group) for samples in chosen]
             ending = _Ending(self._spec.rollout.temperature, [tuple(samples) for samples in chosen], found)
+            microbatches = [cell.to(self._device) for cell in cells]
             work[index] = StageWork(layout.stages(self._policy), self._held, microbatches, ending, self._compute)
         return work, found
 
@@ -115,7 +119,6 @@ class _Ending:
         self._temperature, self._coming, self._found = temperature, iter(chosen), found
 
     def __call__(self, stage: PipelineStage, hidden: torch.Tensor, microbatch: MicroBatch) -> torch.Tensor:
-        states = hidden.flatten(0, 1).index_select(0, microbatch.positions)
-        log_p, _ = selected_log_probabilities(stage.logits(states), microbatch.targets, self._temperature)
+        log_p, _ = token_log_probabilities(stage, hidden, microbatch, self._temperature)
         self._found[next(self._coming)] = log_p
         return log_p

@@ -18,11 +18,15 @@ from rlhf_workers.training.pipeline_stage import Attention
 
 PACKED: Final = "sample_lengths"
 """Argument of a layer that it passes on to its attention: tokens of each sample of the row."""
+PACKED_ROWS: Final[Mapping[Attention, Attention]] = {"eager": "packed_eager", "sdpa": "packed_sdpa"}
+"""What computes packed rows by what computes padded ones."""
 WRITTEN_OUT: Final[Mapping[Attention, Attention]] = {
     "eager": "eager",
     "sdpa": "eager",
     "packed_eager": "packed_eager",
     "packed_sdpa": "packed_eager",
+    "context_eager": "context_eager",
+    "context_sdpa": "context_eager",
 }
 """What stands in where the fused kernel cannot compute a model."""
 

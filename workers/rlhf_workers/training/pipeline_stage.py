@@ -21,6 +21,7 @@ import torch
 from torch import nn
 
 from rlhf_workers.training.communicator import Communicator
+from rlhf_workers.training.context_group import ContextCut
 from rlhf_workers.training.expert_files import Tensors
 from rlhf_workers.training.tensor_group import TensorGroup
 from rlhf_workers.training.tensor_parts import TensorPart
@@ -33,8 +34,9 @@ GEOMETRIES_KEPT: Final = 4
 """Masks and rotations kept, one a sequence length; a mask at length 8192 is 256 MiB."""
 
 Head = Literal["lm", "value", "score"]
-Attention = Literal["eager", "sdpa", "packed_eager", "packed_sdpa"]
-"""How attention is computed; names that transformers knows, the packed ones by `packed_attention`."""
+Attention = Literal["eager", "sdpa", "packed_eager", "packed_sdpa", "context_eager", "context_sdpa"]
+"""How attention is computed; names that transformers knows, the later ones by `packed_attention` and
+`context_attention`."""
 Reader = Callable[[str, torch.Size], torch.Tensor]
 """(Hugging Face name, shape) -> the tensor."""
 
@@ -85,10 +87,12 @@ class PipelineStage(nn.Module, ABC):
         return length
 
     @abstractmethod
-    def forward(self, hidden: torch.Tensor, packed: tuple[int, ...] | None = None) -> torch.Tensor:
+    def forward(
+        self, hidden: torch.Tensor, packed: tuple[int, ...] | None = None, cut: ContextCut | None = None
+    ) -> torch.Tensor:
         """Return [b, L, hidden] of [b, L, hidden], where L is `own_positions`; the last stage's result is normed, and
         of all positions, with padding behind them. `packed`: b is 1, and the row is of samples with so many tokens, of
-        which none sees another."""
+        which none sees another. `cut`: the states are those of a rank's positions in rows that are cut so."""
 
     @abstractmethod
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
@@ -180,7 +184,7 @@ class PipelineStage(nn.Module, ABC):
 
     def _mask(self, kind: str, length: int, hidden: torch.Tensor) -> torch.Tensor | None:
         """Return the mask; None where the fused kernel's own causal mask is enough."""
-        window = self.config.sliding_window if kind == "sliding_attention" else length
+        window = self._window(kind) or length
         eager = self.config._attn_implementation.endswith("eager")
         if not eager and window >= length and not self._needs_mask(hidden.device):
             return None
@@ -192,6 +196,11 @@ class PipelineStage(nn.Module, ABC):
         return torch.zeros(length, length, device=hidden.device, dtype=hidden.dtype).masked_fill_(
             ~seen, torch.finfo(hidden.dtype).min
         )[None, None]
+
+    def _window(self, kind: str) -> int | None:
+        """Return how many keys a query of an attention kind sees, itself among them; None: all before it."""
+        window: int | None = self.config.sliding_window if kind == "sliding_attention" else None
+        return window
 
     def _needs_mask(self, device: torch.device) -> bool:
         """On a GPU no kernel takes float32 and fewer key heads than query heads: attention would be written out, with

@@ -1,12 +1,13 @@
 """Who holds what: a schedule table and a rank number as stages, replicas and groups of ranks that sum gradients.
 
-Owns the arithmetic of ranks: no other part of a worker does any. A table of R rows describes one data-parallel block.
+Owns the arithmetic of ranks: no other part of a worker does any. A table of R rows describes one data parallel block.
 Each row is run by T ranks; so rank (d*R + r)*T + t is number t of row r in block d. A stage is held in parts by the
 tensor group of all ranks of its rows, one row or the `width` of its pipeline: neighbours, which are on one machine
 first. Tensor groups of different models have different sizes so, on the same ranks. Ranks of one number in their groups
-alone send to one another along the pipeline and sum gradients over replicas. Several pipelines of one model in a block
-are further replicas of that model. The ranks of one row in E consecutive blocks, an expert group, have a part of each
-layer's experts each, and all run that row in the same order. Pure; no torch.
+alone send to one another along the pipeline and sum gradients over blocks. Several pipelines of one model in a block
+are further replicas of that model. The ranks of one row in C consecutive blocks, a context group, have some positions
+of the same samples each, so that C blocks are a replica; those in E consecutive blocks, an expert group, have a part of
+each layer's experts each. Both run that row in the same order. Pure; no torch.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -32,6 +33,8 @@ class RankLayout:
     """Ranks of a row: of the smallest tensor group."""
     expert: int = 1
     """Blocks that share out the experts of a layer."""
+    context: int = 1
+    """Blocks that share the samples of a replica by position."""
 
     def __post_init__(self) -> None:
         if self.world % self.block_size or not 0 <= self.rank < self.world:
@@ -40,8 +43,9 @@ class RankLayout:
                 f"rank {self.rank} of {self.world}: a table of {self.rows} rows{by} needs a multiple of "
                 f"{self.block_size} ranks"
             )
-        if self.blocks % self.expert:
-            raise ValueError(f"{self.blocks} data parallel ranks are no multiple of {self.expert} expert parallel ones")
+        for name, size in {"expert": self.expert, "context": self.context}.items():
+            if self.blocks % size:
+                raise ValueError(f"{self.blocks} blocks of ranks are no multiple of {size} {name} parallel ones")
         for model in self.models:
             shapes = {(len(p.stage_ranks), p.microbatches, p.width) for p in self.table.pipelines if p.model == model}
             if len(shapes) != 1:
@@ -54,7 +58,7 @@ class RankLayout:
         """Return the place of a rank in a group of a job's sizes; ValueError as the class."""
         any_of = table.pipelines[0]
         tensor = parallelism.tensor_of(ModelRole(any_of.model)) // any_of.width
-        return cls(table, rank, world, tensor, parallelism.expert)
+        return cls(table, rank, world, tensor, parallelism.expert, parallelism.context)
 
     @property
     def rows(self) -> int:
@@ -98,8 +102,25 @@ class RankLayout:
     @property
     def expert_group(self) -> tuple[int, ...]:
         """Global ranks that hold all experts of this rank's layers between them."""
-        first = self.block - self.expert_rank
-        return tuple(self.global_rank(block, self.local, self.number) for block in range(first, first + self.expert))
+        return self._same_place(self.block - self.expert_rank, self.expert)
+
+    @property
+    def context_rank(self) -> int:
+        """Number of this rank in its context group, and of its part of the positions of each sample."""
+        return self.block % self.context
+
+    @property
+    def context_group(self) -> tuple[int, ...]:
+        """Global ranks that compute all positions of this rank's samples between them."""
+        return self._same_place(self.block - self.context_rank, self.context)
+
+    def _same_place(self, first: int, blocks: int) -> tuple[int, ...]:
+        return tuple(self.global_rank(block, self.local, self.number) for block in range(first, first + blocks))
+
+    def speaks(self, model: str) -> bool:
+        """Return whether this rank tells what several compute alike of the same samples: the first of its tensor group
+        and context group does."""
+        return not self.tensor_rank(model) and not self.context_rank
 
     def _width(self, model: str) -> int:
         return next(p for p in self.table.pipelines if p.model == model).width
@@ -138,12 +159,12 @@ class RankLayout:
 
     @property
     def block(self) -> int:
-        """Data-parallel block of this rank."""
+        """Block of this rank."""
         return self.rank // self.block_size
 
     @property
     def blocks(self) -> int:
-        """Data-parallel blocks of the group."""
+        """Blocks of the group."""
         return self.world // self.block_size
 
     @property
@@ -188,17 +209,17 @@ class RankLayout:
         return tuple(index for index, p in enumerate(self.table.pipelines) if p.model == model)
 
     def replicas(self, model: str) -> int:
-        """Return how many copies of a model are in the whole group."""
-        return self.blocks * len(self.pipelines(model))
+        """Return how many copies of a model, with samples of their own, are in the whole group."""
+        return self.blocks // self.context * len(self.pipelines(model))
 
     def replica(self, pipeline: int) -> int:
-        """Return which copy of its model a pipeline of this rank's block is."""
+        """Return which copy of its model a pipeline of this rank's block is, or is a part of."""
         same = self.pipelines(self.table.pipelines[pipeline].model)
-        return self.block * len(same) + same.index(pipeline)
+        return self.block // self.context * len(same) + same.index(pipeline)
 
     def holders(self, model: str, stage: int) -> tuple[int, ...]:
-        """Return the global ranks that hold of a stage what this rank's number in a tensor group holds, replica by
-        replica; they add up its gradients."""
+        """Return the global ranks that hold of a stage what this rank's number in a tensor group holds, block by
+        block; they add up its gradients."""
         place = self.local % self._width(model)
         rows = [self.table.pipelines[index].stage_ranks[stage] + place for index in self.pipelines(model)]
         return tuple(
@@ -237,6 +258,8 @@ class RankLayout:
             ranks = [replace(self, rank=rank) for rank in range(self.world)]
             found += [of.by_experts(*key) for of in ranks for key in of.held]
             found += [of.expert_group for of in ranks]
+        if self.context > 1:
+            found += [replace(self, rank=rank).context_group for rank in range(self.world)]
         return list(dict.fromkeys(found))
 
     def writes(self, model: str, stage: int) -> bool:

@@ -19,6 +19,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 
 from rlhf_workers.training.communicator import waiting_for
+from rlhf_workers.training.context_group import ContextCut
 from rlhf_workers.training.model_stages import ModelStage
 from rlhf_workers.training.pipeline_stage import Head
 from rlhf_workers.training.tensor_parts import near_equal_keepers
@@ -58,9 +59,11 @@ class ShardedStage(ModelStage):
         embedded: torch.Tensor = self(tokens) if self.tied else super().embed(tokens)
         return embedded
 
-    def forward(self, hidden: torch.Tensor, packed: tuple[int, ...] | None = None) -> torch.Tensor:
+    def forward(
+        self, hidden: torch.Tensor, packed: tuple[int, ...] | None = None, cut: ContextCut | None = None
+    ) -> torch.Tensor:
         """See PipelineStage; of token ids what `embed` returns."""
-        return super().forward(hidden, packed) if hidden.is_floating_point() else super().embed(hidden)
+        return super().forward(hidden, packed, cut) if hidden.is_floating_point() else super().embed(hidden)
 
     def let_go(self) -> None:
         """Free what a forward without a backward left gathered: it would be stale after a step."""

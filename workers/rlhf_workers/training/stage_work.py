@@ -45,14 +45,14 @@ class StageWork:
         return self.held[0].embed(self._microbatches[microbatch].tokens)
 
     def forward(self, stage: int, microbatch: int, hidden: torch.Tensor) -> torch.Tensor:
-        module, packed = self.held[stage], self._microbatches[microbatch].packed
+        module, of = self.held[stage], self._microbatches[microbatch]
         with casting(hidden.device, self._compute):
-            output: torch.Tensor = module(hidden) if packed is None else module(hidden, packed)
+            output: torch.Tensor = module(hidden, of.packed, of.cut)
             if stage == self.stages - 1:
-                output = output[:, : self._microbatches[microbatch].tokens.shape[1]]
+                output = output[:, : of.tokens.shape[1]]
                 if self._note is not None:
-                    self._note(module, output, self._microbatches[microbatch])
-                return self._ending(module, output, self._microbatches[microbatch])
+                    self._note(module, output, of)
+                return self._ending(module, output, of)
         return output.float()
 
     def parameters(self, stage: int) -> list[torch.nn.Parameter]:

@@ -134,8 +134,11 @@ def _measure_stages(trainer: Trainer, result: pb.MeasureResult) -> Steps:
 def _elapsed(trainer: Trainer, model: str, begun: float) -> float:
     """Return the seconds since `begun`, those of the slowest rank that computes a stage of a model with this one: all
     must go on, or none."""
-    seconds = torch.tensor([time.monotonic() - begun], dtype=torch.float64, device=trainer.device)
-    for group in (trainer.layout.tensor_group(model), trainer.layout.expert_group):
+    seconds, layout = (
+        torch.tensor([time.monotonic() - begun], dtype=torch.float64, device=trainer.device),
+        trainer.layout,
+    )
+    for group in (layout.tensor_group(model), layout.expert_group, layout.context_group):
         if len(group) > 1:
             trainer.communicator.all_reduce_max(seconds, group)
     return float(seconds)

@@ -24,6 +24,7 @@ from rlhf_workers.algorithms.registry import build_algorithm
 from rlhf_workers.precision import shared_casts
 from rlhf_workers.training.backends.registry import SpanSink
 from rlhf_workers.training.communicator import Communicator
+from rlhf_workers.training.context_group import context_group
 from rlhf_workers.training.draft_training import DraftTraining
 from rlhf_workers.training.executor import TimedAction, execute
 from rlhf_workers.training.finished_pieces import piece_finished
@@ -88,6 +89,7 @@ class Trainer:
             marks = self.time_marks
             self._again = OldLogProbabilities(spec, self._policy, stages, communicator, device, compute, marks, span)
         self._everyone = tuple(range(layout.world))
+        self._context = context_group(layout, communicator)
         self.step_seconds: list[float] = []
         """Of every mini-batch of the last iteration: from its first action on this rank to its last."""
         self.bubble_seconds = 0.0
@@ -351,7 +353,9 @@ class Trainer:
             microbatches = []
             for chosen in dealt.splits[model][self.layout.replica(index)]:
                 if tuple(chosen) not in made:
-                    made[tuple(chosen)] = micro_batch(batch, chosen, weights, dealt.packed).to(self.device)
+                    made[tuple(chosen)] = micro_batch(batch, chosen, weights, dealt.packed, self._context).to(
+                        self.device
+                    )
                 microbatches.append(made[tuple(chosen)])
             seen_by = note if model == self._policy else None
             work[index] = StageWork(

@@ -1,4 +1,5 @@
-"""The complete batch of an iteration as padded arrays, and micro-batches cut from it, padded or packed.
+"""The complete batch of an iteration as padded arrays, and micro-batches of it, padded or packed, of all positions of
+their samples or of a rank's.
 
 Rule: a batch is checked when it arrives; a sample without a field its algorithm needs is an error that names both,
 never a zero. An abstained sample keeps its place (sizes are fixed) but its tokens are outside `mask`, so it is in no
@@ -22,6 +23,7 @@ from rlhf_api.algorithms.graph import SAMPLED_FIELD
 from rlhf_api.arrays import unpack
 from rlhf_api.samples import FINISH_REASONS, NOT_SAMPLED
 from rlhf_workers.failures import WorkError
+from rlhf_workers.training.context_group import ContextCut, ContextGroup, OwnPlaces, padded
 
 OLD_FIELD: Final = "old_log_probabilities"
 """Of the sampled tokens by the training ranks, before the first step of the iteration; where a job asks for them."""
@@ -105,14 +107,15 @@ class TrainingBatch:
 @dataclass(frozen=True)
 class MicroBatch:
     """b samples right-padded to L tokens, or packed: in one row, one behind the other, which are L tokens together.
-    And their n trained response tokens laid end to end."""
+    And their n trained response tokens laid end to end. Of a rank of a context group `tokens` are its own positions of
+    the rows, [b, l], and all else is of whole rows."""
 
     tokens: torch.Tensor
     """int64 [b, L]; packed [1, L]."""
     first: torch.Tensor
-    """int64 [b]: place in `tokens`, laid flat, of the first token of each sample."""
+    """int64 [b]: place in the rows, laid flat, of the first token of each sample."""
     positions: torch.Tensor
-    """int64 [n]: place in `tokens`, laid flat, of the state *before* each trained token."""
+    """int64 [n]: place in the rows, laid flat, of the state *before* each trained token."""
     targets: torch.Tensor
     """int64 [n]: the token sampled there."""
     samples: torch.Tensor
@@ -123,6 +126,10 @@ class MicroBatch:
     """Name -> float32 [n]."""
     packed: tuple[int, ...] | None = None
     """Tokens of each sample of a packed row; None: padded."""
+    cut: ContextCut | None = None
+    """Which positions of the rows are this rank's; None: all."""
+    own: OwnPlaces | None = None
+    """Those of `positions` that are."""
 
     def to(self, device: torch.device) -> "MicroBatch":
         """Return it on another device, by copies that the host does not wait for."""
@@ -135,6 +142,8 @@ class MicroBatch:
             {name: _moved(value, device) for name, value in self.weights.items()},
             {name: _moved(value, device) for name, value in self.fields.items()},
             self.packed,
+            None if self.cut is None else self.cut.moved(lambda tensor: _moved(tensor, device)),
+            None if self.own is None else OwnPlaces(_moved(self.own.mine, device), _moved(self.own.places, device)),
         )
 
     @property
@@ -259,11 +268,15 @@ def _part(sample: pb.TrainSample, name: str) -> float:
 
 
 def micro_batch(
-    batch: TrainingBatch, rows: Sequence[int], weights: dict[str, torch.Tensor], packed: bool = False
+    batch: TrainingBatch,
+    rows: Sequence[int],
+    weights: dict[str, torch.Tensor],
+    packed: bool = False,
+    group: ContextGroup | None = None,
 ) -> MicroBatch:
     """Return the samples `rows` of a batch, in one row where they are to be `packed`; `weights` are [B, T] per model
-    role."""
-    lengths = [batch.lengths[row] for row in rows]
+    role. `group`: of its positions those that are this rank's; None: all."""
+    lengths = [padded(batch.lengths[row], 1 if group is None else group.chunks) for row in rows]
     widths = lengths if packed else [max(lengths)] * len(rows)
     ends = list(accumulate(widths))
     first = [end - width for end, width in zip(ends, widths, strict=True)]
@@ -282,15 +295,20 @@ def micro_batch(
     def flat(values: torch.Tensor) -> torch.Tensor:
         return values[index][chosen]
 
+    tokens = tokens.view(1 if packed else len(rows), -1)
+    cut = None if group is None else ContextCut.of(group, widths if packed else widths[:1])
+    before = torch.cat(positions)
     return MicroBatch(
-        tokens=tokens.view(1 if packed else len(rows), -1),
+        tokens=tokens if cut is None else tokens[:, cut.columns],
         first=torch.tensor(first),
-        positions=torch.cat(positions),
+        positions=before,
         targets=flat(batch.responses),
         samples=samples[chosen],
         weights={model: flat(values) for model, values in weights.items()},
         fields={name: flat(values) for name, values in batch.fields.items()},
         packed=tuple(lengths) if packed else None,
+        cut=cut,
+        own=None if cut is None else cut.own(before),
     )
 
 

@@ -17,6 +17,7 @@ from torch.utils.checkpoint import checkpoint
 from rlhf_api.names import ExitCode
 from rlhf_workers.experts import has_experts
 from rlhf_workers.failures import WorkError
+from rlhf_workers.training.context_group import ContextCut
 from rlhf_workers.training.expert_files import NAMES, as_parameters
 from rlhf_workers.training.expert_group import ExpertGroup
 from rlhf_workers.training.expert_stage import SharedExperts
@@ -95,9 +96,12 @@ class MegatronStage(PipelineStage):
         """See PipelineStage."""
         return own_positions(length, self.tensor) if self.tensor.by_position else length
 
-    def forward(self, hidden: torch.Tensor, packed: tuple[int, ...] | None = None) -> torch.Tensor:
+    def forward(
+        self, hidden: torch.Tensor, packed: tuple[int, ...] | None = None, cut: ContextCut | None = None
+    ) -> torch.Tensor:
         """See PipelineStage."""
         assert packed is None, "a rule refuses packing with this backend"
+        assert cut is None, "a rule refuses context parallelism with this backend"
         by_position = self.tensor.by_position
         rotation, masks = self._geometry(hidden, hidden.shape[1] * (self.tensor.size if by_position else 1))
         hidden = hidden.transpose(0, 1)

@@ -1,0 +1,24 @@
+"""Rules of `spec.training.parallelism.context`: ranks that share samples by position, and what they cannot do yet."""
+
+from collections.abc import Iterator
+from typing import Final
+
+from rlhf_api.rules.rule import Rule, Values
+from rlhf_api.rules.sharding import NO_DRAFT_TRAINED, trains_no_draft
+
+_FIELD: Final = "spec.training.parallelism.context"
+
+
+def of_context() -> Iterator[Rule]:
+    """Yield every rule of ranks that have some positions of each sample."""
+    yield Rule(
+        field=_FIELD,
+        node="spec",
+        cel=f"self.training.parallelism.context == 1 || self.training.backend == 'torch' && ({NO_DRAFT_TRAINED})",
+        holds=lambda values: values[_FIELD] == 1 or _may_cut(values),
+        message="must be 1, but with spec.training.backend torch and no draftModel trained: use that, or 1",
+    )
+
+
+def _may_cut(values: Values) -> bool:
+    return values["spec.training.backend"] == "torch" and trains_no_draft(values)
