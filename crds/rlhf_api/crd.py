@@ -126,12 +126,12 @@ def _optional(schema: Schema, path: str) -> Iterator[tuple[str, str]]:
 
 def _describe_once(node: Schema, path: str, described: dict[str, str]) -> None:
     """Describe a field once: where another of the same name has the very same description, it is the path of the
-    first. The definition has to fit into an annotation."""
+    first in the spec. The definition has to fit into an annotation."""
     for name, child in node.get("properties", {}).items():
         at = f"{path}.{name}".removeprefix(".")
         words = child.get("description", "")
         first = described.setdefault(f"{name}: {words}", at)
-        if first != at and len(pointer := f"As {first}.") < len(words):
+        if first != at and len(pointer := f"As {first.removeprefix('spec.')}.") < len(words):
             child["description"] = pointer
         _describe_once(child, at, described)
         _describe_once(child.get("items", {}), f"{at}[]", described)

@@ -95,6 +95,7 @@ def ranks(
     orders = [
         *(order(f"gradients-{family}", make_job(path, path), gradients=True) for family, path in folders.items()),
         *(order(f"packed-{family}", packed(path), gradients=True) for family, path in folders.items()),
+        *(order(f"cut-{family}", cut(path, shard), gradients=True) for family, path in folders.items()),
         order("abstained", trained, gradients=True, abstained=ABSTAINED),
         order("recomputed", recomputed, gradients=True),
         order("half", half, gradients=True),
@@ -128,6 +129,11 @@ def packed(folder: Path) -> RLHFJob:
     return make_job(folder, folder, training={"packing": True})
 
 
+def cut(folder: Path, context: int) -> RLHFJob:
+    """Packed samples that all ranks share by position."""
+    return make_job(folder, folder, training={"packing": True, "parallelism": {"context": context}})
+
+
 def assert_same_bits(ours: Mapping[str, torch.Tensor], theirs: Mapping[str, torch.Tensor]) -> None:
     assert ours.keys() == theirs.keys()
     assert [name for name in theirs if not torch.equal(ours[name], theirs[name])] == []
@@ -145,11 +151,14 @@ def test_gradients_are_those_of_a_rank_that_holds_everything(ranks: ShardedRanks
     assert_same_gradients(whole(ranks.reports("abstained"), "gradients"), expected, TOLERANCE)
 
 
-def test_packed_rows_have_the_gradients_of_padded_ones(ranks: ShardedRanks, folders: dict[str, Path]) -> None:
+def test_packed_rows_have_the_gradients_of_padded_ones_also_shared_by_position(
+    ranks: ShardedRanks, folders: dict[str, Path]
+) -> None:
     for family, path in folders.items():
         job = make_job(path, path)
         expected = gradients_of(job, serial(job, 1, 1), 1, make_batch())
-        assert_same_gradients(whole(ranks.reports(f"packed-{family}"), "gradients"), expected, TOLERANCE)
+        for name in (f"packed-{family}", f"cut-{family}"):
+            assert_same_gradients(whole(ranks.reports(name), "gradients"), expected, TOLERANCE)
 
 
 def test_half_precision_rounds_no_more_than_a_rank_that_holds_everything(

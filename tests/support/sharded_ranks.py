@@ -63,7 +63,8 @@ def parallel(job: RLHFJob, shard: int) -> RLHFJob:
     """The same job over so many sharded ranks; 1: over one rank."""
     body = job.model_dump(by_alias=True, exclude_unset=True)
     given = body["spec"].setdefault("training", {}).get("parallelism", {})
-    body["spec"]["training"]["parallelism"] = {**given, "pipeline": 1, "data": shard, "shard": shard}
+    body["spec"]["training"]["parallelism"] = {**given, "pipeline": 1, "shard": shard}
+    body["spec"]["training"]["parallelism"]["data"] = shard // given.get("context", 1)
     return RLHFJob.model_validate(body)
 
 
@@ -134,8 +135,9 @@ def united(reports: Sequence[Mapping[str, Any]], what: str) -> dict[str, torch.T
 def _carry_out(order: Order, rank: int, world: int, communicator: Communicator) -> dict[str, Any]:
     job = RLHFJob.model_validate_json(order.job)
     models = [name for name in ("actor", "critic") if getattr(job.spec.models, name) is not None]
+    data = world // job.spec.training.parallelism.context
     become = pb.BecomeTraining(
-        rank=rank, world_size=world, schedule=serial(job, 1, world, models).model_dump_json(),
+        rank=rank, world_size=world, schedule=serial(job, 1, data, models).model_dump_json(),
         checkpoint=order.restore, version=order.first,
     )  # fmt: skip
     trainer = build_trainer(job, become, CPU, lambda layout: communicator, lambda *_, **__: None)

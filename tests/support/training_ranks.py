@@ -349,7 +349,8 @@ def run(
     job: RLHFJob, iterations: range, pipeline: int = 2, data: int = 1, restore: str = "", save: Path | None = None
 ) -> tuple[list[Trainer], list[dict[str, float]], list[pb.CheckpointFile]]:
     """Trains `iterations`, each on its own batch; restores before and saves after when asked."""
-    table, world = serial(job, pipeline, data), pipeline * data * job.spec.training.parallelism.tensor
+    parallelism = job.spec.training.parallelism
+    table, world = serial(job, pipeline, data), pipeline * data * parallelism.context * parallelism.tensor
 
     def work(rank: int, peers: ThreadCommunicator) -> tuple[Trainer, list[dict[str, float]], list[pb.CheckpointFile]]:
         trainer = trainer_of(job, table, rank, world, peers, restore, iterations.start)

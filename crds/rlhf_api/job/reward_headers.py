@@ -28,7 +28,7 @@ class CodeVariable(ApiModel):
     name: Annotated[str, Field(pattern=NAME_PATTERN, max_length=253, examples=["JUDGE_TOKEN"])]
     """Name of the variable."""
     value: Annotated[str, Field(max_length=32768)] | None = None
-    """Value, stored and shown in clear text."""
+    """Stored and shown in clear text."""
     secret_key_ref: SecretKey | None = None
     """Secret that holds the value."""
 
@@ -39,7 +39,7 @@ class RewardHeader(ApiModel):
     name: Annotated[str, Field(pattern=r"^[-A-Za-z0-9!#$%&'*+.^_`|~]+$", max_length=253, examples=["Authorization"])]
     """Name of the header."""
     value: Annotated[str, Field(pattern=r"^[ -~]*$", max_length=8192, examples=["application/json"])] | None = None
-    """Value, stored and shown in clear text."""
+    """Stored and shown in clear text."""
     secret_key_ref: SecretKey | None = None
     """Secret that holds the whole value, such as `Bearer abc`."""
 

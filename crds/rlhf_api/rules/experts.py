@@ -20,7 +20,9 @@ def of_experts() -> Iterator[Rule]:
             " && !self.shardOptimizer)"
         ),
         holds=lambda values: _divides(values) and _alone(values),
-        message="must divide data x context, and be 1 with shard or tensor above 1 or shardOptimizer: use a divisor, or 1",
+        message=(
+            "must divide data x context, and be 1 with shard or tensor above 1 or shardOptimizer: use a divisor, or 1"
+        ),
     )
     yield Rule(
         field=_FIELD,

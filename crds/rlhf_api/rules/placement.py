@@ -4,9 +4,12 @@ from collections.abc import Iterator
 from typing import Any, Final
 
 from rlhf_api.job.groups import GroupFields
-from rlhf_api.rules.common_rules import RANKS, number_of_ranks, product_of_ranks
+from rlhf_api.rules.common_rules import number_of_ranks
 from rlhf_api.rules.rule import Rule, Values
 
+_AXES: Final = ("pipeline", "data", "context")
+_RANKS: Final = " x ".join(_AXES)
+"""The number of ranks where no stage is held in parts, as other rules have it with Colocated."""
 _DEDICATED: Final = "self.placement == 'Dedicated'"
 
 
@@ -16,9 +19,9 @@ def _dedicated(values: Values) -> bool:
 
 def of_placement() -> Iterator[Rule]:
     """Yield every rule of placement."""
-    ranks_cel = product_of_ranks("self.training.parallelism")
+    ranks_cel = " * ".join(f"self.training.parallelism.{axis}" for axis in _AXES)
     field = "spec.generation.replicas"
-    need = f"must be at least {RANKS} of spec.training.parallelism with spec.placement Colocated,"
+    need = f"must be at least {_RANKS} of spec.training.parallelism with spec.placement Colocated,"
     remedy = "as rank r runs in generation worker r"
     yield Rule(
         field=field,

@@ -196,8 +196,8 @@ _STATEMENTS: Final = (
     ),
     Rule(
         field="spec.training.parallelism",
-        node="spec",
-        cel=f"{product_of_ranks('self.training.parallelism')} <= {MAX_WORKERS}",
+        node="spec.training.parallelism",
+        cel=f"{product_of_ranks('self')} <= {MAX_WORKERS}",
         holds=lambda values: number_of_ranks(values) <= MAX_WORKERS,
         message=f"{RANKS}, the number of ranks, must be at most {MAX_WORKERS}: use fewer of any",
     ),

@@ -82,6 +82,15 @@ def test_ranks_that_share_out_experts_hold_a_part_of_those_alone() -> None:
     assert {one.parallelism.tensor for one in by_megatron} == {1}, "which splits no experts"
 
 
+def test_layouts_keep_the_ranks_that_share_samples_by_position() -> None:
+    by_words = {layout.words: layout for layout in layouts(spec(parallelism={"data": 1, "context": 2}), SIZES, 4)}
+    assert {"pipeline 2, context 2", "data 2, context 2", "data 2, context 2, shard 4"} <= by_words.keys()
+    assert {one.parallelism.context for one in by_words.values()} == {2}
+    alone = {layout.words: layout for layout in layouts(spec(), SIZES, 4)}
+    assert by_words["data 2, context 2"].memory.parts == alone["data 4"].memory.parts, "which hold whole copies"
+    assert layouts(spec(parallelism={"data": 1, "context": 2}), SIZES, 3) == []
+
+
 def test_a_pipeline_waits_and_copies_hold_all_of_it() -> None:
     """Of 64 samples in micro-batches of two: 32 of them in a pipeline of four, 8 a copy where there are four."""
     by_words = {layout.words: layout for layout in layouts(spec(), SIZES, 4)}

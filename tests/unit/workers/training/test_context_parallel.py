@@ -4,16 +4,36 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+import transformers
+from hypothesis import given
+from hypothesis import strategies as st
 from tests.support import models
+from tests.support.algorithms import member
 from tests.support.gradient_comparison import assert_same_gradients
 from tests.support.training_ranks import (
+    Alone,
+    ThreadCommunicator,
+    assert_bitwise,
+    exhaust,
+    finish_folder,
     gradients_of,
+    interleave,
     make_batch,
     make_job,
+    on_ranks,
+    run,
     serial,
+    split_backward,
+    trainer_of,
 )
 
+from rlhf_api import control_pb2 as pb
 from rlhf_api.job import RLHFJob
+from rlhf_api.schedule import Pipeline
+from rlhf_workers.training.context_group import ContextCut, ContextGroup, padded
+from rlhf_workers.training.step_timing import measure
+from rlhf_workers.training.trainer import Trainer
 
 TOLERANCE = 1e-5
 """Of the largest number of a tensor: float32 sums in another order."""
@@ -66,3 +86,121 @@ def test_gradients_are_those_of_one_rank(
     job = job_of(folder, context, training=training, deterministic=deterministic)
     got = gradients_of(job, serial(job, pipeline, data), pipeline * data * context, batch)
     assert_same_gradients(got, expected, TOLERANCE)
+
+
+@pytest.mark.parametrize("deterministic", [True, False])
+def test_fused_and_split_tables_have_the_bits_of_serial_ones_also_recomputed(
+    deterministic: bool, folders: dict[str, Path]
+) -> None:
+    folder, batch = folders["mistral"], make_batch()
+    job, recomputed = (
+        job_of(folder, 2, training={"packing": True, "activationCheckpointing": again}, deterministic=deterministic)
+        for again in (False, True)
+    )
+    table = serial(job, 2, 1)
+    pipelines = [("actor", (0, 1)), ("critic", (1, 0))]
+    fused = interleave(
+        tuple(Pipeline(name=name, model=name, stage_ranks=ranks, microbatches=4) for name, ranks in pipelines)
+    )
+    expected = gradients_of(job, table, 4, batch)
+    found = [gradients_of(job, other, 4, batch) for other in (fused, split_backward(fused))]
+    for other in (*found, gradients_of(recomputed, split_backward(fused), 4, batch)):
+        assert [name for name in expected if not torch.equal(other[name], expected[name])] == []
+
+
+@pytest.mark.parametrize("algorithm", ["dpo", "onlineDpo", "rewardModel", "sft", "gspo", "safeRlhf"])
+def test_objectives_of_whole_responses_and_of_pairs_have_the_gradients_of_whole_samples(
+    algorithm: str, folders: dict[str, Path], tmp_path: Path
+) -> None:
+    """Some sum over a sample, some read its last token, some keep two samples together; some have a third model."""
+    folder, found = folders["qwen3"], list[dict[str, torch.Tensor]]()
+    fields: dict[str, Any] = {"algorithm": member(algorithm), "rollout": {"batchSize": 8}}
+    trained = {"rewardModel": ("reward",), "safeRlhf": ("actor", "critic", "cost_critic")}.get(algorithm, ("actor",))
+    if algorithm == "rewardModel":
+        classifier = transformers.AutoModelForSequenceClassification.from_pretrained(folder, num_labels=1)
+        classifier.save_pretrained(tmp_path)
+        fields["models"] = {"actor": {"path": str(folder)}, "reward": {"model": {"path": str(tmp_path)}}}
+    for context in (2, 1):
+        training = {"microBatchSize": 4, "parallelism": {"context": context}}
+        job = make_job(folder, training=training, **fields)
+        found.append(gradients_of(job, serial(job, 1, 1, trained), context, make_batch(algorithm)))
+    assert any(gradient.any() for gradient in found[0].values())
+    assert_same_gradients(found[0], found[1], TOLERANCE)
+
+
+def test_adapters_have_the_gradients_of_whole_samples(folders: dict[str, Path]) -> None:
+    found = []
+    for context in (2, 1):
+        job = job_of(folders["llama"], context, training={"lora": {"rank": 4}})
+        found.append(gradients_of(job, serial(job, 1, 1), context, make_batch()))
+    assert any(gradient.any() for gradient in found[0].values())
+    assert_same_gradients(found[0], found[1], TOLERANCE)
+
+
+@pytest.mark.parametrize(("context", "training"), [(2, {"packing": True}), (4, {"microBatchTokens": 20})])
+def test_an_iteration_and_its_checkpoint_are_those_of_whole_samples(
+    context: int, training: dict[str, Any], folders: dict[str, Path], tmp_path: Path
+) -> None:
+    """Every token is counted once, log-probabilities of before the first step are those of one rank, and either layout
+    goes on from the other's checkpoint to the same weights but for rounding."""
+    folder = folders["qwen3"]
+    again = {"ppo": {"miniBatchSize": 4, "epochs": 2, "oldLogProbabilities": "Trainer"}}
+    cut, whole = (job_of(folder, ranks, training=dict(training), algorithm=again) for ranks in (context, 1))
+    trained, ours, _ = run(cut, range(1), 1, save=tmp_path / "cut")
+    _, theirs, _ = run(whole, range(1), 1, save=tmp_path / "whole")
+    assert ours[0].keys() == theirs[0].keys()
+    unlike = {"train/padding", "train/largest_micro_batch_tokens"}  # a sample is a multiple of the chunks
+    for name, value in theirs[0].items():
+        assert name in unlike or ours[0][name] == pytest.approx(value, rel=1e-3, abs=1e-4), name
+    finish_folder(tmp_path / "cut", folder)
+    read, _, _ = run(whole, range(1, 1), 1, restore=str(tmp_path / "cut"))
+    assert_bitwise(read, trained[:1])
+
+
+def test_measuring_changes_no_weight(folders: dict[str, Path]) -> None:
+    job = job_of(folders["llama"], 2)
+    table = serial(job, 2, 1)
+
+    def work(rank: int, peers: ThreadCommunicator) -> Trainer:
+        trainer = trainer_of(job, table, rank, 4, peers)
+        measured = exhaust(measure(trainer, pb.Measure(measurement_id=1)))
+        assert all(stage.forward > 0 and stage.weight_gradient > 0 for stage in measured.stages)
+        return trainer
+
+    before = on_ranks(4, lambda rank, peers: trainer_of(job, table, rank, 4, peers))
+    assert_bitwise(on_ranks(4, work), before)
+
+
+@given(
+    context=st.integers(1, 5),
+    lengths=st.lists(st.integers(1, 30), min_size=1, max_size=5),
+    rows=st.integers(1, 3),
+    draw=st.data(),
+)
+def test_every_position_is_one_rank_s_and_all_ranks_have_as_many_keys_to_attend_to(
+    context: int, lengths: list[int], rows: int, draw: st.DataObject
+) -> None:
+    groups = [ContextGroup(rank, tuple(range(context)), Alone()) for rank in range(context)]
+    widths = [padded(length, groups[0].chunks) for length in lengths]
+    assert all(0 <= width - length < groups[0].chunks for width, length in zip(widths, lengths, strict=True))
+    cuts = [ContextCut.of(group, widths) for group in groups]
+    assert sorted(torch.cat([cut.columns for cut in cuts]).tolist()) == list(range(sum(widths)))
+    assert len({sum(piece.length * (2 * piece.start + piece.length) for piece in cut.pieces) for cut in cuts}) == 1
+    row = torch.arange(sum(widths))
+    joined = torch.cat([row[cut.columns] for cut in cuts])
+    for cut in cuts:
+        assert torch.equal(joined[cut.order], row)
+        assert torch.equal(row[cut.back], joined)
+        placed = [torch.arange(piece.start, piece.start + piece.length) for piece in cut.pieces]
+        assert torch.equal(cut.positions, torch.cat(placed))
+    flat = torch.arange(rows * sum(widths)).view(rows, -1)
+    places = torch.tensor(draw.draw(st.lists(st.integers(0, flat.numel() - 1), max_size=8)), dtype=torch.int64)
+    owned = [cut.own(places) for cut in cuts]
+    assert sorted(torch.cat([own.mine for own in owned]).tolist()) == list(range(len(places)))
+    for cut, own in zip(cuts, owned, strict=True):
+        assert torch.equal(flat[:, cut.columns].flatten()[own.places], places[own.mine])
+
+
+def test_a_sample_that_is_no_multiple_of_the_chunks_is_refused_in_words() -> None:
+    with pytest.raises(ValueError, match="a sample of 6 positions is not cut into 4 equal chunks"):
+        ContextCut.of(ContextGroup(0, (0, 1), Alone()), [8, 6])

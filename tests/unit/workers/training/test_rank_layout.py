@@ -132,10 +132,54 @@ def test_a_part_of_experts_is_summed_among_all_who_hold_it_and_saved_by_one(layo
             assert all(ranks in made for ranks in (same, one.holders(*key), one.expert_group) if len(ranks) > 1)
 
 
-def test_blocks_that_are_no_multiple_of_the_expert_ranks_are_refused_in_words() -> None:
+@st.composite
+def context_groups(draw: st.DrawFn) -> list[RankLayout]:
+    """The layouts of all ranks whose blocks share samples by position, and may share out experts, too: a model over all
+    rows, one in the other order, and one with two copies in a block."""
+    rows, context, expert = (
+        draw(st.integers(1, 3)), draw(st.sampled_from([1, 2, 3, 4])), draw(st.sampled_from([1, 2, 4])),
+    )  # fmt: skip
+    world = context * expert * draw(st.integers(1, 2)) * rows
+    orders = {"actor": tuple(range(rows)), "critic": tuple(reversed(range(rows)))}
+    pipelines = [Pipeline(name=name, model=name, stage_ranks=order, microbatches=2) for name, order in orders.items()]
+    pipelines += [Pipeline(name=f"cost-{n}", model="cost", stage_ranks=(0,), microbatches=1) for n in range(2)]
+    table = serial_table(pipelines)
+    return [RankLayout(table, rank, world, expert=expert, context=context) for rank in range(world)]
+
+
+@given(context_groups())
+def test_a_context_group_runs_the_same_rows_on_the_samples_of_one_copy(layouts: list[RankLayout]) -> None:
+    made = layouts[0].groups()
+    for one in layouts:
+        together = [layouts[rank] for rank in one.context_group]
+        assert {other.context_group for other in together} == {one.context_group}
+        assert [other.context_rank for other in together] == list(range(one.context))
+        assert {(other.local, other.held) for other in together} == {(one.local, one.held)}
+        assert len(together) == 1 or one.context_group in made
+        for index, pipeline in enumerate(one.table.pipelines):
+            assert {other.replica(index) for other in together} == {one.replica(index)}
+            assert [other.speaks(pipeline.model) for other in together].count(True) == 1
+            assert one.replica(index) < one.replicas(pipeline.model)
+
+
+@given(context_groups())
+def test_every_replica_is_run_by_one_context_group(layouts: list[RankLayout]) -> None:
+    for model in layouts[0].models:
+        groups: dict[int, set[tuple[int, ...]]] = {}
+        for one in layouts:
+            for index in one.pipelines(model):
+                if one.runs(index, 0):
+                    groups.setdefault(one.replica(index), set()).add(one.context_group)
+        assert sorted(groups) == list(range(layouts[0].replicas(model))), "every share of the samples is run"
+        assert all(len(found) == 1 for found in groups.values())
+
+
+def test_blocks_that_are_no_multiple_of_a_group_are_refused_in_words() -> None:
     table: ScheduleTable = serial_table([Pipeline(name="a", model="actor", stage_ranks=(0,), microbatches=1)])
-    with pytest.raises(ValueError, match="3 data parallel ranks are no multiple of 2 expert parallel ones"):
+    with pytest.raises(ValueError, match="3 blocks of ranks are no multiple of 2 expert parallel ones"):
         RankLayout(table, 0, 3, expert=2)
+    with pytest.raises(ValueError, match="3 blocks of ranks are no multiple of 2 context parallel ones"):
+        RankLayout(table, 0, 3, context=2)
 
 
 def test_a_group_that_is_no_multiple_is_refused_in_words() -> None:
