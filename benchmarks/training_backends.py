@@ -3,11 +3,11 @@
     python -m benchmarks.training_backends [--ranks 2] [--microbatches 4] [--rounds 7] [--json]
 
 Builds a random actor and a deeper, narrower critic, and forks the ranks of all layouts: one rank of the backend `torch`
-(what gradients are compared with), of `torch` and `megatron` data parallel ranks and pipelines, and ranks that hold
-the models in parts (`shard` by `torch`, `tensor` by `megatron`). All groups live at once and one at a time works, so a
-slow moment of the machine falls on all alike: every round goes through all layouts and schedules, forwards and
-backwards in turn, after one that warms up. All of them train the same mini-batch; the learning rate is so small that no
-weight changes, so every round is the same.
+(what gradients are compared with), of `torch` and `megatron` data parallel ranks and pipelines, ranks of `torch` that
+share samples by position (`context`), and ranks that hold the models in parts (`shard` by `torch`, `tensor` by
+`megatron`). All groups live at once and one at a time works, so a slow moment of the machine falls on all alike: every
+round goes through all layouts and schedules, forwards and backwards in turn, after one that warms up. All of them train
+the same mini-batch; the learning rate is so small that no weight changes, so every round is the same.
 
 `seconds` is the median of a step of the slowest rank: mini-batch, sums of gradients, optimizer, gathering. `ratio` is
 the median of its ratios to `torch` on data parallel ranks in the same round, `to_serial` to the same layout's serial
@@ -15,9 +15,10 @@ schedule. `predicted` is what the simulator says of the mini-batch alone, from t
 and after the rounds, and `best` the shortest mini-batch: both are what an undisturbed machine would take (`error`).
 Nothing predicts ranks that gather parameters as they go. Memory is of the rank with most, in MiB: `held` is counted
 (weights, gradients, moments, and what a sharded rank keeps whole), `planned` is what `rlhf plan` counts for the same,
-`peak` is what the process grew to while it loaded, took a serial step and published, libraries left out. `publish` is
-gathering, and a copy of every parameter that a rank publishes, on all ranks at once. `gradients` is the largest
-difference from one rank of `torch`, relative to the largest number of its tensor; `same_bits` compares schedules.
+`kept` is what the forward of one micro-batch keeps of a stage for its backward, `peak` is what the process grew to
+while it loaded, took a serial step and published, libraries left out. `publish` is gathering, and a copy of every
+parameter that a rank publishes, on all ranks at once. `gradients` is the largest difference from one rank of `torch`,
+relative to the largest number of its tensor; `same_bits` compares schedules.
 """
 
 import argparse
@@ -78,7 +79,7 @@ def arguments() -> argparse.Namespace:
 def layouts(ranks: int) -> list[Layout]:
     """One rank of `torch` first, then `torch` on data parallel ranks, with which all others are compared."""
     many = [Layout("torch", data=ranks), Layout("torch", data=ranks, shard_optimizer=True)]
-    many += [Layout("torch", pipeline=ranks), Layout("torch", data=ranks, shard=ranks)]
+    many += [Layout("torch", pipeline=ranks), Layout("torch", context=ranks), Layout("torch", data=ranks, shard=ranks)]
     if find_spec("megatron") is None:
         print("Megatron-core is not installed: its layouts are left out")
     else:
@@ -230,6 +231,7 @@ def rows_of(
             "error": None,
             "held": round(max(one["held"] for one in group.memory) / MEBIBYTE, 1),
             "planned": round(planned / MEBIBYTE, 1),
+            "kept": None,
             "peak": round(max(one["peak"] for one in group.memory) / MEBIBYTE, 1),
             "publish": round(publishing, 4),
             "published": round(group.published[0]["bytes"] / MEBIBYTE, 1),
@@ -240,6 +242,8 @@ def rows_of(
             costs, transfers = costs_of(group.stages)
             predicted = forecast(table, costs, transfers)[0]
             row |= {"predicted": round(predicted, 4), "error": round(predicted / best - 1, 4)}
+            kept = max(stage.activation_bytes for measured in group.stages for stage in measured.stages)
+            row["kept"] = round(kept / MEBIBYTE, 1)
         yield row
 
 

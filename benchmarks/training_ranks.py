@@ -38,6 +38,9 @@ STILL: Final = 1e-11
 """A learning rate below what float32 weights can follow."""
 
 
+SIZES = ("pipeline", "data", "context", "shard", "tensor")
+
+
 @dataclass(frozen=True)
 class Layout:
     """Who computes what."""
@@ -45,29 +48,27 @@ class Layout:
     backend: str
     pipeline: int = 1
     data: int = 1
+    context: int = 1
     shard: int = 1
     tensor: int = 1
     shard_optimizer: bool = False
 
     @property
     def name(self) -> str:
-        places = {"pipeline": self.pipeline, "data": self.data, "shard": self.shard, "tensor": self.tensor}
-        if self.shard > 1:
-            del places["data"]
+        places = {name: getattr(self, name) for name in SIZES if name != "data" or self.shard == 1}
         named = [self.backend, *(f"{key} {count}" for key, count in places.items() if count > 1)]
         return " ".join([*named, "shardOptimizer"] if self.shard_optimizer else named)
 
     @property
     def world(self) -> int:
-        return self.pipeline * self.data * self.tensor
+        return self.pipeline * self.data * self.context * self.tensor
 
 
 def job_of(folder: Path, options: argparse.Namespace, layout: Layout) -> RLHFJob:
     """The job that a layout trains."""
-    sizes = ("pipeline", "data", "shard", "tensor")
     training = {
         "backend": layout.backend,
-        "parallelism": {name: getattr(layout, name) for name in sizes} | {"shardOptimizer": layout.shard_optimizer},
+        "parallelism": {name: getattr(layout, name) for name in SIZES} | {"shardOptimizer": layout.shard_optimizer},
         "optimizer": {"learningRate": STILL, "criticLearningRate": STILL, "weightDecay": 0.0},
     }
     return fused_training.job_of(folder, options, options.microbatches, training)

@@ -38,7 +38,7 @@ class ContextGroup:
 
 
 @dataclass(frozen=True)
-class Piece:
+class SampleChunk:
     """Consecutive positions of one sample that a rank computes."""
 
     start: int
@@ -78,13 +78,13 @@ class ContextCut:
         return replace(self, columns=columns, positions=positions, order=order, back=back)
 
     @property
-    def pieces(self) -> list[Piece]:
+    def own_chunks(self) -> list[SampleChunk]:
         """This rank's, in the order of `columns`: two of every sample."""
         found = []
         for length in self.lengths:
             size = length // self.group.chunks
             mine = self.group.rank, self.group.chunks - 1 - self.group.rank
-            found += [Piece(chunk * size, size) for chunk in mine]
+            found += [SampleChunk(chunk * size, size) for chunk in mine]
         return found
 
     def own(self, places: torch.Tensor) -> "OwnPlaces":
@@ -97,13 +97,13 @@ class ContextCut:
     def whole(self, own: torch.Tensor) -> torch.Tensor:
         """Return what layers made of all positions, [b, heads, L, width], of this rank's [b, heads, l, width]; its
         gradient is the sum of those of all ranks."""
-        gathered = _apply(_Whole, own.movedim(2, 0), self)
+        gathered = _apply(_AllPositions, own.movedim(2, 0), self)
         return gathered.movedim(0, 2)
 
     def joined(self, own: torch.Tensor, places: "OwnPlaces", count: int) -> torch.Tensor:
         """Return [m, ...] of what one rank each has computed for m places, of this rank's [k, ...]; what follows is
         computed by every rank alike, so the gradient of each is its own part."""
-        return _apply(_Joined, own, places.mine, count, self.group)
+        return _apply(_TokensJoined, own, places.mine, count, self.group)
 
 
 @dataclass(frozen=True)
@@ -140,7 +140,7 @@ def _columns(rank: int, chunks: int, lengths: Sequence[int]) -> list[torch.Tenso
     return found
 
 
-class _Whole(torch.autograd.Function):
+class _AllPositions(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, own: torch.Tensor, cut: ContextCut) -> torch.Tensor:
         ctx.cut, ctx.kind = cut, own.dtype
@@ -157,7 +157,7 @@ class _Whole(torch.autograd.Function):
         return own.to(ctx.kind), None
 
 
-class _Joined(torch.autograd.Function):
+class _TokensJoined(torch.autograd.Function):
     """By a sum with zeros where the others' are: exact."""
 
     @staticmethod

@@ -24,7 +24,7 @@ from rlhf_api.job import RLHFJob
 from rlhf_api.names import ExitCode
 from rlhf_workers.experts import WHOLE
 from rlhf_workers.failures import WorkError
-from rlhf_workers.training.context_attention import CONTEXT, CUT, PieceMasks
+from rlhf_workers.training.context_attention import CONTEXT, CUT, ChunkMasks
 from rlhf_workers.training.context_group import ContextCut
 from rlhf_workers.training.expert_files import NAMES, as_parameters
 from rlhf_workers.training.packed_attention import PACKED, PACKED_ROWS, WRITTEN_OUT, repeated
@@ -85,7 +85,7 @@ class ModelStage(PipelineStage):
             rotation = self._rotation(hidden, max(cut.lengths))
             own = tuple(part.index_select(1, cut.positions) for part in rotation)
             eager = self.config._attn_implementation.endswith("eager")
-            masks = {kind: PieceMasks.of(cut, self._window(kind), eager, hidden) for kind in set(self._sliding())}
+            masks = {kind: ChunkMasks.of(cut, self._window(kind), eager, hidden) for kind in set(self._sliding())}
         return {
             kind: {"attention_mask": None, "position_embeddings": own, CONTEXT: mask} for kind, mask in masks.items()
         }

@@ -137,7 +137,10 @@ def test_adapters_have_the_gradients_of_whole_samples(folders: dict[str, Path]) 
     assert_same_gradients(found[0], found[1], TOLERANCE)
 
 
-@pytest.mark.parametrize(("context", "training"), [(2, {"packing": True}), (4, {"microBatchTokens": 20})])
+@pytest.mark.parametrize(
+    ("context", "training"),
+    [(2, {"packing": True, "parallelism": {"shardOptimizer": True}}), (4, {"microBatchTokens": 20})],
+)
 def test_an_iteration_and_its_checkpoint_are_those_of_whole_samples(
     context: int, training: dict[str, Any], folders: dict[str, Path], tmp_path: Path
 ) -> None:
@@ -185,13 +188,13 @@ def test_every_position_is_one_rank_s_and_all_ranks_have_as_many_keys_to_attend_
     assert all(0 <= width - length < groups[0].chunks for width, length in zip(widths, lengths, strict=True))
     cuts = [ContextCut.of(group, widths) for group in groups]
     assert sorted(torch.cat([cut.columns for cut in cuts]).tolist()) == list(range(sum(widths)))
-    assert len({sum(piece.length * (2 * piece.start + piece.length) for piece in cut.pieces) for cut in cuts}) == 1
+    assert len({sum(chunk.length * (2 * chunk.start + chunk.length) for chunk in cut.own_chunks) for cut in cuts}) == 1
     row = torch.arange(sum(widths))
     joined = torch.cat([row[cut.columns] for cut in cuts])
     for cut in cuts:
         assert torch.equal(joined[cut.order], row)
         assert torch.equal(row[cut.back], joined)
-        placed = [torch.arange(piece.start, piece.start + piece.length) for piece in cut.pieces]
+        placed = [torch.arange(chunk.start, chunk.start + chunk.length) for chunk in cut.own_chunks]
         assert torch.equal(cut.positions, torch.cat(placed))
     flat = torch.arange(rows * sum(widths)).view(rows, -1)
     places = torch.tensor(draw.draw(st.lists(st.integers(0, flat.numel() - 1), max_size=8)), dtype=torch.int64)
