@@ -127,14 +127,14 @@ class RunServers:
         self._servers: list[RunServerClient] = []
         self._seen: list[Place] = []
 
-    def here(self) -> RunServerClient | None:
-        """Return that of this place; None where a run is to be executed."""
-        here = place()
+    def of_this_place(self) -> RunServerClient | None:
+        """Return it; None where a run is to be executed."""
+        wanted = place()
         for server in self._servers:
-            if server.place == here:
+            if server.place == wanted:
                 return server
-        if self._servers and here not in self._seen:
-            self._seen.append(here)
+        if self._servers and wanted not in self._seen:
+            self._seen.append(wanted)
             return None
         self._servers.append(RunServerClient())
         return self._servers[-1]
@@ -147,7 +147,7 @@ def start_run(arguments: Sequence[str], log: Path, *, executed: bool) -> "subpro
     """Start `rlhf` with arguments; what it prints goes to a new log."""
     log.unlink(missing_ok=True)
     if not executed and OF_A_TEST in os.environ:
-        server = _servers.here()
+        server = _servers.of_this_place()
         if server is not None:
             return server.start(arguments, log)
     command = [sys.executable, "-m", "rlhf_cli.main", *arguments]
