@@ -19,9 +19,13 @@ pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module", autouse=True)
-def known_place(tmp_path_factory: pytest.TempPathFactory) -> None:
-    """Earlier tests may have added to the environment, and of a new one the second run is the first that is forked."""
-    assert start_run(["--help"], tmp_path_factory.mktemp("known") / "out", executed=False).wait(60) == 0
+def job(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A job that would go on for long. Writing it imports libraries that may add to the environment, as earlier tests
+    may have; and of a new one the second run is the first that is forked."""
+    folder = tmp_path_factory.mktemp("job")
+    manifest = write_job(folder, iterations=1000)
+    assert start_run(["--help"], folder / "out", executed=False).wait(60) == 0
+    return manifest
 
 
 @pytest.mark.parametrize(
@@ -40,10 +44,8 @@ def test_it_ends_and_says_what_an_executed_one_does(arguments: list[str], code: 
 
 
 def test_what_is_added_to_the_environment_reaches_runs_which_are_forked_from_the_second_on(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    job: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    job = write_job(tmp_path)
-
     def begun(name: str) -> "subprocess.Popen[bytes] | ForkedRun":
         options = ["--run-dir", str(tmp_path / name), "--plain"]
         run = start_run(["run", str(job), *options], tmp_path / "out", executed=False)
@@ -62,9 +64,9 @@ def test_what_is_added_to_the_environment_reaches_runs_which_are_forked_from_the
     assert isinstance(begun("after"), ForkedRun), "that of before is still forked of"
 
 
-def test_one_that_is_killed_leaves_no_process(tmp_path: Path) -> None:
+def test_one_that_is_killed_leaves_no_process(job: Path, tmp_path: Path) -> None:
     options = ["--run-dir", str(tmp_path / "run"), "--plain"]
-    run = start_run(["run", str(write_job(tmp_path, iterations=1000)), *options], tmp_path / "out", executed=False)
+    run = start_run(["run", str(job), *options], tmp_path / "out", executed=False)
     found: dict[str, int] = {}
     deadline = time.monotonic() + 60
     while len(found) < 6:
