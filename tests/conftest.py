@@ -1,15 +1,20 @@
 """Settings of all tests: what a property test finds depends neither on how fast the machine is nor on the day, nor on
-what else was imported, and a thread that a test leaves behind disturbs no other.
+what else was imported, a thread that a test leaves behind disturbs no other, and what is imported to collect them is
+never walked by the garbage collector.
 
 `pytest --hypothesis-profile=explore` looks where nobody has looked before.
 """
 
 import logging
+from collections.abc import Generator
 from typing import Any
 
+import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis.internal.conjecture import providers
 from hypothesis.internal.constants_ast import Constants
+
+from rlhf_workers.loading import uncollected
 
 settings.register_profile("explore", settings(), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.register_profile("same-everywhere", settings.get_profile("explore"), derandomize=True, database=None)
@@ -39,3 +44,10 @@ class _LoggersOfAMoment(dict[str, "logging.Logger | logging.PlaceHolder"]):
 
 
 logging.Logger.manager.loggerDict = _LoggersOfAMoment(logging.Logger.manager.loggerDict)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Collect without the collector, whose every later walk would otherwise go through all libraries and tests, too."""
+    with uncollected():
+        return (yield)

@@ -1,14 +1,13 @@
 """What a forked `rlhf run` shares with one that a shell starts: how it ends, and what it says (that it trains the same
 weights: `test_kills`)."""
 
+import os
 import signal
 import subprocess
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.support import forked_runs
 from tests.support.chaos import processes
 from tests.support.forked_runs import ForkedRun, start_run
 from tests.support.local_job import write_job
@@ -20,14 +19,13 @@ pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module", autouse=True)
-def own_server() -> Iterator[None]:
-    """Fork of a process of this environment: libraries that tests before these imported may have added to it."""
-    servers: list[forked_runs.RunServerClient] = []
-    with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(forked_runs, "_servers", servers)
-        yield
-    for server in servers:
-        server.close()
+def job(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A job that would go on for long. Writing it imports libraries that may add to the environment, as earlier tests
+    may have; and of a new one the second run is the first that is forked."""
+    folder = tmp_path_factory.mktemp("job")
+    manifest = write_job(folder, iterations=1000)
+    assert start_run(["--help"], folder / "out", executed=False).wait(60) == 0
+    return manifest
 
 
 @pytest.mark.parametrize(
@@ -45,17 +43,30 @@ def test_it_ends_and_says_what_an_executed_one_does(arguments: list[str], code: 
     assert said[0] == said[1] != ""
 
 
-def test_one_of_another_environment_is_executed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert isinstance(start_run(["--help"], tmp_path / "forked.out", executed=False), ForkedRun)
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    run = start_run(["--help"], tmp_path / "executed.out", executed=False)
-    assert isinstance(run, subprocess.Popen)
-    assert run.wait(60) == 0
+def test_what_is_added_to_the_environment_reaches_runs_which_are_forked_from_the_second_on(
+    job: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def begun(name: str) -> "subprocess.Popen[bytes] | ForkedRun":
+        options = ["--run-dir", str(tmp_path / name), "--plain"]
+        run = start_run(["run", str(job), *options], tmp_path / "out", executed=False)
+        inherited = Path(f"/proc/{run.pid}/environ").read_bytes().split(b"\0")
+        assert (b"ADDED_BETWEEN_RUNS=1" in inherited) is ("ADDED_BETWEEN_RUNS" in os.environ)
+        run.kill()
+        run.wait(60)
+        return run
+
+    assert isinstance(begun("before"), ForkedRun)
+    monkeypatch.setenv("ADDED_BETWEEN_RUNS", "1")
+    assert isinstance(begun("first"), subprocess.Popen)
+    assert isinstance(begun("second"), ForkedRun)
+    assert isinstance(begun("third"), ForkedRun)
+    monkeypatch.undo()
+    assert isinstance(begun("after"), ForkedRun), "that of before is still forked of"
 
 
-def test_one_that_is_killed_leaves_no_process(tmp_path: Path) -> None:
+def test_one_that_is_killed_leaves_no_process(job: Path, tmp_path: Path) -> None:
     options = ["--run-dir", str(tmp_path / "run"), "--plain"]
-    run = start_run(["run", str(write_job(tmp_path, iterations=1000)), *options], tmp_path / "out", executed=False)
+    run = start_run(["run", str(job), *options], tmp_path / "out", executed=False)
     found: dict[str, int] = {}
     deadline = time.monotonic() + 60
     while len(found) < 6:

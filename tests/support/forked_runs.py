@@ -1,8 +1,11 @@
-"""Starts `rlhf run` for a test: forked of one process that has imported everything, or executed.
+"""Starts `rlhf run` for a test: forked of a process that has imported everything, or executed.
 
-Rule: a run is forked where nothing tells it from one that a shell starts (`run_server`). One in another environment or
-folder than that process was started in is executed, as is one of a test that asks for it, and every run outside pytest:
-benchmarks measure what people type. Must never outlive pytest.
+Rule: a run is forked where nothing tells it from one that a shell starts (`run_server`), of a process that began in its
+very environment: libraries read theirs when they are imported. The first place, an environment and a folder, has such a
+process at once, each other from its second run on: a place that one test makes for one run is executed in, at the same
+cost, and one that lasts, as after a library that a test imports has added to the environment, is forked for. Executed
+is also what a test asks for, and every run outside pytest: benchmarks measure what people type. Must never outlive
+pytest.
 """
 
 import atexit
@@ -19,6 +22,9 @@ from typing import Any, Final
 
 OF_A_TEST: Final = "PYTEST_CURRENT_TEST"
 """The variable that is set in tests, and differs between any two; no run looks at it."""
+
+Place = tuple[str, dict[str, str]]
+"""Folder and environment."""
 
 
 class ForkedRun:
@@ -108,23 +114,42 @@ class RunServerClient:
         return said
 
 
-def place() -> tuple[str, dict[str, str]]:
+def place() -> Place:
     """Return what a process inherits of this one: its folder and environment."""
     return str(Path.cwd()), {name: value for name, value in os.environ.items() if name != OF_A_TEST}
 
 
-_servers: list[RunServerClient] = []
-"""None before the first run, one after."""
+class RunServers:
+    """The processes that runs are forked of, one a place."""
+
+    def __init__(self) -> None:
+        """None yet."""
+        self._servers: list[RunServerClient] = []
+        self._seen: list[Place] = []
+
+    def of_this_place(self) -> RunServerClient | None:
+        """Return it; None where a run is to be executed."""
+        wanted = place()
+        for server in self._servers:
+            if server.place == wanted:
+                return server
+        if self._servers and wanted not in self._seen:
+            self._seen.append(wanted)
+            return None
+        self._servers.append(RunServerClient())
+        return self._servers[-1]
+
+
+_servers: Final = RunServers()
 
 
 def start_run(arguments: Sequence[str], log: Path, *, executed: bool) -> "subprocess.Popen[bytes] | ForkedRun":
     """Start `rlhf` with arguments; what it prints goes to a new log."""
     log.unlink(missing_ok=True)
     if not executed and OF_A_TEST in os.environ:
-        if not _servers:
-            _servers.append(RunServerClient())
-        if _servers[0].place == place():
-            return _servers[0].start(arguments, log)
+        server = _servers.of_this_place()
+        if server is not None:
+            return server.start(arguments, log)
     command = [sys.executable, "-m", "rlhf_cli.main", *arguments]
     with log.open("wb") as out:
         return subprocess.Popen(command, stdout=out, stderr=subprocess.STDOUT)
