@@ -23,6 +23,9 @@ from typing import Any, Final
 OF_A_TEST: Final = "PYTEST_CURRENT_TEST"
 """The variable that is set in tests, and differs between any two; no run looks at it."""
 
+MOST_SERVERS: Final = 3
+"""Each holds every library in memory for as long as pytest runs."""
+
 Place = tuple[str, dict[str, str]]
 """Folder and environment."""
 
@@ -133,7 +136,7 @@ class RunServers:
         for server in self._servers:
             if server.place == wanted:
                 return server
-        if self._servers and wanted not in self._seen:
+        if self._servers and (wanted not in self._seen or len(self._servers) == MOST_SERVERS):
             self._seen.append(wanted)
             return None
         self._servers.append(RunServerClient())
