@@ -23,6 +23,7 @@ ORDER = (
     "half_billion_colocated",
     "train_step",
     "packing",
+    "context",
     "megatron",
     "pipelines",
     "planner_truth",
