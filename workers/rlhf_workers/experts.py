@@ -9,7 +9,7 @@ are differentiable. Must never let a row see how many others chose its expert, n
 family, whose experts it would compute otherwise.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final, cast
 
 import torch
@@ -36,6 +36,19 @@ Spread = Callable[[torch.Tensor, Sequence[int], Compute], torch.Tensor]
 module of experts that is held in parts has it as `spread`."""
 
 
+TellCounts = Callable[[Sequence[int]], None]
+"""Told how many rows of a forward chose each expert of a layer: a module of experts may have it as `tell_counts`."""
+_EXPERTS: Final = ".mlp.experts"
+"""Ending of the names of modules of experts, of stages of either backend."""
+
+
+def layers_of_experts(stage: torch.nn.Module) -> Iterator[torch.nn.Module]:
+    """Yield the modules of experts of a stage's layers, in order."""
+    for name, module in stage.named_modules():
+        if name.endswith(_EXPERTS):
+            yield module
+
+
 def has_experts(config: Any) -> bool:
     """Return whether layers of a model of this (text) configuration route tokens to experts."""
     return any((getattr(config, name, 0) or 0) > 1 for name in EXPERT_FIELDS)
@@ -51,6 +64,9 @@ def _mixed(module: Any, hidden: torch.Tensor, choices: torch.Tensor, weights: to
     chosen = choices.flatten()
     order = chosen.argsort(stable=True)
     counts = torch.bincount(chosen, minlength=module.num_experts).tolist()
+    tell: TellCounts | None = getattr(module, "tell_counts", None)
+    if tell is not None:
+        tell(counts)
     taken = hidden.index_select(0, order // choices.shape[1])
 
     def compute(rows: torch.Tensor, each: Sequence[int]) -> torch.Tensor:

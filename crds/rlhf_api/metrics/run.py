@@ -202,6 +202,25 @@ GRADIENT_NORM: Final = _of_model(
     normal="steady; a spike of ten times comes before a collapse",
     run_metric="training/gradient_norm/{model}",
 )
+EXPERT_LOAD: Final = _of_model(
+    "rlhf_expert_load",
+    unit=Unit.NUMBER,
+    meaning="Tokens of the most chosen expert of any layer, as a multiple of an even share, in the last finished "
+    "iteration.",
+    source="the training ranks, by every forward of training",
+    normal="steady; as many as there are experts over those that a token takes is all tokens on the same few",
+    absent="the model has no experts, or no iteration is finished",
+    run_metric="training/train/expert_load/{model}",
+)
+EXPERTS_UNUSED: Final = _of_model(
+    "rlhf_experts_unused_ratio",
+    unit=Unit.RATIO,
+    meaning="Share of the experts that no token chose in the last finished iteration, of the layer with most of them.",
+    source="the training ranks, by every forward of training",
+    normal="0 in long batches; when it grows, the router uses fewer experts than it did, and nothing brings them back",
+    absent="the model has no experts, or no iteration is finished",
+    run_metric="training/train/experts_unused/{model}",
+)
 LEARNING_RATE: Final = _of_model(
     "rlhf_learning_rate",
     unit=Unit.NUMBER,

@@ -3,7 +3,8 @@
 Questions, in the order of the rows:
 - Is training healthy: how long is a step, how much of it is bubbles, were steps skipped?
 - Engineer: does the schedule keep what it promised?
-- Researcher: do gradients explode, and is the gradient biased because two engines compute differently?
+- Researcher: do gradients explode, do routers use their experts, and is the gradient biased because two engines compute
+  differently?
 - Researcher: does a draft model that is trained keep up with the policy, that it drafts for?
 """
 
@@ -58,10 +59,15 @@ HEALTHY: Final = Row(
             title="Steps skipped",
             unit=PanelUnit.NUMBER,
             thresholds=((None, GREEN), (1, ORANGE), (10, RED)),
-            shows=training.NONFINITE_STEPS.meaning,
+            shows="Optimizer steps in the time shown whose loss or gradient was infinite or NaN, and those of the last "
+            "finished iteration in which every sample abstained.",
             normal=training.NONFINITE_STEPS.normal,
-            cure="A smaller learning rate, gradient clipping, or bfloat16; the job fails when it goes on.",
-            queries=(Query(JOBS.increases(training.NONFINITE_STEPS, window="$__range"), BY_JOB),),
+            cure="Not finite: a smaller learning rate, gradient clipping, or bfloat16; the job fails when it goes on. "
+            "Without a reward: see the reward's endpoint.",
+            queries=(
+                Query(JOBS.increases(training.NONFINITE_STEPS, window="$__range"), f"not finite {BY_JOB}"),
+                per_job(training.SKIPPED_STEPS, "no reward"),
+            ),
         ),
         stat(
             title="Groups of ranks formed",
@@ -143,7 +149,7 @@ SCHEDULE: Final = Row(
     ),
 )
 GRADIENTS: Final = Row(
-    "Do gradients explode, and are they biased?",
+    "Do gradients explode, are experts used, and is there a bias?",
     (
         lines_of(
             run.GRADIENT_NORM,
@@ -153,17 +159,16 @@ GRADIENTS: Final = Row(
         ),
         lines_of(run.LEARNING_RATE, "Learning rate", "Not as meant: `rlhf get NAME -o yaml` shows what is in force."),
         lines(
-            title="Steps left out",
+            title="Use of experts",
             unit=PanelUnit.NUMBER,
             width=THIRD,
             low=0,
-            shows="Steps of the last iteration whose samples had no reward, and steps whose gradient was not finite.",
-            normal="0.",
-            cure="Without reward: see the reward's endpoint. Not finite: a smaller learning rate or another precision.",
-            queries=(
-                per_job(training.SKIPPED_STEPS, "no reward"),
-                Query(JOBS.increases(training.NONFINITE_STEPS), f"not finite {BY_JOB}"),
-            ),
+            shows=f"{run.EXPERT_LOAD.meaning} {run.EXPERTS_UNUSED.meaning}",
+            normal=f"load: {run.EXPERT_LOAD.normal}; unused: {run.EXPERTS_UNUSED.normal}.",
+            empty="of jobs whose models have no experts",
+            cure="Either rises: compare with the model that training began with, by an evaluation of both; then a "
+            "smaller learning rate, or fewer iterations.",
+            queries=(per_model(run.EXPERT_LOAD, "load"), per_model(run.EXPERTS_UNUSED, "unused")),
         ),
         lines(
             title="Mismatch of trainer and engine",

@@ -16,6 +16,7 @@ from torch import nn
 
 from rlhf_api.names import ExitCode
 from rlhf_planner.tensor_split import experts_problem
+from rlhf_workers.experts import layers_of_experts
 from rlhf_workers.failures import WorkError
 from rlhf_workers.training.communicator import Communicator
 from rlhf_workers.training.expert_group import ExpertGroup
@@ -41,9 +42,8 @@ class SharedExperts(PipelineStage):
         others = {name: size for name, size in sizes.items() if name not in experts}
         self.replicated = frozenset(others)
         self.keepers = self._keepers(experts) | self._keepers(others)
-        for name, module in self.named_modules():
-            if f"{name}.".endswith(_EXPERTS):
-                _cut(module, group)
+        for module in layers_of_experts(self):
+            _cut(module, group)
 
     def _keepers(self, sizes: Mapping[str, int]) -> dict[str, int]:
         """Return folder's name -> rank of the group, for parameters of so many numbers."""

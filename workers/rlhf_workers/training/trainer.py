@@ -27,6 +27,7 @@ from rlhf_workers.training.communicator import Communicator
 from rlhf_workers.training.context_group import context_group
 from rlhf_workers.training.draft_training import DraftTraining
 from rlhf_workers.training.executor import TimedAction, execute
+from rlhf_workers.training.expert_use import ExpertUse
 from rlhf_workers.training.finished_pieces import piece_finished
 from rlhf_workers.training.gradient_sums import sum_gradients, sum_sizes
 from rlhf_workers.training.minibatches import check_mini_batch, epoch_order, mini_batches
@@ -78,6 +79,7 @@ class Trainer:
         offload = spec.training.parallelism.offload_optimizer
         self.optimizers = {key: optimizer_of(stage, fields, shares[key], offload) for key, stage in stages.items()}
         self._copies = list(self._stage_copies())
+        self._experts = ExpertUse(stages)
         for stage in stages.values():
             stage.recompute = spec.training.activation_checkpointing
         self.time_marks = time_marks_of(device)
@@ -123,6 +125,7 @@ class Trainer:
         self, iteration: int, batch: TrainingBatch, iterations: int, policy_first: bool
     ) -> Generator[None, None, dict[str, float]]:
         self.step_seconds, self.bubble_seconds, self._padding = [], 0.0, Padding()
+        self._experts.begin()
         if self.draft is not None:
             self.draft.begin()
         warmup = self.spec.training.optimizer.warmup_steps
@@ -156,6 +159,7 @@ class Trainer:
             held = [*self.optimizers.values(), taught]
             metrics |= offload_metrics(held, self.layout, self.communicator, self.device)
         metrics |= self._padding.metrics()
+        metrics |= self._experts.metrics(objectives, self.layout, self.communicator, self.device)
         metrics["train/skipped_steps"] = float(skipped)
         metrics["train/nonfinite_steps"] = float(self.progress.non_finite.total - non_finite)
         metrics["train/nonfinite_steps_total"] = float(self.progress.non_finite.total)

@@ -155,6 +155,7 @@ def test_an_iteration_and_its_checkpoint_are_those_of_whole_samples(
     unlike = {"train/padding", "train/largest_micro_batch_tokens"}  # a sample is a multiple of the chunks
     for name, value in theirs[0].items():
         assert name in unlike or ours[0][name] == pytest.approx(value, rel=1e-3, abs=1e-4), name
+    assert ours[0]["train/padding"] > theirs[0]["train/padding"]
     finish_folder(tmp_path / "cut", folder)
     read, _, _ = run(whole, range(1, 1), 1, restore=str(tmp_path / "cut"))
     assert_bitwise(read, trained[:1])

@@ -27,7 +27,7 @@ with warnings.catch_warnings():  # as in chunk_modules, whichever is imported fi
     from megatron.core.transformer.moe.router import TopKRouter
 
 from rlhf_planner.tensor_split import expert_count
-from rlhf_workers.experts import Spread
+from rlhf_workers.experts import Spread, TellCounts
 
 
 class PlainRouter(TopKRouter):  # type: ignore[misc]
@@ -51,6 +51,7 @@ class PackedExperts(SequentialMLP):  # type: ignore[misc]
 
     spread: Spread | None = None
     """Set where the ranks of a group have some experts each."""
+    tell_counts: TellCounts | None = None
 
     def __init__(self, num_local_experts: int, config: Any, submodules: Any, pg_collection: Any = None) -> None:
         super().__init__(num_local_experts, config, submodules, pg_collection)
@@ -64,6 +65,8 @@ class PackedExperts(SequentialMLP):  # type: ignore[misc]
     def forward(self, rows: torch.Tensor, counts: torch.Tensor, weights: torch.Tensor) -> tuple[torch.Tensor, None]:
         """Return [n, hidden] of rows [n, hidden], `counts` of which are each expert's, times their `weights`, and no
         bias."""
+        if self.tell_counts is not None:
+            self.tell_counts(counts.tolist())
         if self.spread is None:
             return self._computed(rows, counts, weights), None
 
