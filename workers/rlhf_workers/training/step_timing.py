@@ -119,7 +119,7 @@ def _measure_stages(trainer: Trainer, result: pb.MeasureResult) -> Steps:
             times: dict[str, list[float]] = {"F": [], "B": [], "I": [], "W": []}
             begun = time.monotonic()
             while len(times["B"]) < REPEATS and (
-                not times["B"] or _elapsed(trainer, pipeline.model, begun) < STAGE_SECONDS
+                not times["B"] or slowest_seconds(time.monotonic() - begun, trainer, pipeline.model) < STAGE_SECONDS
             ):
                 for backward in (("B",), ("I", "W")):
                     for kind, seconds in _run_stage(trainer, work, stage_row(index, stage, stages, *backward)).items():
@@ -131,17 +131,17 @@ def _measure_stages(trainer: Trainer, result: pb.MeasureResult) -> Steps:
             result.stages.append(measured)
 
 
-def _elapsed(trainer: Trainer, model: str, begun: float) -> float:
-    """Return the seconds since `begun`, those of the slowest rank that computes a stage of a model with this one: all
-    must go on, or none."""
-    seconds, layout = (
-        torch.tensor([time.monotonic() - begun], dtype=torch.float64, device=trainer.device),
-        trainer.layout,
-    )
-    for group in (layout.tensor_group(model), layout.expert_group, layout.context_group):
-        if len(group) > 1:
-            trainer.communicator.all_reduce_max(seconds, group)
-    return float(seconds)
+def slowest_seconds(seconds: float, trainer: Trainer, model: str) -> float:
+    """Return the most of the seconds of all ranks that compute a stage of a model in step with this one, also by others
+    between them: all must go on, or none."""
+    layout = trainer.layout
+    most = torch.tensor([seconds], dtype=torch.float64, device=trainer.device)
+    # Groups of unlike sizes overlap, up to a common multiple of ranks: what is most comes a group further each time.
+    for _ in range(math.lcm(layout.expert, layout.context) // max(layout.expert, layout.context)):
+        for group in (layout.tensor_group(model), layout.expert_group, layout.context_group):
+            if len(group) > 1:
+                trainer.communicator.all_reduce_max(most, group)
+    return float(most)
 
 
 def activation_bytes(trainer: Trainer, work: Mapping[int, StageWork], index: int, stage: int) -> int:

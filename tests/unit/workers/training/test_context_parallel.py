@@ -1,6 +1,8 @@
 """Samples shared by position: gradients, metrics, schedules and checkpoints of ranks that have whole samples."""
 
+import math
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,6 +14,7 @@ from tests.support import models
 from tests.support.algorithms import member
 from tests.support.gradient_comparison import assert_same_gradients
 from tests.support.training_ranks import (
+    CPU,
     Alone,
     ThreadCommunicator,
     assert_bitwise,
@@ -31,8 +34,10 @@ from tests.support.training_ranks import (
 from rlhf_api import control_pb2 as pb
 from rlhf_api.job import RLHFJob
 from rlhf_api.schedule import Pipeline
+from rlhf_planner.schedule.serial import serial_table
 from rlhf_workers.training.context_group import ContextCut, ContextGroup, padded
-from rlhf_workers.training.step_timing import measure
+from rlhf_workers.training.rank_layout import RankLayout
+from rlhf_workers.training.step_timing import measure, slowest_seconds
 from rlhf_workers.training.trainer import Trainer
 
 TOLERANCE = 1e-5
@@ -69,6 +74,7 @@ def job_of(folder: Path, context: int, **spec: Any) -> RLHFJob:
         ("qwen3", 2, 2, 2, {"packing": True, "activationCheckpointing": True}, False),
         ("mixtral", 2, 1, 1, {"parallelism": {"expert": 2}}, True),
         ("mixtral", 2, 1, 2, {"packing": True, "parallelism": {"data": 2, "expert": 4}}, True),
+        ("mixtral", 3, 1, 2, {"parallelism": {"data": 2, "expert": 2}}, True),
     ],
 )
 def test_gradients_are_those_of_one_rank(
@@ -173,6 +179,20 @@ def test_measuring_changes_no_weight(folders: dict[str, Path]) -> None:
 
     before = on_ranks(4, lambda rank, peers: trainer_of(job, table, rank, 4, peers))
     assert_bitwise(on_ranks(4, work), before)
+
+
+@pytest.mark.parametrize(("context", "expert"), [(1, 2), (2, 4), (3, 2), (4, 6)])
+def test_ranks_that_wait_for_one_another_measure_equally_often(context: int, expert: int) -> None:
+    """Also where groups overlap, so that some wait for each other by others between them."""
+    world = math.lcm(context, expert)
+    table = serial_table([Pipeline(name="actor", model="actor", stage_ranks=(0,), microbatches=1)])
+
+    def work(rank: int, peers: ThreadCommunicator) -> float:
+        layout = RankLayout(table, rank, world, expert=expert, context=context)
+        timed: Any = SimpleNamespace(layout=layout, communicator=peers, device=CPU)
+        return slowest_seconds(float(rank), timed, "actor")
+
+    assert on_ranks(world, work) == [world - 1] * world
 
 
 @given(
