@@ -31,8 +31,8 @@ def forget() -> None:
     pinning._held.cache_clear()
 
 
-def rebuild(model: type[BaseModel]) -> None:
-    for item in (model, RLHFJobSpec, RLHFJob):
+def rebuild(*models: type[BaseModel]) -> None:
+    for item in (*models, RLHFJobSpec, RLHFJob):
         item.model_rebuild(force=True)
 
 
@@ -47,8 +47,7 @@ def next_version() -> Iterator[Images]:
         new.alias = new.validation_alias = new.serialization_alias = FIELD
         fields["new_field"] = new
         batch.default = before * 2
-        rebuild(Rollout)
-        rebuild(Generation)
+        rebuild(Rollout, Generation)
         of_before = rendering.template_hash
         reversed_hash = lambda job, group: of_before(job, group)[::-1]  # noqa: E731
         patch.setattr(rendering, "template_hash", reversed_hash)
@@ -61,8 +60,7 @@ def next_version() -> Iterator[Images]:
         finally:
             del fields["new_field"]
             batch.default = before
-            rebuild(Rollout)
-            rebuild(Generation)
+            rebuild(Rollout, Generation)
             forget()
 
 

@@ -2,6 +2,8 @@
 
 import itertools
 import json
+import pickle
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -18,12 +20,24 @@ Json = dict[str, Any]
 PREVIOUS = Path(__file__).parents[1] / "unit/operator/reconcile/previous/objects.yaml"
 
 
+@cache
+def _written() -> bytes:
+    """What the version before left, read once: every job gets a copy."""
+    return pickle.dumps(yaml.safe_load(PREVIOUS.read_text()))
+
+
+def previous_objects() -> Json:
+    """Return the objects of the version before, to be changed at will."""
+    result: Json = pickle.loads(_written())
+    return result
+
+
 class Previous(QueuedCluster):
     """A job that trains, as the operator before revisions left it; see previous/make.py."""
 
     def __init__(self) -> None:
         super().__init__()
-        result = yaml.safe_load(PREVIOUS.read_text())
+        result = previous_objects()
         self.job, self.pods = result["job"], result["pods"]
         places = {place: place.rpartition("/") for place in result["objects"]}
         self.bodies = {(kind, name): result["objects"][place] for place, (kind, _, name) in places.items()}
@@ -40,7 +54,7 @@ class Previous(QueuedCluster):
 def started() -> QueuedCluster:
     """A job that this version has started, in a queue, with the template of the fixture."""
     cluster = QueuedCluster()
-    cluster.job["spec"] = yaml.safe_load(PREVIOUS.read_text())["job"]["spec"]
+    cluster.job["spec"] = previous_objects()["job"]["spec"]
     cluster.job = with_defaults(cluster.job, job_schema())
     cluster.images = IMAGES
     cluster.settle()
