@@ -131,8 +131,8 @@ def _describe_once(node: Schema, path: str, described: dict[str, str]) -> None:
         at = f"{path}.{name}".removeprefix(".")
         words = child.get("description", "")
         first = described.setdefault(f"{name}: {words}", at)
-        if first != at and len(pointer := f"As {first.removeprefix('spec.')}.") < len(words):
-            child["description"] = pointer
+        if first != at and len(f"As {first}.") < len(words):
+            child["description"] = f"As {first.removeprefix('spec.')}."
         _describe_once(child, at, described)
         _describe_once(child.get("items", {}), f"{at}[]", described)
 

@@ -1,10 +1,10 @@
 """Rules of `spec.placement`: what Colocated asks of the groups, and which fields of training it leaves unused."""
 
+import math
 from collections.abc import Iterator
 from typing import Any, Final
 
 from rlhf_api.job.groups import GroupFields
-from rlhf_api.rules.common_rules import number_of_ranks
 from rlhf_api.rules.rule import Rule, Values
 
 _AXES: Final = ("pipeline", "data", "context")
@@ -17,6 +17,10 @@ def _dedicated(values: Values) -> bool:
     return bool(values["spec.placement"] == "Dedicated")
 
 
+def _ranks(values: Values) -> int:
+    return math.prod(values[f"spec.training.parallelism.{axis}"] for axis in _AXES)
+
+
 def of_placement() -> Iterator[Rule]:
     """Yield every rule of placement."""
     ranks_cel = " * ".join(f"self.training.parallelism.{axis}" for axis in _AXES)
@@ -27,10 +31,10 @@ def of_placement() -> Iterator[Rule]:
         field=field,
         node="spec",
         cel=f"{_DEDICATED} || self.suspend || {ranks_cel} <= self.generation.replicas",
-        holds=lambda values: _dedicated(values) or values["spec.suspend"] or number_of_ranks(values) <= values[field],
+        holds=lambda values: _dedicated(values) or values["spec.suspend"] or _ranks(values) <= values[field],
         message=f"{need} {remedy}",
         message_cel=f"'{need} {remedy}: use %d or more, or fewer ranks'.format([{ranks_cel}])",
-        says=lambda values: f"{need} {remedy}: use {number_of_ranks(values)} or more, or fewer ranks",
+        says=lambda values: f"{need} {remedy}: use {_ranks(values)} or more, or fewer ranks",
     )
     yield _as_generation("gpusPerReplica")
     yield _as_generation("cpuThreads")
