@@ -32,7 +32,8 @@ def forget() -> None:
 
 
 def rebuild(*models: type[BaseModel]) -> None:
-    for item in (*models, RLHFJobSpec, RLHFJob):
+    outer: tuple[type[BaseModel], ...] = (RLHFJobSpec, RLHFJob)
+    for item in models + outer:
         item.model_rebuild(force=True)
 
 

@@ -18,7 +18,7 @@ def _dedicated(values: Values) -> bool:
 
 
 def _ranks(values: Values) -> int:
-    return math.prod(values[f"spec.training.parallelism.{axis}"] for axis in _AXES)
+    return int(math.prod(values[f"spec.training.parallelism.{axis}"] for axis in _AXES))
 
 
 def of_placement() -> Iterator[Rule]:

@@ -88,7 +88,8 @@ def _by_chunk(attend: Any) -> Any:
         cut = of_row.cut
         made = torch.cat((key, value), dim=1)
         if torch.is_autocast_enabled(made.device.type):  # as the first product would do: half the bytes on the way
-            made = made.to(torch.get_autocast_dtype(made.device.type))
+            lower = torch.get_autocast_dtype(made.device.type)
+            query, made = query.to(lower), made.to(lower)
         keys, values = cut.whole(made).chunk(2, dim=1)
         queries = query.split([chunk.length for chunk in of_row.chunks], dim=2)
         # Cut by sample first: the gradients of parts of a row are joined once, not one whole row a part.

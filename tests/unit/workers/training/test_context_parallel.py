@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.support import models
 from tests.support.algorithms import member
-from tests.support.gradient_comparison import assert_same_gradients
+from tests.support.gradient_comparison import assert_same_gradients, relative_error
 from tests.support.training_ranks import (
     CPU,
     Alone,
@@ -132,6 +132,18 @@ def test_objectives_of_whole_responses_and_of_pairs_have_the_gradients_of_whole_
         found.append(gradients_of(job, serial(job, 1, 1, trained), context, make_batch(algorithm)))
     assert any(gradient.any() for gradient in found[0].values())
     assert_same_gradients(found[0], found[1], TOLERANCE)
+
+
+@pytest.mark.parametrize("family", ["llama", "gemma2"])
+def test_half_precision_rounds_no_more_than_a_rank_with_whole_samples(family: str, folders: dict[str, Path]) -> None:
+    folder, batch = folders[family], make_batch()
+    plain = make_job(folder, folder)
+    exact = gradients_of(plain, serial(plain, 1, 1), 1, batch)
+    errors = []
+    for context in (2, 1):
+        job = job_of(folder, context, training={"precision": "BFloat16"}, deterministic=False)
+        errors.append(relative_error(gradients_of(job, serial(job, 1, 1), context, batch), exact))
+    assert 0 < errors[0] < 1.2 * errors[1]
 
 
 def test_adapters_have_the_gradients_of_whole_samples(folders: dict[str, Path]) -> None:
