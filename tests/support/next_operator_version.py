@@ -32,7 +32,8 @@ def forget() -> None:
 
 
 def rebuild(*models: type[BaseModel]) -> None:
-    for item in (*models, RLHFJobSpec, RLHFJob):
+    above: tuple[type[BaseModel], ...] = (RLHFJobSpec, RLHFJob)
+    for item in (*models, *above):
         item.model_rebuild(force=True)
 
 
