@@ -49,8 +49,9 @@ def test_what_is_added_to_the_environment_reaches_runs_which_are_forked_from_the
     def begun(name: str) -> "subprocess.Popen[bytes] | ForkedRun":
         options = ["--run-dir", str(tmp_path / name), "--plain"]
         run = start_run(["run", str(job), *options], tmp_path / "out", executed=False)
-        inherited = Path(f"/proc/{run.pid}/environ").read_bytes().split(b"\0")
-        assert (b"ADDED_BETWEEN_RUNS=1" in inherited) is ("ADDED_BETWEEN_RUNS" in os.environ)
+        inherited = Path(f"/proc/{run.pid}/environ")
+        until(lambda: bool(inherited.read_bytes()))  # it is empty for a moment while a program is executed
+        assert (b"ADDED_BETWEEN_RUNS=1" in inherited.read_bytes().split(b"\0")) is ("ADDED_BETWEEN_RUNS" in os.environ)
         run.kill()
         run.wait(60)
         return run

@@ -32,8 +32,8 @@ def forget() -> None:
 
 
 def rebuild(*models: type[BaseModel]) -> None:
-    outer: tuple[type[BaseModel], ...] = (RLHFJobSpec, RLHFJob)
-    for item in models + outer:
+    above: tuple[type[BaseModel], ...] = (RLHFJobSpec, RLHFJob)
+    for item in (*models, *above):
         item.model_rebuild(force=True)
 
 

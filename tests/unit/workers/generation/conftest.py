@@ -1,5 +1,6 @@
 """Engines over tiny models, built once a session; one thread unless a test says otherwise."""
 
+import gc
 from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
@@ -15,6 +16,17 @@ from rlhf_workers.generation.torch_engine.drafting import ProposesDrafts
 from rlhf_workers.generation.torch_engine.engine import TorchEngine
 from rlhf_workers.generation.torch_engine.forward_choice import KernelMode
 from rlhf_workers.models import Attention, load_causal_lm, load_tokenizer
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _nothing_of_before_is_walked() -> Iterator[None]:
+    """An engine of vLLM that is closed collects garbage seven times, and first asks for all that was frozen to be
+    walked again: libraries, collected tests and what those before left alive would be, which is most of its time."""
+    gc.collect()
+    gc.freeze()
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(gc, "unfreeze", lambda: None)
+        yield
 
 
 @pytest.fixture(autouse=True)
