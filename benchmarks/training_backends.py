@@ -3,7 +3,7 @@
     python -m benchmarks.training_backends [--ranks 2] [--microbatches 4] [--rounds 7] [--json]
 
 Builds a random actor and a deeper, narrower critic, and forks the ranks of all layouts: one rank of the backend `torch`
-(what gradients are compared with), of `torch` and `megatron` data parallel ranks and pipelines, ranks of `torch` that
+(what gradients are compared with), of `torch` and `megatron` data parallel ranks and pipelines, ranks that
 share samples by position (`context`), and ranks that hold the models in parts (`shard` by `torch`, `tensor` by
 `megatron`). All groups live at once and one at a time works, so a slow moment of the machine falls on all alike: every
 round goes through all layouts and schedules, forwards and backwards in turn, after one that warms up. All of them train
@@ -83,7 +83,8 @@ def layouts(ranks: int) -> list[Layout]:
     if find_spec("megatron") is None:
         print("Megatron-core is not installed: its layouts are left out")
     else:
-        many += [Layout("megatron", data=ranks), Layout("megatron", pipeline=ranks), Layout("megatron", tensor=ranks)]
+        many += [Layout("megatron", data=ranks), Layout("megatron", pipeline=ranks)]
+        many += [Layout("megatron", context=ranks), Layout("megatron", tensor=ranks)]
     return [Layout("torch"), *many]
 
 

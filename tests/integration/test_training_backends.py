@@ -14,7 +14,7 @@ SMALL = {
 }  # fmt: skip
 LAYOUTS = {
     "torch", "torch data 2", "torch data 2 shardOptimizer", "torch pipeline 2", "torch context 2", "torch shard 2",
-    "megatron data 2", "megatron pipeline 2", "megatron tensor 2",
+    "megatron data 2", "megatron pipeline 2", "megatron context 2", "megatron tensor 2",
 }  # fmt: skip
 
 

@@ -129,7 +129,7 @@ class TrainingParallelism(ApiModel):
     data: Annotated[int, Field(ge=1, le=4096)] = 1
     """Number of data parallel copies."""
     context: Annotated[int, Field(ge=1, le=4096)] = 1
-    """Ranks that share each sample of a copy by position, with backend torch."""
+    """Ranks that share each sample of a copy by position."""
     shard: Annotated[int, Field(ge=1, le=4096)] = 1
     """Ranks that split one copy (FSDP2). Above 1 it is data x context, with pipeline 1 and
     backend torch."""

@@ -14,11 +14,14 @@ def of_context() -> Iterator[Rule]:
     yield Rule(
         field=_FIELD,
         node="spec",
-        cel=f"self.training.parallelism.context == 1 || self.training.backend == 'torch' && ({NO_DRAFT_TRAINED})",
+        cel=(
+            "self.training.parallelism.context == 1 || self.training.parallelism.sequenceParallel == 'Disabled' &&"
+            f" ({NO_DRAFT_TRAINED})"
+        ),
         holds=lambda values: values[_FIELD] == 1 or _may_cut(values),
-        message="must be 1, but with spec.training.backend torch and no draftModel trained: use that, or 1",
+        message="must be 1, but with sequenceParallel Disabled and no draftModel trained: use that, or 1",
     )
 
 
 def _may_cut(values: Values) -> bool:
-    return values["spec.training.backend"] == "torch" and trains_no_draft(values)
+    return values["spec.training.parallelism.sequenceParallel"] == "Disabled" and trains_no_draft(values)

@@ -1,4 +1,4 @@
-"""Attention of a rank that has some positions of every sample, registered with transformers.
+"""Attention of a rank that has some positions of every sample: by whom it is computed, chunk by chunk.
 
 Owns that a query sees the keys of its own sample up to itself, whichever rank made them. Keys and values of all
 positions are gathered once a layer, in one exchange. Each chunk of a rank's queries then attends to the keys before
@@ -6,7 +6,7 @@ its end, by the same functions as whole samples, so no score is made that a caus
 chunk with itself. Must never make a mask of whole rows: that of a chunk is made where no kernel has it.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -46,6 +46,13 @@ class ChunkMasks:
     """Of each of them."""
 
     @classmethod
+    def by_kind(
+        cls, cut: ContextCut, windows: Mapping[str, int | None], kernel: str, hidden: torch.Tensor
+    ) -> dict[str, "ChunkMasks"]:
+        """Return those of layers of each attention kind, of which `windows` are; `kernel`: one of `Attention`."""
+        return {kind: cls.of(cut, window, kernel.endswith("eager"), hidden) for kind, window in windows.items()}
+
+    @classmethod
     def of(cls, cut: ContextCut, window: int | None, eager: bool, hidden: torch.Tensor) -> "ChunkMasks":
         """`window`: keys that a query sees, itself among them; None: all before it. Masks are of the type and on the
         device of `hidden`."""
@@ -57,6 +64,24 @@ class ChunkMasks:
                 keys = slice(first, chunk.start + chunk.length)
                 made[chunk] = ChunkKeys(keys, _mask(chunk, first, window, eager, hidden))
         return cls(cut, chunks, [made[chunk] for chunk in chunks])
+
+    def parts(
+        self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor
+    ) -> Iterator[tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]]:
+        """Yield (queries, keys, values, mask) of each chunk, in the order of this rank's positions, of its query [b,
+        heads, l, width], key and value [b, groups, l, width]; all ranks of the group must come here together."""
+        made = torch.cat((key, value), dim=1)
+        if torch.is_autocast_enabled(made.device.type):  # as the first product would do: half the bytes on the way
+            lower = torch.get_autocast_dtype(made.device.type)
+            query, made = query.to(lower), made.to(lower)
+        keys, values = self.cut.whole(made).chunk(2, dim=1)
+        queries = query.split([chunk.length for chunk in self.chunks], dim=2)
+        # Cut by sample first: the gradients of parts of a row are joined once, not one whole row a part.
+        lengths = self.cut.lengths
+        of_samples = list(zip(keys.split(lengths, dim=2), values.split(lengths, dim=2), strict=True))
+        for number, (own, seen) in enumerate(zip(queries, self.keys, strict=True)):
+            of_keys, of_values = of_samples[number // 2]
+            yield own, of_keys[:, :, seen.keys], of_values[:, :, seen.keys], seen.mask
 
 
 def _mask(chunk: SampleChunk, first: int, window: int | None, eager: bool, hidden: torch.Tensor) -> torch.Tensor:
@@ -85,19 +110,7 @@ def _by_chunk(attend: Any) -> Any:
         **arguments: Any,
     ) -> tuple[torch.Tensor, None]:
         of_row: ChunkMasks = arguments.pop(CONTEXT)
-        cut = of_row.cut
-        made = torch.cat((key, value), dim=1)
-        if torch.is_autocast_enabled(made.device.type):  # as the first product would do: half the bytes on the way
-            lower = torch.get_autocast_dtype(made.device.type)
-            query, made = query.to(lower), made.to(lower)
-        keys, values = cut.whole(made).chunk(2, dim=1)
-        queries = query.split([chunk.length for chunk in of_row.chunks], dim=2)
-        # Cut by sample first: the gradients of parts of a row are joined once, not one whole row a part.
-        of_samples = list(zip(keys.split(cut.lengths, dim=2), values.split(cut.lengths, dim=2), strict=True))
-        results = []
-        for number, (own, seen) in enumerate(zip(queries, of_row.keys, strict=True)):
-            part = (whole[:, :, seen.keys] for whole in of_samples[number // 2])
-            results.append(attend(module, own, *part, seen.mask, **arguments)[0])
+        results = [attend(module, *part, **arguments)[0] for part in of_row.parts(query, key, value)]
         return torch.cat(results, dim=1), None
 
     return attention

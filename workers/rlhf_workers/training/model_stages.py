@@ -84,8 +84,7 @@ class ModelStage(PipelineStage):
         with torch.no_grad():
             rotation = self._rotation(hidden, max(cut.lengths))
             own = tuple(part.index_select(1, cut.positions) for part in rotation)
-            eager = self.config._attn_implementation.endswith("eager")
-            masks = {kind: ChunkMasks.of(cut, self._window(kind), eager, hidden) for kind in set(self._sliding())}
+            masks = ChunkMasks.by_kind(cut, self._windows(), self.config._attn_implementation, hidden)
         return {
             kind: {"attention_mask": None, "position_embeddings": own, CONTEXT: mask} for kind, mask in masks.items()
         }

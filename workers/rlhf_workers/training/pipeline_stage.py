@@ -202,6 +202,10 @@ class PipelineStage(nn.Module, ABC):
         window: int | None = self.config.sliding_window if kind == "sliding_attention" else None
         return window
 
+    def _windows(self) -> dict[str, int | None]:
+        """Return the window of each attention kind of this stage's layers."""
+        return {kind: self._window(kind) for kind in set(self._sliding())}
+
     def _needs_mask(self, device: torch.device) -> bool:
         """On a GPU no kernel takes float32 and fewer key heads than query heads: attention would be written out, with
         all its scores. With a mask transformers repeats the keys, and there is a kernel for that."""

@@ -32,6 +32,7 @@ with warnings.catch_warnings():
     from megatron.core.transformer.transformer_config import TransformerConfig
 
 from rlhf_planner.tensor_split import expert_count
+from rlhf_workers.training.context_attention import ChunkMasks
 from rlhf_workers.training.megatron.chunk_experts import (
     expert_settings,
     is_normalised,
@@ -85,30 +86,43 @@ class CausalAttention(nn.Module):
     def __init__(self, config: Any, kernel: Attention, **_: Any) -> None:
         """`kernel`: eager is written out, for deterministic jobs. Megatron gives more, none of which changes it."""
         super().__init__()
-        self._eager = kernel == "eager"
+        self._eager = kernel.endswith("eager")
         self._scale = config.kv_channels**-0.5
 
     def forward(
-        self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor | None, **_: Any
+        self,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        mask: torch.Tensor | ChunkMasks | None,
+        **_: Any,
     ) -> torch.Tensor:
         """Return [s, b, heads x width] of query [s, b, heads, width], key and value [s, b, groups, width].
 
-        `mask` is added to the scores when attention is written out, else says what is seen; None: all before.
+        `mask` is added to the scores when attention is written out, else says what is seen; None: all before. Of a rank
+        that has some positions alone it is those of its chunks.
         """
-        repeats = query.shape[2] // key.shape[2]
-        key, value = (part.repeat_interleave(repeats, dim=2) if repeats > 1 else part for part in (key, value))
         query, key, value = (part.permute(1, 2, 0, 3) for part in (query, key, value))
-        if self._eager:
-            scores = torch.matmul(query, key.transpose(2, 3)) * self._scale
-            if mask is not None:
-                scores = scores + mask
-            shares = functional.softmax(scores, dim=-1, dtype=torch.float32).to(query.dtype)
-            seen = torch.matmul(shares, value)
+        if isinstance(mask, ChunkMasks):
+            seen = torch.cat([self._seen(*part) for part in mask.parts(query, key, value)], dim=2)
         else:
-            seen = functional.scaled_dot_product_attention(
+            seen = self._seen(query, key, value, mask)
+        return seen.permute(2, 0, 1, 3).flatten(2)
+
+    def _seen(
+        self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor | None
+    ) -> torch.Tensor:
+        repeats = query.shape[1] // key.shape[1]
+        key, value = (part.repeat_interleave(repeats, dim=1) if repeats > 1 else part for part in (key, value))
+        if not self._eager:
+            return functional.scaled_dot_product_attention(
                 query, key, value, attn_mask=mask, is_causal=mask is None, scale=self._scale
             )
-        return seen.permute(2, 0, 1, 3).flatten(2)
+        scores = torch.matmul(query, key.transpose(2, 3)) * self._scale
+        if mask is not None:
+            scores = scores + mask
+        shares = functional.softmax(scores, dim=-1, dtype=torch.float32).to(query.dtype)
+        return torch.matmul(shares, value)
 
 
 def build_chunk(

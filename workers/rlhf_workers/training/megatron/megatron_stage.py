@@ -17,6 +17,7 @@ from torch.utils.checkpoint import checkpoint
 from rlhf_api.names import ExitCode
 from rlhf_workers.experts import has_experts
 from rlhf_workers.failures import WorkError
+from rlhf_workers.training.context_attention import ChunkMasks
 from rlhf_workers.training.context_group import ContextCut
 from rlhf_workers.training.expert_files import NAMES, as_parameters
 from rlhf_workers.training.expert_group import ExpertGroup
@@ -101,9 +102,8 @@ class MegatronStage(PipelineStage):
     ) -> torch.Tensor:
         """See PipelineStage."""
         assert packed is None, "a rule refuses packing with this backend"
-        assert cut is None, "a rule refuses context parallelism with this backend"
         by_position = self.tensor.by_position
-        rotation, masks = self._geometry(hidden, hidden.shape[1] * (self.tensor.size if by_position else 1))
+        rotation, masks = self._of_rows(hidden, cut)
         hidden = hidden.transpose(0, 1)
         if self._has_experts:  # whose tokens Megatron takes for rows of one matrix, without a copy
             hidden = hidden.contiguous()
@@ -118,6 +118,16 @@ class MegatronStage(PipelineStage):
             return (whole_rows(normed, self.tensor) if by_position else normed).transpose(0, 1)
         # Sent as one piece of memory; and a split backward detaches it, which a view cannot be.
         return hidden.transpose(0, 1).clone(memory_format=torch.contiguous_format)
+
+    def _of_rows(self, hidden: torch.Tensor, cut: ContextCut | None) -> tuple[torch.Tensor, dict[str, Any]]:
+        """Return the rotations of this rank's positions, and the mask of each attention kind."""
+        if cut is None:
+            return self._geometry(hidden, hidden.shape[1] * (self.tensor.size if self.tensor.by_position else 1))
+        assert not self.tensor.by_position, "a rule refuses sequence parallelism with context parallelism"
+        with torch.no_grad():
+            rotation = self._rotation(hidden, max(cut.lengths)).index_select(0, cut.positions)
+            masks = ChunkMasks.by_kind(cut, self._windows(), self.config._attn_implementation, hidden)
+        return rotation, dict(masks)
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """See PipelineStage. Every rank of a tensor group has all logits, of which it computed those of its rows."""
