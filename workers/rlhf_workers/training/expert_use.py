@@ -2,14 +2,15 @@
 
 Rule: counted where a layer sends its rows to experts, forward by forward, padding and what is computed again among
 them, and summed at the end over the ranks that hold the layer. Nothing is kept of a token, and nothing that trains
-reads it. All ranks come to `metrics` together and get the same numbers.
+reads it. All ranks come to `metrics` together and get the same numbers; models without experts cost nothing. Of a
+table by which not every rank has a stage of every model nothing is said: some would not know that others sum.
 """
 
 from collections.abc import Collection, Mapping, Sequence
 
 import torch
 
-from rlhf_workers.experts import layers_of_experts
+from rlhf_workers.experts import has_experts, layers_of_experts
 from rlhf_workers.training.communicator import Communicator
 from rlhf_workers.training.pipeline_stage import PipelineStage
 from rlhf_workers.training.rank_layout import RankLayout
@@ -31,8 +32,10 @@ class LayerUse:
 class ExpertUse:
     """Of all stages of a rank."""
 
-    def __init__(self, stages: Stages) -> None:
+    def __init__(self, stages: Stages, layout: RankLayout) -> None:
         """Have every layer of experts say how many rows chose each."""
+        of_experts = {model for (model, _), stage in stages.items() if has_experts(stage.config)}
+        self._models = [model for model in layout.models if layout.every_rank_has_all and model in of_experts]
         self._layers = {key: [LayerUse() for _ in layers_of_experts(stage)] for key, stage in stages.items()}
         for key, stage in stages.items():
             for layer, use in zip(layers_of_experts(stage), self._layers[key], strict=True):
@@ -49,10 +52,12 @@ class ExpertUse:
     ) -> dict[str, float]:
         """Return, of each trained model with experts that a token chose, how many rows the most chosen expert of any
         layer had as a multiple of an even share, and the share of experts without a row in the layer with most."""
-        models = [model for model in layout.models if model in trained]
+        models = [model for model in self._models if model in trained]
+        if not models:
+            return {}
         found = torch.full((len(models), 2), -1.0, dtype=torch.float64, device=device)
         for key in layout.held:
-            layers = [layer.rows for layer in self._layers[key] if layer.rows] if key[0] in trained else []
+            layers = [layer.rows for layer in self._layers[key] if layer.rows] if key[0] in models else []
             if layers:
                 rows = torch.tensor(layers, dtype=torch.float64, device=device)
                 communicator.all_reduce_sum(rows, layout.holders(*key))

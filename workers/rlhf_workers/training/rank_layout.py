@@ -191,6 +191,17 @@ class RankLayout:
             )
         )
 
+    @property
+    def every_rank_has_all(self) -> bool:
+        """Whether every rank of the group has a stage of every model."""
+        places = [
+            (p.model, first + place)
+            for p in self.table.pipelines
+            for first in p.stage_ranks
+            for place in range(p.width)
+        ]
+        return len(set(places)) == len(self.models) * self.rows
+
     def runs(self, pipeline: int, stage: int) -> bool:
         """Return whether this rank's row has a stage of a pipeline."""
         of = self.table.pipelines[pipeline]

@@ -79,7 +79,7 @@ class Trainer:
         offload = spec.training.parallelism.offload_optimizer
         self.optimizers = {key: optimizer_of(stage, fields, shares[key], offload) for key, stage in stages.items()}
         self._copies = list(self._stage_copies())
-        self._experts = ExpertUse(stages)
+        self._experts = ExpertUse(stages, layout)
         for stage in stages.values():
             stage.recompute = spec.training.activation_checkpointing
         self.time_marks = time_marks_of(device)

@@ -90,6 +90,12 @@ def test_without_tensor_groups_blocks_are_rows_of_ranks(layouts: list[RankLayout
 
 
 @given(groups())
+def test_a_rank_knows_whether_all_have_a_stage_of_every_model(layouts: list[RankLayout]) -> None:
+    everywhere = all({model for model, _ in one.held} == set(one.models) for one in layouts)
+    assert {one.every_rank_has_all for one in layouts} == {everywhere}
+
+
+@given(groups())
 def test_tensor_ranks_get_the_samples_of_one_copy(layouts: list[RankLayout]) -> None:
     for one in layouts:
         for index in range(len(one.table.pipelines)):
