@@ -36,3 +36,11 @@ def casting(device: torch.device, compute: torch.dtype) -> AbstractContextManage
 def compute_dtype(spec: RLHFJobSpec) -> torch.dtype:
     """Return the type that `spec.training.precision` names, for every role of the job."""
     return DTYPES[spec.compute_type]
+
+
+def as_multiplied(tensor: torch.Tensor) -> torch.Tensor:
+    """Return it in the type in which a product would take it: half the bytes on the way to another rank."""
+    kind = tensor.device.type
+    if not torch.amp.is_autocast_available(kind) or not torch.is_autocast_enabled(kind):
+        return tensor
+    return tensor.to(torch.get_autocast_dtype(kind))

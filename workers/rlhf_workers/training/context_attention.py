@@ -16,6 +16,7 @@ from transformers import AttentionInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.models.gemma2.modeling_gemma2 import eager_attention_forward
 
+from rlhf_workers.precision import as_multiplied
 from rlhf_workers.training.context_group import ContextCut, SampleChunk
 from rlhf_workers.training.pipeline_stage import Attention
 
@@ -70,12 +71,9 @@ class ChunkMasks:
     ) -> Iterator[tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]]:
         """Yield (queries, keys, values, mask) of each chunk, in the order of this rank's positions, of its query [b,
         heads, l, width], key and value [b, groups, l, width]; all ranks of the group must come here together."""
-        made = torch.cat((key, value), dim=1)
-        if torch.is_autocast_enabled(made.device.type):  # as the first product would do: half the bytes on the way
-            lower = torch.get_autocast_dtype(made.device.type)
-            query, made = query.to(lower), made.to(lower)
+        made = as_multiplied(torch.cat((key, value), dim=1))
         keys, values = self.cut.whole(made).chunk(2, dim=1)
-        queries = query.split([chunk.length for chunk in self.chunks], dim=2)
+        queries = as_multiplied(query).split([chunk.length for chunk in self.chunks], dim=2)
         # Cut by sample first: the gradients of parts of a row are joined once, not one whole row a part.
         lengths = self.cut.lengths
         of_samples = list(zip(keys.split(lengths, dim=2), values.split(lengths, dim=2), strict=True))

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from rlhf_workers.experts import Compute
+from rlhf_workers.precision import as_multiplied
 from rlhf_workers.training.communicator import Communicator, RowCounts
 
 
@@ -31,8 +32,7 @@ class ExpertGroup:
     def spread(self, rows: torch.Tensor, counts: Sequence[int], compute: Compute) -> torch.Tensor:
         """Return [n, hidden] of rows [n, hidden], of which `counts` are for each expert of the layer, each computed by
         the rank that holds its expert. Rows of one expert are computed in the order of the ranks that they are of."""
-        if torch.is_autocast_enabled(rows.device.type):  # as the first product would do: half the bytes on the way
-            rows = rows.to(torch.get_autocast_dtype(rows.device.type))
+        rows = as_multiplied(rows)
         size = len(self.ranks)
         held = len(counts) // size
         given = self._counts(counts, rows.device)

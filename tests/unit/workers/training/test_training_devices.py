@@ -29,10 +29,28 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return {family: models.write_policy(root / family, family, seed=1) for family in FAMILIES}
 
 
+class Unanswered(Alone):
+    """Peers of a group whose others say nothing."""
+
+    def all_gather(self, whole: torch.Tensor, own: torch.Tensor, ranks: tuple[int, ...]) -> None:
+        whole.zero_()
+
+    def reduce_scatter_sum(self, own: torch.Tensor, whole: torch.Tensor, ranks: tuple[int, ...]) -> None:
+        own.zero_()
+
+    def _meet(self, tensor: torch.Tensor, ranks: tuple[int, ...]) -> list[torch.Tensor]:
+        return [tensor.clone()]
+
+
 def trainer_on(
-    device: torch.device, folder: Path, algorithm: str = "ppo", deterministic: bool = True, **training: object
+    device: torch.device,
+    folder: Path,
+    algorithm: str = "ppo",
+    deterministic: bool = True,
+    world: int = 1,
+    **training: object,
 ) -> Trainer:
-    """A trainer alone in its group."""
+    """The last of the ranks of a group that runs one row: of one alone, or whose others say nothing."""
     fields = {"miniBatchSize": 8, "epochs": EPOCHS, **({"klCoefficient": 0.1} if algorithm == "grpo" else {})}
     job = make_job(
         folder,
@@ -43,8 +61,8 @@ def trainer_on(
         rollout={"batchSize": 8, "temperature": 0.8, "maxPromptTokens": 12, "maxResponseTokens": 24},
     )
     table = serial(job, 1, 1, ("actor", "critic") if algorithm == "ppo" else ("actor",))
-    become = pb.BecomeTraining(rank=0, world_size=1, schedule=table.model_dump_json())
-    return build_trainer(job, become, device, lambda _: Alone(), lambda *_, **__: None)
+    become = pb.BecomeTraining(rank=world - 1, world_size=world, schedule=table.model_dump_json())
+    return build_trainer(job, become, device, lambda _: Alone() if world == 1 else Unanswered(), lambda *_, **__: None)
 
 
 def move(module: torch.nn.Module, device: torch.device) -> None:
@@ -83,6 +101,35 @@ def test_training_mixes_no_devices_and_reads_once_a_step(
         metrics = exhaust(trainer.train(0, make_batch()))
         trainer.optimizers["actor", 0].state()
     assert metrics["gradient_norm/actor"] > 0
+    assert_read_once_a_step(rules, algorithm)
+
+
+@pytest.mark.usefixtures("fused_adamw_anywhere")
+@pytest.mark.parametrize(
+    ("family", "algorithm", "deterministic", "packing"),
+    [("llama", "grpo", False, False), ("gemma2", "ppo", True, True), ("qwen3", "ppo", False, True)],
+)
+def test_a_rank_that_has_some_positions_mixes_no_devices_and_reads_as_often(
+    folders: dict[str, Path],
+    family: str,
+    algorithm: str,
+    deterministic: bool,
+    packing: bool,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def written_out(queries: int, keys: int) -> torch.Tensor:
+        return torch.ones(queries, keys, dtype=torch.bool, device=PRETENDED).tril(keys - queries)[None, None]
+
+    # PyTorch cannot make its own, which has no numbers, while operations are watched.
+    monkeypatch.setattr("rlhf_workers.training.context_attention.causal_lower_right", written_out)
+    training = {"parallelism": {"context": 2}, "packing": packing}
+    with CudaRules() as rules:
+        trainer = trainer_on(PRETENDED, folders[family], algorithm, deterministic, 2, **training)
+        exhaust(trainer.train(0, make_batch()))
+    assert_read_once_a_step(rules, algorithm)
+
+
+def assert_read_once_a_step(rules: CudaRules, algorithm: str) -> None:
     # One of the sums that a step's clipping is decided by, and at the end sums and maxima of each model's metrics.
     models_trained = 2 if algorithm == "ppo" else 1
     assert sum(rules.read_back.values()) <= EPOCHS + 2 * models_trained, rules.read_back
