@@ -47,6 +47,7 @@ CARRIED = "jobs with rollout.maxStaleness; tests/integration/test_carried_job.py
 BEHIND = "jobs with training.criticOverlap; tests/integration/test_critic_overlap.py reads what they measure"
 BESIDE = "jobs with rollout.overlapTraining; tests/integration/test_rollout_overlap.py reads what they measure"
 OFFLOADED = "jobs with parallelism.offloadOptimizer; tests/integration/test_tensor_job.py reads what they measure"
+EXPERTS = "models of experts; tests/integration/test_expert_job.py reads what their ranks say"
 RARE = {
     ("engine", "Fullest devices and caches", "A"): "workers that compute on GPUs, whose memory the driver tells",
     ("engine", "Fullest devices and caches", "B"): VLLM,
@@ -57,6 +58,8 @@ RARE = {
     ("training", "Bubbles against their prediction, and padding", "C"): BEHIND,
     ("training", "Time of a step, against its prediction", "E"): BESIDE,
     ("workers", "Most memory", "B"): OFFLOADED,
+    ("training", "Use of experts", "A"): EXPERTS,
+    ("training", "Use of experts", "B"): EXPERTS,
     ("training", "Draft model against the policy", "A"): TAUGHT,
     ("training", "Draft model against the policy", "B"): TAUGHT,
     ("learning", "What is not trained on", "D"): CARRIED,

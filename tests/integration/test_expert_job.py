@@ -46,6 +46,8 @@ def test_vllm_follows_the_weights_that_two_ranks_train(family: str, tmp_path: Pa
     assert len(lines) == 3
     for line in lines:
         assert line["training/gradient_norm/actor"] > 0
+        assert line["training/train/expert_load/actor"] >= 1
+        assert 0 <= line["training/train/experts_unused/actor"] < 1
         assert line["training/actor/mismatch_max"] < 1e-4, "the ranks see the log-probabilities that vLLM drew by"
 
 
