@@ -1,13 +1,15 @@
 """Kinds of rules that occur more than once: CEL, Python check and words are made together from the same fields."""
 
 import math
+from collections.abc import Sequence
 from typing import Final
 
 from rlhf_api.rules.rule import Rule, Values
 
-_AXES: Final = ("pipeline", "data", "context", "tensor")
-RANKS: Final = " x ".join(_AXES)
-"""The number of training ranks, in words."""
+AXES: Final = ("pipeline", "data", "context", "tensor")
+"""Of the training ranks, whose number is the product of all."""
+COPIES: Final = ("data", "context")
+"""Axes along which every rank has the same layers."""
 
 
 def _cel(path: str) -> str:
@@ -46,14 +48,19 @@ def multiple(field: str, *factors: str, of: str | None = None) -> Rule:
     )
 
 
-def product_of_ranks(parallelism: str) -> str:
-    """Return the number of training ranks in CEL, of the parallelism that an expression names."""
-    return " * ".join(f"{parallelism}.{axis}" for axis in _AXES)
+def ranks_in_words(axes: Sequence[str] = AXES) -> str:
+    """Return the number of ranks along some axes in words."""
+    return " x ".join(axes)
 
 
-def number_of_ranks(values: Values) -> int:
-    """Return the number of training ranks."""
-    return math.prod(values[f"spec.training.parallelism.{axis}"] for axis in _AXES)
+def ranks_in_cel(parallelism: str, axes: Sequence[str] = AXES) -> str:
+    """Return the number of ranks along some axes in CEL, of the parallelism that an expression names."""
+    return " * ".join(f"{parallelism}.{axis}" for axis in axes)
+
+
+def number_of_ranks(values: Values, axes: Sequence[str] = AXES) -> int:
+    """Return the number of ranks along some axes."""
+    return math.prod(values[f"spec.training.parallelism.{axis}"] for axis in axes)
 
 
 def nothing_to_fuse(algorithm: str) -> Rule:

@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from typing import Final
 
+from rlhf_api.rules.common_rules import COPIES, number_of_ranks, ranks_in_cel, ranks_in_words
 from rlhf_api.rules.rule import Rule, Values
 from rlhf_api.rules.sharding import NO_DRAFT_TRAINED, trains_no_draft
 
@@ -16,12 +17,13 @@ def of_experts() -> Iterator[Rule]:
         field=_FIELD,
         node=_PARALLELISM,
         cel=(
-            "self.data * self.context % self.expert == 0 && (self.expert == 1 || self.shard == 1 && self.tensor == 1"
-            " && !self.shardOptimizer)"
+            f"{ranks_in_cel('self', COPIES)} % self.expert == 0 && (self.expert == 1 || self.shard == 1 &&"
+            " self.tensor == 1 && !self.shardOptimizer)"
         ),
         holds=lambda values: _divides(values) and _alone(values),
         message=(
-            "must divide data x context, and be 1 with shard or tensor above 1 or shardOptimizer: use a divisor, or 1"
+            f"must divide {ranks_in_words(COPIES)}, and be 1 with shard or tensor above 1 or shardOptimizer: use a"
+            " divisor, or 1"
         ),
     )
     yield Rule(
@@ -42,7 +44,7 @@ def _may_share(values: Values) -> bool:
 
 
 def _divides(values: Values) -> bool:
-    return bool(values[f"{_PARALLELISM}.data"] * values[f"{_PARALLELISM}.context"] % values[_FIELD] == 0)
+    return bool(number_of_ranks(values, COPIES) % values[_FIELD] == 0)
 
 
 def _alone(values: Values) -> bool:

@@ -1,15 +1,14 @@
 """Rules of `spec.placement`: what Colocated asks of the groups, and which fields of training it leaves unused."""
 
-import math
 from collections.abc import Iterator
 from typing import Any, Final
 
 from rlhf_api.job.groups import GroupFields
+from rlhf_api.rules.common_rules import number_of_ranks, ranks_in_cel, ranks_in_words
 from rlhf_api.rules.rule import Rule, Values
 
 _AXES: Final = ("pipeline", "data", "context")
-_RANKS: Final = " x ".join(_AXES)
-"""The number of ranks where no stage is held in parts, as other rules have it with Colocated."""
+"""Of the ranks where no stage is held in parts, as other rules have it with Colocated."""
 _DEDICATED: Final = "self.placement == 'Dedicated'"
 
 
@@ -17,24 +16,22 @@ def _dedicated(values: Values) -> bool:
     return bool(values["spec.placement"] == "Dedicated")
 
 
-def _ranks(values: Values) -> int:
-    return int(math.prod(values[f"spec.training.parallelism.{axis}"] for axis in _AXES))
-
-
 def of_placement() -> Iterator[Rule]:
     """Yield every rule of placement."""
-    ranks_cel = " * ".join(f"self.training.parallelism.{axis}" for axis in _AXES)
+    ranks_cel = ranks_in_cel("self.training.parallelism", _AXES)
     field = "spec.generation.replicas"
-    need = f"must be at least {_RANKS} of spec.training.parallelism with spec.placement Colocated,"
+    need = f"must be at least {ranks_in_words(_AXES)} of spec.training.parallelism with spec.placement Colocated,"
     remedy = "as rank r runs in generation worker r"
     yield Rule(
         field=field,
         node="spec",
         cel=f"{_DEDICATED} || self.suspend || {ranks_cel} <= self.generation.replicas",
-        holds=lambda values: _dedicated(values) or values["spec.suspend"] or _ranks(values) <= values[field],
+        holds=lambda values: (
+            _dedicated(values) or values["spec.suspend"] or number_of_ranks(values, _AXES) <= values[field]
+        ),
         message=f"{need} {remedy}",
         message_cel=f"'{need} {remedy}: use %d or more, or fewer ranks'.format([{ranks_cel}])",
-        says=lambda values: f"{need} {remedy}: use {_ranks(values)} or more, or fewer ranks",
+        says=lambda values: f"{need} {remedy}: use {number_of_ranks(values, _AXES)} or more, or fewer ranks",
     )
     yield _as_generation("gpusPerReplica")
     yield _as_generation("cpuThreads")

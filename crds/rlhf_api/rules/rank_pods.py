@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from typing import Final
 
-from rlhf_api.rules.common_rules import RANKS, number_of_ranks, product_of_ranks
+from rlhf_api.rules.common_rules import number_of_ranks, ranks_in_cel, ranks_in_words
 from rlhf_api.rules.rule import Rule, Values
 
 _FIELD: Final = "spec.training.ranksPerPod"
@@ -14,9 +14,9 @@ def of_rank_pods() -> Iterator[Rule]:
     yield Rule(
         field=_FIELD,
         node="spec.training",
-        cel=f"{product_of_ranks('self.parallelism')} % self.ranksPerPod == 0",
+        cel=f"{ranks_in_cel('self.parallelism')} % self.ranksPerPod == 0",
         holds=_divides,
-        message=f"must divide the number of ranks, {RANKS}: use a divisor of it, or 1",
+        message=f"must divide the number of ranks, {ranks_in_words()}: use a divisor of it, or 1",
     )
     yield Rule(
         field=_FIELD,

@@ -5,6 +5,7 @@ share out; and what ranks that hold parts, by `shard` or by `tensor`, cannot do 
 from collections.abc import Iterator
 from typing import Final
 
+from rlhf_api.rules.common_rules import COPIES, number_of_ranks, ranks_in_cel, ranks_in_words
 from rlhf_api.rules.rule import Rule, Values
 
 _PARALLELISM: Final = "spec.training.parallelism"
@@ -22,9 +23,9 @@ def of_sharding() -> Iterator[Rule]:
     yield Rule(
         field=_FIELD,
         node=_PARALLELISM,
-        cel="self.shard in [1, self.data * self.context]",
-        holds=lambda values: values[_FIELD] in (1, _copies(values)),
-        message="must be 1 or data x context, as all ranks hold one copy between them: use either",
+        cel=f"self.shard in [1, {ranks_in_cel('self', COPIES)}]",
+        holds=lambda values: values[_FIELD] in (1, number_of_ranks(values, COPIES)),
+        message=f"must be 1 or {ranks_in_words(COPIES)}, as all ranks hold one copy between them: use either",
     )
     yield Rule(
         field=_FIELD,
@@ -72,10 +73,6 @@ def of_parts(name: str) -> Iterator[Rule]:
 def trains_no_draft(values: Values) -> bool:
     """Return whether no draft model is trained beside the policy: it is trained by a whole head."""
     return bool(not values.has(_DRAFT) or values[f"{_DRAFT}.train"] == "Disabled")
-
-
-def _copies(values: Values) -> int:
-    return int(values[f"{_PARALLELISM}.data"] * values[f"{_PARALLELISM}.context"])
 
 
 def _whole(values: Values) -> bool:

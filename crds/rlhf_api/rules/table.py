@@ -7,7 +7,13 @@ from rlhf_api.algorithms import ALGORITHMS, full_graph
 from rlhf_api.job import RLHFJobSpec
 from rlhf_api.names import Group, worker_name
 from rlhf_api.rules.absent_groups import of_absent_groups
-from rlhf_api.rules.common_rules import RANKS, multiple, nothing_to_fuse, number_of_ranks, product_of_ranks
+from rlhf_api.rules.common_rules import (
+    multiple,
+    nothing_to_fuse,
+    number_of_ranks,
+    ranks_in_cel,
+    ranks_in_words,
+)
 from rlhf_api.rules.context import of_context
 from rlhf_api.rules.critic_overlap import of_critic_overlap
 from rlhf_api.rules.environment import of_environment
@@ -197,9 +203,9 @@ _STATEMENTS: Final = (
     Rule(
         field="spec.training.parallelism",
         node="spec.training.parallelism",
-        cel=f"{product_of_ranks('self')} <= {MAX_WORKERS}",
+        cel=f"{ranks_in_cel('self')} <= {MAX_WORKERS}",
         holds=lambda values: number_of_ranks(values) <= MAX_WORKERS,
-        message=f"{RANKS}, the number of ranks, must be at most {MAX_WORKERS}: use fewer of any",
+        message=f"{ranks_in_words()}, the number of ranks, must be at most {MAX_WORKERS}: use fewer of any",
     ),
     Rule(
         field="spec.training.schedule.mode",
