@@ -38,14 +38,14 @@ module of experts that is held in parts has it as `spread`."""
 
 TellCounts = Callable[[Sequence[int]], None]
 """Told how many rows of a forward chose each expert of a layer: a module of experts may have it as `tell_counts`."""
-_EXPERTS: Final = ".mlp.experts"
+EXPERTS: Final = ".mlp.experts"
 """Ending of the names of modules of experts, of stages of either backend."""
 
 
 def layers_of_experts(stage: torch.nn.Module) -> Iterator[torch.nn.Module]:
     """Yield the modules of experts of a stage's layers, in order."""
     for name, module in stage.named_modules():
-        if name.endswith(_EXPERTS):
+        if name.endswith(EXPERTS):
             yield module
 
 

@@ -18,6 +18,7 @@ from transformers.models.gemma2.modeling_gemma2 import eager_attention_forward
 
 from rlhf_workers.precision import as_multiplied
 from rlhf_workers.training.context_group import ContextCut, SampleChunk
+from rlhf_workers.training.packed_attention import Part, in_parts
 from rlhf_workers.training.pipeline_stage import Attention
 
 CONTEXT: Final = "context_cut"
@@ -66,9 +67,7 @@ class ChunkMasks:
                 made[chunk] = ChunkKeys(keys, _mask(chunk, first, window, eager, hidden))
         return cls(cut, chunks, [made[chunk] for chunk in chunks])
 
-    def parts(
-        self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor
-    ) -> Iterator[tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]]:
+    def parts(self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> Iterator[Part]:
         """Yield (queries, keys, values, mask) of each chunk, in the order of this rank's positions, of its query [b,
         heads, l, width], key and value [b, groups, l, width]; all ranks of the group must come here together."""
         made = as_multiplied(torch.cat((key, value), dim=1))
@@ -96,23 +95,12 @@ def _mask(chunk: SampleChunk, first: int, window: int | None, eager: bool, hidde
     return scores.masked_fill_(~seen, torch.finfo(hidden.dtype).min)[None, None]
 
 
-def _by_chunk(attend: Any) -> Any:
-    """Return an attention function of transformers that applies another to each chunk of a rank's queries."""
-
-    def attention(
-        module: torch.nn.Module,
-        query: torch.Tensor,
-        key: torch.Tensor,
-        value: torch.Tensor,
-        attention_mask: torch.Tensor | None,
-        **arguments: Any,
-    ) -> tuple[torch.Tensor, None]:
-        of_row: ChunkMasks = arguments.pop(CONTEXT)
-        results = [attend(module, *part, **arguments)[0] for part in of_row.parts(query, key, value)]
-        return torch.cat(results, dim=1), None
-
-    return attention
+def _chunks(given: Part, arguments: dict[str, Any]) -> Iterator[Part]:
+    """Yield the chunks of a rank's queries, with the keys of all ranks that they see."""
+    masks: ChunkMasks = arguments.pop(CONTEXT)
+    query, key, value, _ = given
+    yield from masks.parts(query, key, value)
 
 
-AttentionInterface.register("context_eager", _by_chunk(eager_attention_forward))  # every family's, and its soft cap
-AttentionInterface.register("context_sdpa", _by_chunk(sdpa_attention_forward))
+AttentionInterface.register("context_eager", in_parts(eager_attention_forward, _chunks))
+AttentionInterface.register("context_sdpa", in_parts(sdpa_attention_forward, _chunks))

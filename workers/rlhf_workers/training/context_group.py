@@ -13,12 +13,15 @@ samples. What a gradient of keys is summed in is float32, whatever they are made
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
-from typing import Any
+from typing import Any, Final
 
 import torch
 
 from rlhf_workers.training.communicator import Communicator
 from rlhf_workers.training.rank_layout import RankLayout
+
+CHUNKS_A_RANK: Final = 2
+"""One from the front of a sample and its mirror image from the back."""
 
 
 @dataclass(frozen=True)
@@ -34,7 +37,7 @@ class ContextGroup:
     @property
     def chunks(self) -> int:
         """Chunks of a sample; its positions are a multiple of them."""
-        return 2 * len(self.ranks)
+        return CHUNKS_A_RANK * len(self.ranks)
 
 
 @dataclass(frozen=True)

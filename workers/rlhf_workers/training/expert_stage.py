@@ -16,7 +16,7 @@ from torch import nn
 
 from rlhf_api.names import ExitCode
 from rlhf_planner.tensor_split import experts_problem
-from rlhf_workers.experts import layers_of_experts
+from rlhf_workers.experts import EXPERTS, layers_of_experts
 from rlhf_workers.failures import WorkError
 from rlhf_workers.training.communicator import Communicator
 from rlhf_workers.training.expert_group import ExpertGroup
@@ -25,8 +25,6 @@ from rlhf_workers.training.pipeline_stage import Head, PipelineStage, Reader
 from rlhf_workers.training.tensor_parts import TensorPart, equal_part, near_equal_keepers
 
 FIELD: Final = "spec.training.parallelism.expert"
-_EXPERTS: Final = ".mlp.experts."
-"""In the names of the parameters that are in parts."""
 
 
 class SharedExperts(PipelineStage):
@@ -59,7 +57,7 @@ class SharedExperts(PipelineStage):
 
     def in_parts(self, name: str) -> bool:
         """Return whether ranks have parts of a parameter, or of a folder's tensor."""
-        return _EXPERTS in name
+        return f"{EXPERTS}." in name
 
     def own(self, name: str, whole: torch.Tensor) -> torch.Tensor:
         """Return what this rank holds of a whole tensor: a view."""

@@ -36,10 +36,11 @@ class ExpertUse:
         """Have every layer of experts say how many rows chose each."""
         of_experts = {model for (model, _), stage in stages.items() if has_experts(stage.config)}
         self._models = [model for model in layout.models if layout.every_rank_has_all and model in of_experts]
-        self._layers = {key: [LayerUse() for _ in layers_of_experts(stage)] for key, stage in stages.items()}
+        self._layers: dict[tuple[str, int], list[LayerUse]] = {key: [] for key in stages}
         for key, stage in stages.items():
-            for layer, use in zip(layers_of_experts(stage), self._layers[key], strict=True):
-                layer.tell_counts = use  # type: ignore[assignment]
+            for layer in layers_of_experts(stage):
+                layer.tell_counts = use = LayerUse()  # type: ignore[assignment]
+                self._layers[key].append(use)
 
     def begin(self) -> None:
         """Forget what was counted."""

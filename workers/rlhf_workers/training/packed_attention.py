@@ -6,7 +6,7 @@ and work grow with the squares of the samples' lengths, never with the row's. Mu
 parts are cut, and their gradients joined, once.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Final
 
 import torch
@@ -30,15 +30,19 @@ WRITTEN_OUT: Final[Mapping[Attention, Attention]] = {
 }
 """What stands in where the fused kernel cannot compute a model."""
 
+Part = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | None]
+"""Queries [b, heads, l, width], their keys and values [b, groups, L, width], and the mask of these."""
+Parts = Callable[[Part, dict[str, Any]], Iterable[Part]]
+"""(what attention was given, other arguments, of which it takes its own) -> parts whose results follow one another."""
+
 
 def repeated(rotation: torch.Tensor, packed: tuple[int, ...]) -> torch.Tensor:
     """Return [1, L, width] of a row, of the first positions' [1, at least the longest sample, width]."""
     return torch.cat([rotation[:, :length] for length in packed], dim=1)
 
 
-def _by_sample(attend: Any) -> Any:
-    """Return an attention function of transformers that applies another to each sample; the whole input is one where
-    no lengths are given."""
+def in_parts(attend: Any, parts: Parts) -> Any:
+    """Return an attention function of transformers that applies another to each part of what it is given."""
 
     def attention(
         module: torch.nn.Module,
@@ -48,17 +52,25 @@ def _by_sample(attend: Any) -> Any:
         attention_mask: torch.Tensor | None,
         **arguments: Any,
     ) -> tuple[torch.Tensor, None]:
-        lengths = arguments.pop(PACKED, None)
-        if lengths is None:
-            return attend(module, query, key, value, attention_mask, **arguments)[0], None
-        parts = zip(*(whole.split(lengths, dim=2) for whole in (query, key, value)), strict=True)
-        # A mask depends on the distance alone, so that of a shorter sample is a corner of the longest one's.
-        masks = [None if attention_mask is None else attention_mask[..., :length, :length] for length in lengths]
-        results = [attend(module, *part, mask, **arguments)[0] for part, mask in zip(parts, masks, strict=True)]
-        return torch.cat(results, dim=1), None
+        found = list(parts((query, key, value, attention_mask), arguments))
+        results = [attend(module, *part, **arguments)[0] for part in found]
+        return results[0] if len(results) == 1 else torch.cat(results, dim=1), None
 
     return attention
 
 
-AttentionInterface.register("packed_eager", _by_sample(eager_attention_forward))  # every family's, and its soft cap
-AttentionInterface.register("packed_sdpa", _by_sample(sdpa_attention_forward))
+def _samples(given: Part, arguments: dict[str, Any]) -> Iterator[Part]:
+    """Yield the samples of a packed row; the whole input where no lengths are given."""
+    query, key, value, mask = given
+    lengths = arguments.pop(PACKED, None)
+    if lengths is None:
+        yield given
+        return
+    # A mask depends on the distance alone, so that of a shorter sample is a corner of the longest one's.
+    masks = [None if mask is None else mask[..., :length, :length] for length in lengths]
+    yield from zip(*(whole.split(lengths, dim=2) for whole in (query, key, value)), masks, strict=True)
+
+
+# Written out it is every family's, with its soft cap.
+AttentionInterface.register("packed_eager", in_parts(eager_attention_forward, _samples))
+AttentionInterface.register("packed_sdpa", in_parts(sdpa_attention_forward, _samples))

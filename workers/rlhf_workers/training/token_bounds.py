@@ -12,7 +12,7 @@ from typing import Final
 
 import numpy as np
 
-from rlhf_workers.training.context_group import padded
+from rlhf_workers.training.context_group import CHUNKS_A_RANK, padded
 from rlhf_workers.training.minibatches import shared_out, split
 from rlhf_workers.training.packed_batches import packed_split
 from rlhf_workers.training.rank_layout import RankLayout
@@ -36,7 +36,7 @@ class Dealt:
 
     def tokens(self, cell: Sequence[int], lengths: Sequence[int]) -> int:
         """Return the tokens that are computed of one of its micro-batches."""
-        chunks = 2 * self.layout.context if self.layout.context > 1 else 1
+        chunks = CHUNKS_A_RANK * self.layout.context if self.layout.context > 1 else 1
         sizes = [padded(lengths[sample], chunks) for sample in cell]
         return sum(sizes) if self.packed else len(sizes) * max(sizes)
 
