@@ -3,11 +3,11 @@
     python -m benchmarks.training_backends [--ranks 2] [--microbatches 4] [--rounds 7] [--json]
 
 Builds a random actor and a deeper, narrower critic, and forks the ranks of all layouts: one rank of the backend `torch`
-(what gradients are compared with), of `torch` and `megatron` data parallel ranks and pipelines, ranks that
-share samples by position (`context`), and ranks that hold the models in parts (`shard` by `torch`, `tensor` by
-`megatron`). All groups live at once and one at a time works, so a slow moment of the machine falls on all alike: every
-round goes through all layouts and schedules, forwards and backwards in turn, after one that warms up. All of them train
-the same mini-batch; the learning rate is so small that no weight changes, so every round is the same.
+(what gradients are compared with), of `torch` and `megatron` data parallel ranks, pipelines and ranks that share
+samples by position (`context`), and ranks that hold the models in parts (`shard` by `torch`, `tensor` by `megatron`).
+All groups live at once and one at a time works, so a slow moment of the machine falls on all alike: every round goes
+through all layouts and schedules, forwards and backwards in turn, after one that warms up. All of them train the same
+mini-batch; the learning rate is so small that no weight changes, so every round is the same.
 
 `seconds` is the median of a step of the slowest rank: mini-batch, sums of gradients, optimizer, gathering. `ratio` is
 the median of its ratios to `torch` on data parallel ranks in the same round, `to_serial` to the same layout's serial

@@ -1,10 +1,13 @@
 """Gradients by name that are to be the same but for rounding, and those of the whole model without our code."""
 
 import math
+from pathlib import Path
+from typing import Any
 
 import torch
 import transformers
-from tests.support.training_ranks import CPU, prepared
+from tests.support.algorithms import member
+from tests.support.training_ranks import CPU, gradients_of, make_batch, make_job, prepared, serial
 
 from rlhf_api.job import RLHFJob
 from rlhf_workers.models import load_backbone_with_value_head
@@ -58,3 +61,24 @@ def plain_gradients(job: RLHFJob, batch: TrainingBatch) -> dict[str, torch.Tenso
     named = {f"actor:{name}": value.grad for name, value in actor.named_parameters()}
     named |= {f"critic:{name}": value.grad for name, value in critic.named_parameters()}
     return named
+
+
+OF_WHOLE_RESPONSES = ("dpo", "onlineDpo", "rewardModel", "sft", "gspo", "safeRlhf")
+"""Some sum over a sample, some read its last token, some keep two samples together; some have a third model."""
+
+
+def algorithm_gradients(
+    algorithm: str, folder: Path, scratch: Path, pipeline: int, **training: Any
+) -> dict[str, torch.Tensor]:
+    """Gradients of what an algorithm of `OF_WHOLE_RESPONSES` trains, of a folder's model; what is made of that lies in
+    `scratch` and is the same again."""
+    fields: dict[str, Any] = {"algorithm": member(algorithm), "rollout": {"batchSize": 8}}
+    trained = {"rewardModel": ("reward",), "safeRlhf": ("actor", "critic", "cost_critic")}.get(algorithm, ("actor",))
+    if algorithm == "rewardModel":
+        if not (scratch / "config.json").exists():  # its head is drawn
+            classifier = transformers.AutoModelForSequenceClassification.from_pretrained(folder, num_labels=1)
+            classifier.save_pretrained(scratch)
+        fields["models"] = {"actor": {"path": str(folder)}, "reward": {"model": {"path": str(scratch)}}}
+    job = make_job(folder, training={"microBatchSize": 4, **training}, **fields)
+    world = pipeline * job.spec.training.parallelism.context
+    return gradients_of(job, serial(job, pipeline, 1, trained), world, make_batch(algorithm))

@@ -7,12 +7,15 @@ from typing import Any
 
 import pytest
 import torch
-import transformers
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.support import models
-from tests.support.algorithms import member
-from tests.support.gradient_comparison import assert_same_gradients, relative_error
+from tests.support.gradient_comparison import (
+    OF_WHOLE_RESPONSES,
+    algorithm_gradients,
+    assert_same_gradients,
+    relative_error,
+)
 from tests.support.training_ranks import (
     CPU,
     Alone,
@@ -35,6 +38,7 @@ from tests.support.training_ranks import (
 from rlhf_api import control_pb2 as pb
 from rlhf_api.job import RLHFJob
 from rlhf_api.schedule import Pipeline
+from rlhf_planner.schedule.methods import opposite
 from rlhf_planner.schedule.serial import serial_table
 from rlhf_workers.training.context_group import ContextCut, ContextGroup, padded
 from rlhf_workers.training.rank_layout import RankLayout
@@ -115,32 +119,19 @@ def test_fused_and_split_tables_have_the_bits_of_serial_ones_also_recomputed(
         for again in (False, True)
     )
     table = serial(job, 2, 1)
-    pipelines = [("actor", (0, 1)), ("critic", (1, 0))]
-    fused = interleave(
-        tuple(Pipeline(name=name, model=name, stage_ranks=ranks, microbatches=4) for name, ranks in pipelines)
-    )
+    fused = interleave(opposite(("actor", "critic"), 2, 4))
     expected = gradients_of(job, table, 4, batch)
     found = [gradients_of(job, other, 4, batch) for other in (fused, split_backward(fused))]
     for other in (*found, gradients_of(recomputed, split_backward(fused), 4, batch)):
         assert [name for name in expected if not torch.equal(other[name], expected[name])] == []
 
 
-@pytest.mark.parametrize("algorithm", ["dpo", "onlineDpo", "rewardModel", "sft", "gspo", "safeRlhf"])
+@pytest.mark.parametrize("algorithm", OF_WHOLE_RESPONSES)
 def test_objectives_of_whole_responses_and_of_pairs_have_the_gradients_of_whole_samples(
     algorithm: str, folders: dict[str, Path], tmp_path: Path
 ) -> None:
-    """Some sum over a sample, some read its last token, some keep two samples together; some have a third model."""
-    folder, found = folders["qwen3"], list[dict[str, torch.Tensor]]()
-    fields: dict[str, Any] = {"algorithm": member(algorithm), "rollout": {"batchSize": 8}}
-    trained = {"rewardModel": ("reward",), "safeRlhf": ("actor", "critic", "cost_critic")}.get(algorithm, ("actor",))
-    if algorithm == "rewardModel":
-        classifier = transformers.AutoModelForSequenceClassification.from_pretrained(folder, num_labels=1)
-        classifier.save_pretrained(tmp_path)
-        fields["models"] = {"actor": {"path": str(folder)}, "reward": {"model": {"path": str(tmp_path)}}}
-    for context in (2, 1):
-        training = {"microBatchSize": 4, "parallelism": {"context": context}}
-        job = make_job(folder, training=training, **fields)
-        found.append(gradients_of(job, serial(job, 1, 1, trained), context, make_batch(algorithm)))
+    pair: tuple[dict[str, Any], ...] = ({"parallelism": {"context": 2}}, {})
+    found = [algorithm_gradients(algorithm, folders["qwen3"], tmp_path, 1, **training) for training in pair]
     assert any(gradient.any() for gradient in found[0].values())
     assert_same_gradients(found[0], found[1], TOLERANCE)
 

@@ -27,6 +27,7 @@ from tests.support.training_ranks import (
 from rlhf_api import control_pb2 as pb
 from rlhf_api.job import RLHFJob
 from rlhf_api.schedule import Pipeline
+from rlhf_planner.schedule.methods import opposite
 from rlhf_planner.schedule.serial import serial_table
 from rlhf_workers.experts import FAMILIES
 from rlhf_workers.failures import WorkError
@@ -80,10 +81,7 @@ def test_fused_and_split_tables_have_the_bits_of_serial_ones_also_recomputed(
     folder, batch = folders["mixtral"], make_batch()
     job, recomputed = (job_of(folder, 2, backend=backend, activationCheckpointing=again) for again in (False, True))
     table = serial(job, 2, 2)
-    pipelines = [("actor", (0, 1)), ("critic", (1, 0))]
-    fused = interleave(
-        tuple(Pipeline(name=name, model=name, stage_ranks=ranks, microbatches=4) for name, ranks in pipelines)
-    )
+    fused = interleave(opposite(("actor", "critic"), 2, 4))
     expected = gradients_of(job, table, 4, batch)
     found = [gradients_of(job, other, 4, batch) for other in (fused, split_backward(fused))]
     for other in (*found, gradients_of(recomputed, split_backward(fused), 4, batch)):

@@ -27,8 +27,8 @@ from tests.support.training_ranks import (
 )
 
 from rlhf_api.job import RLHFJob
-from rlhf_api.schedule import Pipeline
 from rlhf_coordinator.model_sizes import read_size
+from rlhf_planner.schedule.methods import opposite
 from rlhf_workers.experts import FAMILIES
 from rlhf_workers.failures import WorkError
 from rlhf_workers.training import checkpoint
@@ -68,12 +68,7 @@ def test_fused_tables_and_recomputation_have_the_bits_of_serial_ones(family: str
     job, batch = make_job(folders[family], folders[family]), make_batch()
     recomputed = make_job(folders[family], folders[family], training={"activationCheckpointing": True})
     table = serial(job, 2, 1)
-    fused = interleave(
-        (
-            Pipeline(name="actor", model="actor", stage_ranks=(0, 1), microbatches=4),
-            Pipeline(name="critic", model="critic", stage_ranks=(1, 0), microbatches=4),
-        )
-    )
+    fused = interleave(opposite(("actor", "critic"), 2, 4))
     expected = gradients_of(job, table, 2, batch)
     found = [gradients_of(job, other, 2, batch) for other in (fused, split_backward(fused), split_backward(table))]
     for other in (*found, gradients_of(recomputed, table, 2, batch)):

@@ -31,7 +31,7 @@ from tests.support.training_ranks import (
 )
 
 from rlhf_api.job import RLHFJob
-from rlhf_api.schedule import Pipeline
+from rlhf_planner.schedule.methods import opposite
 from rlhf_workers.failures import WorkError
 from rlhf_workers.training.backends.torch_backend import TorchBackend
 from rlhf_workers.training.megatron.megatron_stage import TENSOR_FIELD, build_megatron_stage
@@ -110,12 +110,7 @@ def test_fused_and_split_tables_and_recomputation_have_the_bits_of_serial_ones(
     job, batch = ours_of(folders[name]), make_batch()
     recomputed = ours_of(folders[name], activationCheckpointing=True)
     table = serial(job, 2, 1)
-    fused = interleave(
-        (
-            Pipeline(name="actor", model="actor", stage_ranks=(0, 1), microbatches=4),
-            Pipeline(name="critic", model="critic", stage_ranks=(1, 0), microbatches=4),
-        )
-    )
+    fused = interleave(opposite(("actor", "critic"), 2, 4))
     expected = gradients_of(job, table, 2, batch)
     found = [gradients_of(job, other, 2, batch) for other in (fused, split_backward(fused), split_backward(table))]
     for other in (*found, gradients_of(recomputed, table, 2, batch)):

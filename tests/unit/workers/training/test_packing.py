@@ -9,10 +9,13 @@ from typing import Any
 
 import pytest
 import torch
-import transformers
 from tests.support import models
-from tests.support.algorithms import member
-from tests.support.gradient_comparison import assert_same_gradients, plain_gradients
+from tests.support.gradient_comparison import (
+    OF_WHOLE_RESPONSES,
+    algorithm_gradients,
+    assert_same_gradients,
+    plain_gradients,
+)
 from tests.support.training_ranks import (
     Alone,
     exhaust,
@@ -26,7 +29,7 @@ from tests.support.training_ranks import (
 )
 
 from rlhf_api.job import RLHFJob
-from rlhf_api.schedule import Pipeline
+from rlhf_planner.schedule.methods import opposite
 from rlhf_workers.training.packed_batches import packed_split
 from rlhf_workers.training.training_batch import OLD_FIELD, micro_batch
 
@@ -77,31 +80,17 @@ def test_tables_with_transfers_in_turn_and_split_backward_give_the_same(family: 
     job, batch = packed(folders[family]), make_batch()
     table = serial(job, 2, 1)
     expected = gradients_of(job, table, 2, batch)
-    fused = interleave(
-        (
-            Pipeline(name="actor", model="actor", stage_ranks=(0, 1), microbatches=2),
-            Pipeline(name="critic", model="critic", stage_ranks=(1, 0), microbatches=2),
-        )
-    )
+    fused = interleave(opposite(("actor", "critic"), 2, 2))
     for other in (fused, split_backward(fused), split_backward(table)):
         assert_same_gradients(gradients_of(job, other, 2, batch), expected, 2e-6)
 
 
-@pytest.mark.parametrize("algorithm", ["dpo", "onlineDpo", "rewardModel", "sft", "gspo", "safeRlhf"])
+@pytest.mark.parametrize("algorithm", OF_WHOLE_RESPONSES)
 def test_objectives_of_whole_responses_and_of_pairs_have_the_gradients_of_padding(
     algorithm: str, folders: dict[str, Path], tmp_path: Path
 ) -> None:
-    """Some sum over a sample, some read its last token, some keep two samples together; some have a third model."""
-    folder, found = folders["qwen3"], list[dict[str, torch.Tensor]]()
-    fields: dict[str, Any] = {"algorithm": member(algorithm), "rollout": {"batchSize": 8}}
-    trained = {"rewardModel": ("reward",), "safeRlhf": ("actor", "critic", "cost_critic")}.get(algorithm, ("actor",))
-    if algorithm == "rewardModel":
-        classifier = transformers.AutoModelForSequenceClassification.from_pretrained(folder, num_labels=1)
-        classifier.save_pretrained(tmp_path)
-        fields["models"] = {"actor": {"path": str(folder)}, "reward": {"model": {"path": str(tmp_path)}}}
-    for packing in (True, False):
-        job = make_job(folder, training={"microBatchSize": 4, "packing": packing}, **fields)
-        found.append(gradients_of(job, serial(job, 2, 1, trained), 2, make_batch(algorithm)))
+    pair: tuple[dict[str, Any], ...] = ({"packing": True}, {})
+    found = [algorithm_gradients(algorithm, folders["qwen3"], tmp_path, 2, **training) for training in pair]
     assert any(gradient.any() for gradient in found[0].values())
     assert_same_gradients(found[0], found[1], TOLERANCE)
 
