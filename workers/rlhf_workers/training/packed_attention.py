@@ -1,9 +1,10 @@
 """Attention in packed rows, registered with transformers: a row is samples one behind the other, none sees another.
 
-Owns that keys are those of the query's own sample, and that positions begin anew with each. Rule: a sample is computed
-as if it were alone, by the same functions on its part of the row, so no score of two samples is ever made, and memory
-and work grow with the squares of the samples' lengths, never with the row's. Must never copy a row for each sample:
-parts are cut, and their gradients joined, once.
+Owns that keys are those of the query's own sample, that positions begin anew with each, and how an attention function
+is applied part by part, here and by `context_attention`. Rule: a sample is computed as if it were alone, by the same
+functions on its part of the row, so no score of two samples is ever made, and memory and work grow with the squares of
+the samples' lengths, never with the row's. Must never copy a row for each sample: parts are cut, and their gradients
+joined, once.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
