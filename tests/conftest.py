@@ -13,6 +13,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis.internal.conjecture import providers
 from hypothesis.internal.constants_ast import Constants
+from tests.support.full_tier import unmark_quick_cases
 
 from rlhf_workers.loading import uncollected
 
@@ -51,3 +52,9 @@ def pytest_collection() -> Generator[None, object, object]:
     """Collect without the collector, whose every later walk would otherwise go through all libraries and tests, too."""
     with uncollected():
         return (yield)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Leave the first cases of tests of the full tier in the quick tier, before `-m` selects."""
+    unmark_quick_cases(items)

@@ -19,7 +19,8 @@ from rlhf_observability.alerts.rule_file import rule_file
 from .chart import CHART, RELEASE, render
 from .toolchain import binary
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.full
+
 
 RULES = CHART / "alerts" / "rlhf-operator.rules.yaml"
 ALERTS = [alert for family in FAMILIES for alert in family.alerts]

@@ -29,7 +29,8 @@ from .monitoring import SCRAPE
 from .operator_process import OperatorProcess
 from .processes import wait_until
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.full
+
 
 ROOT = Path(__file__).parents[2]
 NAMESPACE = "team"

@@ -31,7 +31,8 @@ from rlhf_operator.certificates import new_authority
 from .cluster import Cluster
 from .firing_alerts import PATIENCE, FiringAlerts, at_once, documented
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.full
+
 
 SHORT: dict[str, dict[str, Any]] = {
     "RLHFMigrationFailing": {"failures": 1, "share": 0.5, "windowSeconds": 6},

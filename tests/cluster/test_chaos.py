@@ -22,6 +22,8 @@ from .fixture import NO_ROOT
 from .quickstart_job import install, rewards
 from .undisturbed import Undisturbed
 
+pytestmark = pytest.mark.full
+
 SEED = 5
 COUNT = len(WEIGHTS)
 """Every kind that is drawn comes once."""
@@ -68,7 +70,6 @@ def cluster() -> Iterator[Cluster]:
         yield running
 
 
-@pytest.mark.slow
 def test_a_job_trains_to_the_same_weights_whatever_happens_and_leaves_nothing(cluster: Cluster, tmp_path: Path) -> None:
     with Undisturbed(tmp_path / "undisturbed", iterations=iterations(faults(SEED, COUNT))) as undisturbed:
         outcome = ChaosOutcome(SEED)
@@ -91,7 +92,6 @@ def release() -> Iterator[Cluster]:
         yield running
 
 
-@pytest.mark.slow
 def test_a_job_of_the_chart_that_decodes_by_vllm_earns_the_same_rewards_though_its_engine_and_its_coordinator_are_lost(
     release: Cluster, tmp_path: Path
 ) -> None:

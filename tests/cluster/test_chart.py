@@ -31,8 +31,6 @@ from .chart import (
     triples,
 )
 
-pytestmark = pytest.mark.slow
-
 
 @pytest.mark.parametrize(
     ("values", "named"),

@@ -42,7 +42,8 @@ from .job_fixture import SHARED_FILES
 from .operator_process import OperatorProcess
 from .processes import wait_until
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.full
+
 
 ACCOUNT = f"system:serviceaccount:{HOME}:{RELEASE}"
 PATIENCE = 240.0  # seconds for what takes one or two on an idle machine

@@ -23,8 +23,6 @@ from .job_fixture import SHARED_FILES
 from .operator_process import OperatorProcess
 from .processes import wait_until
 
-pytestmark = pytest.mark.slow
-
 ROOT = Path(__file__).parents[2]
 TIMEOUT = 240.0  # seconds for anything here; a second or two on an idle machine
 NAMESPACE = "cli"

@@ -17,7 +17,8 @@ from . import images
 from .cluster import Cluster
 from .processes import wait_until
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.full
+
 
 ROOT = Path(__file__).parents[2]
 TIMEOUT = 240.0  # seconds for anything here; a few on an idle machine

@@ -20,7 +20,8 @@ from .fixture import NO_ROOT
 from .processes import wait_until
 from .settings import ClusterSettings
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.full
+
 
 ANSWER = 60  # seconds for one answer of a small server; a hundredth of one on an idle machine
 

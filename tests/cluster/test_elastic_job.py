@@ -27,7 +27,8 @@ from .operator_process import OperatorProcess
 from .processes import wait_until
 from .undisturbed import Undisturbed
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.full
+
 
 ROOT = Path(__file__).parents[2]
 PATIENCE = 600.0  # seconds for any one fact; twenty on two idle cores

@@ -23,8 +23,6 @@ from .fixture import own_cluster
 from .processes import wait_until
 from .quickstart_job import ITERATIONS, NAMESPACE, PATIENCE, PLACE, adapted, install, rewards, wait_for
 
-pytestmark = pytest.mark.slow
-
 
 @pytest.fixture(scope="module")
 def cluster(request: pytest.FixtureRequest) -> Iterator[Cluster]:

@@ -23,7 +23,8 @@ from .operator_process import OperatorProcess, beside_node
 from .quickstart_job import NAMESPACE, PATIENCE, PLACE, rewards, wait_for
 from .tiny_job import in_pods
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.full
+
 
 ROOT = Path(__file__).parents[2]
 EXAMPLE = ROOT / "examples" / "calculator"

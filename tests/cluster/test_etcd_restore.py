@@ -18,7 +18,8 @@ from .kwok import TAINT
 from .operator_process import OperatorProcess
 from .processes import wait_until
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.full
+
 
 NAMESPACE = "team"
 PATIENCE = 900.0

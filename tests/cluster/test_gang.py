@@ -25,7 +25,8 @@ from .kwok import TAINT
 from .operator_process import OperatorProcess
 from .processes import wait_until
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.full
+
 
 CRDS = Path(__file__).parent / "crds"
 PATIENCE = 240.0  # seconds; seconds on an idle machine

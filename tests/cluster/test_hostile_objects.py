@@ -9,7 +9,8 @@ import pytest
 from .cluster import Cluster
 from .job_fixture import ALL, LABEL, Seen, manifest
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.full
+
 
 LEVELS = 100
 """Of a template, which the API server stores."""

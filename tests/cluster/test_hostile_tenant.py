@@ -20,6 +20,8 @@ from .hostile import Hostile, Post
 from .hostile_run import HEALTHY, LEAST_POSTS, TenantOutcome, run
 from .undisturbed import Undisturbed
 
+pytestmark = pytest.mark.full
+
 SEED = 11
 MINUTES = 1.25
 ITERATIONS = 6
@@ -47,7 +49,6 @@ def cluster() -> Iterator[Cluster]:
         yield running
 
 
-@pytest.mark.slow
 def test_healthy_jobs_and_objects_of_others_are_as_if_the_tenant_were_not_there(
     cluster: Cluster, tmp_path: Path
 ) -> None:

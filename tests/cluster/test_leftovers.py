@@ -21,7 +21,6 @@ from .machine import Machine, processes_of
 from .processes import wait_until
 from .slots import Addresses, State, boot_id, lock_path, try_lock
 
-pytestmark = pytest.mark.slow
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason=NO_ROOT)
 
 ROOT = Path(__file__).parents[2]

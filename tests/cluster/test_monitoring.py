@@ -17,6 +17,8 @@ from .monitoring import ACCOUNT, HOME, SCRAPE, Monitoring
 from .operator_process import OperatorProcess
 from .processes import wait_until
 
+pytestmark = pytest.mark.full
+
 PATIENCE = 240.0  # seconds for any one fact; two on an idle machine
 OBJECTS = {
     "alerts": {"enabled": True, "labels": {"release": "prometheus"}, "alertLabels": {"team": "rl"}},

@@ -25,7 +25,8 @@ from .cluster import Cluster
 from .fixture import own_cluster
 from .processes import ClusterError, wait_until
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.full
+
 
 COORDINATOR, WORKER, METRICS = names.COORDINATOR_PORT, names.WORKER_PORT, names.METRICS_PORT
 OPERATOR_METRICS, HEALTH = 8080, 8081

@@ -26,7 +26,8 @@ from .observed import NAMESPACE, Observed
 from .page import PageSeen
 from .processes import wait_until
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.full
+
 
 PATIENCE = 600.0  # seconds for any one fact
 WHOLE_SECONDS = 1800

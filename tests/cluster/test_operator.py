@@ -16,8 +16,6 @@ from .job_fixture import ALL, LABEL, TIMEOUT, Seen, manifest
 from .operator_process import OperatorProcess
 from .processes import wait_until
 
-pytestmark = pytest.mark.slow
-
 CHILDREN = "pods,services,configmaps,secrets,networkpolicies"
 
 

@@ -11,7 +11,7 @@ from .cluster import Cluster, ClusterError
 from .job_fixture import ALL, Seen, manifest
 from .operator_process import OperatorProcess
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.full
 
 
 def test_each_operator_reconciles_the_jobs_of_its_class_alone(

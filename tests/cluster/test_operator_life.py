@@ -18,7 +18,8 @@ from .job_fixture import ALL, SHARED_FILES, TIMEOUT, Seen, manifest
 from .kwok import TOLERATION
 from .operator_process import OperatorProcess
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.full
+
 
 CERTIFICATE_SECONDS = 30  # renewed after 20
 WATCHED_SECONDS = 25  # in which a place that is refused at once gets four pods at most; it got 52

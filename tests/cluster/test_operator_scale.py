@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.full
+
 
 ROOT = Path(__file__).parents[2]
 PATIENCE = 1800.0  # seconds; a minute on an idle machine

@@ -13,7 +13,8 @@ from .gated_job import OPEN, RECORD, GatedJob
 from .operator_process import OperatorProcess, beside_node
 from .processes import wait_until
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.full
+
 
 PATIENCE = 600.0  # seconds for any one fact; some dozen on two idle cores
 ITERATIONS = 4

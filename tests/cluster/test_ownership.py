@@ -16,7 +16,8 @@ import pytest
 from .cluster import Cluster
 from .job_fixture import ALL, LABEL, Seen, manifest
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.full
+
 
 RETRY_SECONDS = 15  # between two attempts at what is refused
 

@@ -13,6 +13,8 @@ from .monitoring import Monitoring
 from .page import DashboardServer, check
 from .toolchain import ToolchainError
 
+pytestmark = pytest.mark.full
+
 SHIPPED = sorted((Path(__file__).parents[2] / "charts" / "rlhf-operator" / "dashboards").glob("*.json"))
 PATIENCE = 240.0  # seconds until Prometheus has scraped itself; one on an idle machine
 INSTANT = {"instant": True, "format": "table"}

@@ -12,7 +12,8 @@ from .gated_job import NAME, OPEN, GatedJob, scraped, total
 from .operator_process import OperatorProcess, beside_node
 from .processes import wait_until
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.full
+
 
 PATIENCE = 600.0  # seconds for any one fact; some dozen on two idle cores
 ITERATIONS = 4

@@ -15,7 +15,8 @@ from .cluster import Cluster
 from .job_fixture import ALL, Seen, manifest
 from .operator_process import OperatorProcess
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.full
+
 
 REGISTRY = "registry.example.com"
 

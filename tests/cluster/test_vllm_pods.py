@@ -25,7 +25,8 @@ from .fixture import own_cluster
 from .processes import wait_until
 from .quickstart_job import NAMESPACE, PATIENCE, PLACE, adapted, install, rewards, wait_for
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.full
+
 
 ITERATIONS = {"ppo": 14, "grpo": 8}
 """Of the example's 120; the reward climbs from the first on."""

@@ -14,7 +14,7 @@ from tests.support.local_job import write_job
 from rlhf_api.names import ExitCode
 from rlhf_coordinator.reports.trackers.metrics_jsonl import read_metrics
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
+pytestmark = pytest.mark.timeout(1800)
 
 ITERATIONS: Final = 6
 SMALL: Final = ("spec.generation.replicas=1", "spec.training.parallelism.pipeline=1")
@@ -35,6 +35,7 @@ def said(*runs: Ended) -> str:
     return "\n".join(run.output[-3000:] for run in runs)
 
 
+@pytest.mark.full(quick=1)
 @pytest.mark.parametrize("case", CASES)
 def test_interrupted_and_resumed_is_uninterrupted(case: str, tmp_path: Path) -> None:
     name, fields = CASES[case]

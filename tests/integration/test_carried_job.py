@@ -13,7 +13,7 @@ from tests.support.local_job import write_job
 from rlhf_coordinator.reports.sample_table import SampleRow, read_table, table_files
 from rlhf_coordinator.reports.trackers.metrics_jsonl import read_metrics
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
+pytestmark = [pytest.mark.full, pytest.mark.timeout(1800)]
 
 ITERATIONS, BATCH, SIBLINGS, MORE = 24, 16, 4, 2
 PROMPTS = 40

@@ -14,7 +14,7 @@ from tests.support.simulated_worker import Crew, crew
 
 from rlhf_coordinator.state import fleet
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.full, pytest.mark.timeout(900)]
 
 SECONDS = 120.0
 FUSED = {"mode": "Fixed", "threshold": 5, "pool": 1}

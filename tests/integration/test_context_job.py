@@ -14,7 +14,7 @@ SEED = 27
 CUT = ["--set", "spec.training.parallelism={pipeline: 1, data: 1, context: 2}", "--set", "spec.training.packing=true"]
 WHOLE = ["--set", "spec.training.parallelism={pipeline: 1, data: 1}", "--set", "spec.training.packing=true"]
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.full, pytest.mark.timeout(900)]
 
 
 def test_ranks_killed_once_go_on_from_a_checkpoint_to_the_same_weights(tmp_path: Path) -> None:

@@ -26,8 +26,6 @@ from rlhf_coordinator.service.prometheus import open_endpoint, prometheus_applic
 from rlhf_coordinator.state import fleet
 from rlhf_operator.certificates import new_authority
 
-pytestmark = pytest.mark.slow
-
 
 @pytest.fixture
 async def jobs() -> AsyncIterator[list[Coordinated]]:

@@ -14,8 +14,6 @@ from rlhf_operator import coordinator_client
 from rlhf_operator.certificates import Certificates, new_authority
 from rlhf_operator.coordinator_client import Coordinators
 
-pytestmark = pytest.mark.slow
-
 
 def certificates() -> Certificates:
     now = datetime.now(UTC)

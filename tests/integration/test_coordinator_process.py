@@ -24,8 +24,6 @@ from rlhf_api.protocol import PROTOCOL, mismatch
 from rlhf_operator.certificates import new_authority
 from rlhf_operator.reconcile.observed.termination_log import last_report
 
-pytestmark = pytest.mark.slow
-
 COUNTS = {Group.GENERATION: 2, Group.INFERENCE: 2, Group.TRAINING: 2}
 SEED = 9
 """Of the moments of kills."""

@@ -14,7 +14,7 @@ from rlhf_api.channels import aio_channel
 from rlhf_api.control_pb2_grpc import CoordinatorStub
 from rlhf_api.names import Group
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.full
 
 
 async def resize(coordinated: Coordinated, **replicas: int) -> None:

@@ -8,6 +8,8 @@ from tests.support.local_job import write_job
 
 from rlhf_coordinator.reports.trackers.timeline_json import read_spans
 
+pytestmark = pytest.mark.full
+
 ITERATIONS = 6
 EVERY = 4
 """Iterations from one checkpoint to the next, after which all is trained at once."""
@@ -25,7 +27,6 @@ def reports(run_dir: Path) -> list[dict[str, float]]:
     ]
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(1800)
 def test_critics_that_train_beside_decoding_change_nothing_whoever_dies_meanwhile(tmp_path: Path) -> None:
     manifest = write_job(tmp_path, iterations=ITERATIONS)

@@ -14,7 +14,7 @@ from tests.support.simulated_worker import crew
 
 from rlhf_api import control_pb2 as pb
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.full, pytest.mark.timeout(600)]
 
 ITERATIONS = 8
 PROBE = 2

@@ -21,7 +21,7 @@ import yaml
 from tests.support.documented_commands import ROOT, documented_commands, register
 from tests.support.local_job import write_job
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
+pytestmark = [pytest.mark.full, pytest.mark.timeout(1800)]
 
 RUN_COMMAND: Final = "rlhf run job.yaml --set spec.iterations=5"
 """The one that makes RUN, for all others."""

@@ -14,7 +14,7 @@ from rlhf_api import control_pb2 as pb
 from rlhf_api.job import RLHFJob
 from rlhf_api.names import Env, ExitCode
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.full
 
 
 async def become_rank(session: ScriptedSession, job: RLHFJob) -> None:

@@ -13,7 +13,7 @@ from tests.support.local_job import HELD, HELD_SECONDS
 
 from rlhf_coordinator.reports.trackers.metrics_jsonl import read_metrics
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
+pytestmark = [pytest.mark.full, pytest.mark.timeout(1800)]
 
 CHAT = (
     "{% for message in messages %}{% if message.role == 'user' %}{{ message.content }}"

@@ -14,8 +14,6 @@ from tests.support.simulated_worker import Crew, crew
 from rlhf_coordinator.job.job_run import JobRun
 from rlhf_coordinator.state import fleet
 
-pytestmark = pytest.mark.slow
-
 TIMES = {"seconds", "waited_seconds"}
 EVALUATION = {"every": 2, "promptCount": 5, "samplesPerPrompt": 2, "temperature": 1.0, "passReward": 0.5}
 

@@ -13,7 +13,7 @@ from rlhf_workers.training.expert_group import ExpertGroup
 from rlhf_workers.training.host_transport import CpuCopies, HostCommunicator
 from rlhf_workers.training.transport import GroupTransport
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.full, pytest.mark.timeout(120)]
 COUNTS = ([3, 0, 0, 0], [2, 1, 0, 4])
 """Rows of each rank for each of four experts, two a rank: the second rank gets none of the first."""
 

@@ -17,7 +17,7 @@ SIZES = {"mixtral": {"pipeline": 1, "data": 2, "expert": 2}, "qwen3_moe": {"pipe
 """Of the two training ranks: experts shared out, and models in parts."""
 
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.full, pytest.mark.timeout(900)]
 
 
 @pytest.mark.parametrize("family", list(SIZES))

@@ -13,8 +13,6 @@ from tests.support.simulated_worker import Crew, crew
 from rlhf_api import control_pb2 as pb
 from rlhf_api.names import ExitCode
 
-pytestmark = pytest.mark.slow
-
 POISON = (1, 5)
 """(iteration, sample)."""
 

@@ -19,8 +19,6 @@ from rlhf_cli.local.fork_client import ForkedProcess, ForkServerClient, ForkServ
 from rlhf_cli.local.pods_to_processes import LocalProcess
 from rlhf_cli.local.ports import free_ports
 
-pytestmark = pytest.mark.slow
-
 
 def worker(folder: Path, index: int, *, coordinator: str = "127.0.0.1:1", **other: str) -> LocalProcess:
     """A worker that dials a coordinator nobody is at."""

@@ -15,7 +15,7 @@ from tests.support.processes_left import alive, until
 
 from rlhf_api.names import ExitCode
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.full
 
 
 @pytest.fixture(scope="module", autouse=True)

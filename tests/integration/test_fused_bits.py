@@ -18,19 +18,19 @@ from rlhf_planner.schedule.methods import FUSED, FUSED_SPLIT
 from rlhf_planner.schedule.serial import serial_table
 from rlhf_workers.training.step_timing import measure
 
+pytestmark = pytest.mark.full
+
 
 @pytest.fixture(scope="module")
 def job(tmp_path_factory: pytest.TempPathFactory) -> RLHFJob:
     return fused_job(tmp_path_factory.mktemp("models"))
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("pipeline", "data"), [(4, 1), (4, 2)])
 def test_fused_and_split_train_the_same_bits_as_serial(pipeline: int, data: int, job: RLHFJob) -> None:
     assert_fused_and_split_train_the_bits_of_serial(job, pipeline, data)
 
 
-@pytest.mark.slow
 def test_measuring_changes_nothing_that_training_reads(job: RLHFJob) -> None:
     tables = [fused_table(job, 2, 1, method) for method in (FUSED, FUSED_SPLIT)]
     base = serial_table(tables[0].pipelines)

@@ -8,6 +8,8 @@ import pytest
 from tests.support.chaos import Ended, Kills, run_job
 from tests.support.local_job import write_job
 
+pytestmark = pytest.mark.full
+
 ITERATIONS = 4
 SEED = 5
 VICTIM = "training-1"
@@ -24,7 +26,6 @@ def said(*runs: Ended) -> str:
     return "\n".join(f"kills {run.kills}\n{run.output[-3000:]}" for run in runs)
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(1800)
 def test_a_fused_job_with_a_killed_rank_trains_the_weights_of_a_serial_job(tmp_path: Path) -> None:
     manifest = write_job(tmp_path, iterations=ITERATIONS)

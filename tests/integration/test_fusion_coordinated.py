@@ -18,7 +18,7 @@ from rlhf_api.control_pb2_grpc import CoordinatorStub
 from rlhf_api.names import Group
 from rlhf_planner.inter_stage.costs import JOB_KEY, StageCosts
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.full, pytest.mark.timeout(900)]
 
 SECONDS = 120.0
 

@@ -11,7 +11,7 @@ from tests.support.local_job import write_job
 
 from rlhf_coordinator.reports.trackers.metrics_jsonl import read_metrics
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
+pytestmark = pytest.mark.timeout(1800)
 
 ITERATIONS = 3
 TOKENS = 300
@@ -60,6 +60,7 @@ def off(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path, Ended]:
     return manifest, folder / "off", run_job(manifest, folder / "off", options=options("Disabled"))
 
 
+@pytest.mark.full(quick=1)
 @pytest.mark.parametrize(("transfer", "replicas"), [("KV", 0), ("Tokens", 1)])
 def test_a_gathered_tail_changes_no_bit(
     off: tuple[Path, Path, Ended], tmp_path: Path, transfer: str, replicas: int
@@ -79,6 +80,7 @@ def test_a_gathered_tail_changes_no_bit(
     assert ('"name":"migrate"' in timeline) == (transfer == "KV")
 
 
+@pytest.mark.full
 def test_scoring_by_generation_workers_without_fusion_and_auto_change_no_bit(
     off: tuple[Path, Path, Ended], tmp_path: Path
 ) -> None:
@@ -92,6 +94,7 @@ def test_scoring_by_generation_workers_without_fusion_and_auto_change_no_bit(
     assert {"fusion-costs", "fusion-choice"} <= {event["kind"] for event in events}
 
 
+@pytest.mark.full
 def test_sources_destinations_and_coordinators_killed_when_the_tail_gathers_change_no_bit(
     off: tuple[Path, Path, Ended], tmp_path: Path
 ) -> None:

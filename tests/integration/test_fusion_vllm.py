@@ -17,7 +17,7 @@ from rlhf_coordinator.reports.trackers.metrics_jsonl import read_metrics
 from rlhf_coordinator.reports.trackers.timeline_json import read_spans
 from rlhf_coordinator.storage.journal import unframe
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
+pytestmark = [pytest.mark.full, pytest.mark.timeout(1800)]
 
 ITERATIONS = 10
 """A job begins with the first worker that is there; the second one comes seconds later."""

@@ -27,7 +27,8 @@ from rlhf_api.control_pb2_grpc import CoordinatorStub
 from rlhf_api.names import Env, ExitCode, Group
 from rlhf_operator.certificates import new_authority
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.full
+
 
 COUNTS = {Group.GENERATION: 2, Group.INFERENCE: 2, Group.TRAINING: 2}
 """Of the crew; the job wants a third generation worker, under whose name the messages come."""

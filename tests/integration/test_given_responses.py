@@ -17,7 +17,7 @@ from safetensors.torch import load_file
 from tests.support import algorithms, models
 from transformers import AutoModelForCausalLM
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
+pytestmark = pytest.mark.timeout(1800)
 
 SECONDS = 300.0
 """For what takes about 15 on two idle cores."""
@@ -76,6 +76,7 @@ def finish(process: subprocess.Popen[bytes], manifest: Path) -> None:
     assert process.wait(SECONDS) == 0, (manifest.parent / "output.txt").read_text()[-3000:]
 
 
+@pytest.mark.full(quick=1)
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 def test_a_job_of_given_responses_is_killed_and_resumed_to_the_same_weights(algorithm: str, tmp_path: Path) -> None:
     whole, killed = write_job(tmp_path / "whole", algorithm), write_job(tmp_path / "killed", algorithm)

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.full
+
 
 ROOT = Path(__file__).resolve().parents[2]
 BUDGET_SECONDS = 3600

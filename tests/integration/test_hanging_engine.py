@@ -15,7 +15,7 @@ from rlhf_api import control_pb2 as pb
 from rlhf_api.arrays import pack, unpack
 from rlhf_api.names import ExitCode
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.full
 
 
 def job(folder: Path) -> str:

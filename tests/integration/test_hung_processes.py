@@ -30,7 +30,8 @@ from rlhf_api.control_pb2_grpc import CoordinatorStub
 from rlhf_api.endpoint import LIVENESS_PATH
 from rlhf_api.names import Env, ExitCode, Group
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.full
+
 
 PATIENCE = 240.0
 COUNTS = {Group.GENERATION: 2, Group.INFERENCE: 2, Group.TRAINING: 2}

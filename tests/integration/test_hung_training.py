@@ -8,7 +8,7 @@ import pytest
 from tests.support.chaos import run_job
 from tests.support.local_job import write_job
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
+pytestmark = [pytest.mark.full, pytest.mark.timeout(1800)]
 
 ITERATIONS = 4
 LIMIT_SECONDS = 20

@@ -15,7 +15,7 @@ from tests.support.simulated_worker import Crew, crew
 
 from rlhf_planner.inter_stage import incremental_gain
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.full, pytest.mark.timeout(900)]
 
 SECONDS = 120.0
 STRIKES = 20

@@ -8,7 +8,7 @@ from tests.support.local_job import write_job
 
 from rlhf_coordinator.reports.trackers.metrics_jsonl import read_metrics
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
+pytestmark = [pytest.mark.full, pytest.mark.timeout(1800)]
 
 ITERATIONS = 3
 TOKENS = 300

@@ -14,7 +14,8 @@ from rlhf_cli.local.local_job import LocalJob, prepare_job
 from rlhf_cli.local.ports import LOOPBACK
 from rlhf_cli.run import RunOptions, run_job
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.full
+
 
 ITERATIONS = 2
 ADDRESSES = {Env.COORDINATOR, Env.LISTEN, Env.ADVERTISE, Env.METRICS}

@@ -22,7 +22,6 @@ def said(ended: Ended) -> str:
     return f"seed {SEED}, kills {ended.kills}\n{ended.output[-4000:]}"
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(1800)
 def test_every_process_killed_once_and_the_weights_are_the_same(tmp_path: Path) -> None:
     manifest = write_job(tmp_path, iterations=ITERATIONS)
@@ -43,7 +42,7 @@ def test_every_process_killed_once_and_the_weights_are_the_same(tmp_path: Path) 
         assert disturbed["tokens"] == calm["tokens"]
 
 
-@pytest.mark.slow
+@pytest.mark.full
 @pytest.mark.timeout(1800)
 def test_scoring_after_generation_gives_the_same_rewards_and_weights_as_scoring_beside_it(tmp_path: Path) -> None:
     manifest = write_job(tmp_path, iterations=3, algorithm="grpo")

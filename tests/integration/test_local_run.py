@@ -23,8 +23,6 @@ from rlhf_cli.local.job_supervisor import JobSupervisor, LocalRunResult, Notice
 from rlhf_cli.local.pods_to_processes import LocalProcess
 from rlhf_cli.local.ports import claim, free_ports
 
-pytestmark = pytest.mark.slow
-
 ROOT = Path(__file__).parents[2]
 
 

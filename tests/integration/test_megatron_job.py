@@ -7,11 +7,12 @@ import pytest
 from tests.support.chaos import assert_killed_ranks_change_no_weight
 from tests.support.local_job import write_job
 
+pytestmark = pytest.mark.full
+
 SEEDS = {"llama": 20, "mixtral": 21}
 """Of the moments of kills, by family; printed with every kill when the test fails."""
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize(("family", "iterations", "every"), [("llama", 6, 2), ("mixtral", 3, 1)])
 def test_ranks_killed_once_go_on_from_a_checkpoint_to_the_same_weights(

@@ -9,6 +9,8 @@ import pytest
 from tests.support.chaos import assert_killed_ranks_change_no_weight, run_job
 from tests.support.local_job import write_job
 
+pytestmark = pytest.mark.full
+
 ROOT = Path(__file__).parents[2]
 SEED = 22
 """Of the moments of kills; printed with every kill when the test fails."""
@@ -20,7 +22,6 @@ def metrics_of(run_dir: Path) -> list[dict[str, float]]:
     return [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_pipelines_whose_ranks_are_killed_end_in_the_same_weights(tmp_path: Path) -> None:
     """Two stages, so that hidden states of unlike shapes pass between them; a bound that most mini-batches meet."""
@@ -31,7 +32,6 @@ def test_pipelines_whose_ranks_are_killed_end_in_the_same_weights(tmp_path: Path
     assert {one["training/train/largest_micro_batch_tokens"] <= 40 for one in iterations} == {True}
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_a_bound_above_all_lengths_is_none(tmp_path: Path) -> None:
     manifest = write_job(tmp_path, iterations=2, every=2)
@@ -43,7 +43,6 @@ def test_a_bound_above_all_lengths_is_none(tmp_path: Path) -> None:
     assert ended[0].weights == ended[1].weights != ""
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_both_bounds_and_packed_rows_give_the_same_gradients_within_the_same_memory() -> None:
     small = "--samples=16 --median=12 --longest=64 --prompt=4 --hidden=32 --layers=2 --rounds=1 --micro-batch 1 4"

@@ -17,7 +17,7 @@ from rlhf_api.arrays import pack, unpack
 from rlhf_api.channels import aio_channel
 from rlhf_api.control_pb2_grpc import KvSinkStub
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900), pytest.mark.asyncio(loop_scope="module")]
+pytestmark = [pytest.mark.full, pytest.mark.timeout(900), pytest.mark.asyncio(loop_scope="module")]
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module", params=["torch", "vllm"])

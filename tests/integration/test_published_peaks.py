@@ -11,13 +11,14 @@ from rlhf_planner.schedule.schedule_check import check_schedule
 from rlhf_planner.schedule.solve import SearchOptions, solve
 from rlhf_planner.schedule.tables import steps_by_device
 
+pytestmark = pytest.mark.full
+
 BUDGETS = {0: 10, 2: 1, 5: 2, 6: 10, 8: 60}
 """Instance -> nominal seconds; a search ends early when the peak is at its floor."""
 AT_FLOOR = (2, 5, 8)
 """Instances whose peak is proven to be the least at this makespan."""
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("number", BUDGETS)
 def test_the_peak_is_no_higher_than_the_published_one(number: int) -> None:
@@ -30,7 +31,6 @@ def test_the_peak_is_no_higher_than_the_published_one(number: int) -> None:
     assert result.peak_at_bound == (number in AT_FLOOR)
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_ten_seconds_are_enough_for_the_hardest_makespan() -> None:
     result = solve(PUBLISHED[10].instance(), SearchOptions(10), lambda: 0.0)

@@ -6,12 +6,13 @@ import pytest
 from tests.support.chaos import Kills, run_job
 from tests.support.local_job import write_job
 
+pytestmark = pytest.mark.full
+
 SEED = 66
 """Of the moments of kills; printed with every kill when the test fails."""
 PROCESSES = ("training-0", "training-1", "training-pod-0")
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(1500)
 def test_ranks_and_their_launcher_are_killed_and_the_weights_are_those_of_a_pod_a_rank(tmp_path: Path) -> None:
     manifest = write_job(tmp_path, iterations=5, every=2)

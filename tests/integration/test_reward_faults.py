@@ -18,8 +18,6 @@ from rlhf_workers.failures import WorkError
 from rlhf_workers.inference.rewards.function import FunctionReward
 from rlhf_workers.user_code import user_processes
 
-pytestmark = pytest.mark.slow
-
 FUNCTION = """
 import asyncio, os, time
 

@@ -7,6 +7,8 @@ import yaml
 from tests.support.chaos import run_job
 from tests.support.local_job import write_job
 
+pytestmark = pytest.mark.full
+
 SECRET = "sk-tell-nobody-1234"
 REWARD = """
 import os
@@ -20,7 +22,6 @@ def score(prompt, response, record):
 """
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(1800)
 def test_a_secret_reaches_the_reward_and_no_file_of_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     manifest = write_job(tmp_path, iterations=1, batch=8, algorithm="grpo")

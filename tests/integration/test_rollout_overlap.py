@@ -8,6 +8,8 @@ from tests.support.local_job import write_job
 
 from rlhf_coordinator.reports.trackers.timeline_json import read_spans
 
+pytestmark = pytest.mark.full
+
 ITERATIONS = 7
 EVERY = 5
 """Iterations from one checkpoint to the next, before which nothing is trained beside decoding."""
@@ -25,7 +27,6 @@ def reports(run_dir: Path) -> list[dict[str, float]]:
     ]
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_iterations_decode_beside_training_by_weights_one_version_older_whoever_dies_meanwhile(tmp_path: Path) -> None:
     manifest = write_job(tmp_path, iterations=ITERATIONS)

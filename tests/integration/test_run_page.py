@@ -12,7 +12,8 @@ import pytest
 from tests.support.browser import Browser
 from tests.support.recorded_run import HOSTILE, add_iterations, finish_run, write_run
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.full
+
 
 FRAMES = """
 new Promise((done) => {

@@ -11,7 +11,7 @@ from tests.support.simulated_worker import Crew, crew
 
 from rlhf_api import control_pb2 as pb
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.full, pytest.mark.timeout(900)]
 
 SECONDS = 120.0
 """The search is a process of its own that loads its solvers: seconds on a quiet machine."""

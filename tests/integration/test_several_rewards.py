@@ -12,6 +12,8 @@ from tests.support.answering_server import answering
 from tests.support.chaos import Kills, run_job
 from tests.support.local_job import write_job
 
+pytestmark = pytest.mark.full
+
 REWARD = '''
 def score(prompts, responses, records, finish_reason):
     """Share of digits, less the mean of its group."""
@@ -35,7 +37,6 @@ def judge() -> Iterator[str]:
         yield f"{address}/v1/chat/completions"
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(1800)
 def test_rewards_are_combined_alike_in_a_run_that_was_killed_and_a_judges_failure_is_no_number(
     tmp_path: Path, judge: str

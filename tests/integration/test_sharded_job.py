@@ -6,11 +6,12 @@ import pytest
 from tests.support.chaos import assert_killed_ranks_change_no_weight
 from tests.support.local_job import write_job
 
+pytestmark = pytest.mark.full
+
 SEED = 21
 """Of the moments of kills; printed with every kill when the test fails."""
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_ranks_killed_once_go_on_from_a_checkpoint_to_the_same_weights(tmp_path: Path) -> None:
     manifest = write_job(tmp_path, iterations=4, every=2)

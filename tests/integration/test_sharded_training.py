@@ -33,7 +33,7 @@ from rlhf_api.job import RLHFJob
 from rlhf_api.names import ExitCode
 from rlhf_workers.failures import WorkError
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.full, pytest.mark.timeout(600)]
 
 TOLERANCE = 1e-5
 """Of the largest number of a tensor: float32 sums in another order."""

@@ -12,7 +12,7 @@ from tests.support.simulated_worker import SimulatedWorker, crew
 from rlhf_api.arrays import unpack
 from rlhf_coordinator.storage.prompts import random_key
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.full, pytest.mark.timeout(900)]
 
 ITERATIONS = 7
 """Of 4 prompts each, and there are 11: the last ones see prompts again."""

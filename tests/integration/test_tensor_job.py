@@ -7,12 +7,13 @@ import pytest
 from tests.support.chaos import assert_killed_ranks_change_no_weight, lines
 from tests.support.local_job import write_job
 
+pytestmark = pytest.mark.full
+
 HELD = "training/train/host_optimizer_bytes"
 SEED = 22
 """Of the moments of kills; printed with every kill when the test fails."""
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize(
     ("backend", "parallelism"),
@@ -30,7 +31,6 @@ def test_ranks_killed_once_go_on_from_a_checkpoint_to_the_same_weights(
     assert_killed_ranks_change_no_weight(manifest, tmp_path, options_of(backend, parallelism), SEED)
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_ranks_with_moments_in_host_memory_killed_once_end_with_the_weights_of_moments_on_the_device(
     tmp_path: Path,

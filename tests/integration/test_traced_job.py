@@ -14,7 +14,8 @@ from tests.support.otlp_collector import CollectedSpan, OtlpCollector
 
 from rlhf_coordinator.reports.trackers.metrics_jsonl import read_metrics
 
-pytestmark = [pytest.mark.slow]
+pytestmark = pytest.mark.full
+
 
 ITERATIONS, BATCH = 2, 8
 

@@ -12,6 +12,8 @@ from tests.support import models
 from tests.support.chaos import Ended, Kills, run_job
 from tests.support.local_job import write_job
 
+pytestmark = pytest.mark.full
+
 ITERATIONS = 3
 DRAFT_MODEL = "spec.generation.speculation.draftModel"
 
@@ -53,7 +55,6 @@ def said(ended: Ended) -> str:
     return f"kills {ended.kills}\n{ended.output[-4000:]}"
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(1800)
 def test_a_draft_model_changes_no_weight_and_is_the_same_after_a_killed_rank(tmp_path: Path) -> None:
     manifest = job_with_a_draft_model(tmp_path)

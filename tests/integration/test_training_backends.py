@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.full
+
 ROOT = Path(__file__).parents[2]
 SMALL = {
     "hidden": 32, "critic-hidden": 32, "layers": 2, "critic-layers": 2, "prompt": 4, "response": 8,
@@ -18,7 +20,6 @@ LAYOUTS = {
 }  # fmt: skip
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_all_layouts_take_the_same_step_and_schedules_the_same_bits() -> None:
     asked = [f"--{name}={value}" for name, value in SMALL.items()]

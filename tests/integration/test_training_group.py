@@ -44,7 +44,7 @@ from rlhf_api.names import Env
 from rlhf_workers.training.training_batch import batch_from
 from rlhf_workers.training.training_role import build
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = pytest.mark.timeout(600)
 
 WORLD, ITERATIONS, WAIT = 4, 2, 240
 FIELDS = (SAMPLED_FIELD, *full_graph("ppo").scored_fields)

@@ -7,10 +7,11 @@ import yaml
 from tests.support.chaos import run_job
 from tests.support.local_job import write_job
 
+pytestmark = pytest.mark.full
+
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(1800)
 def test_a_job_decodes_with_the_engine_of_the_tutorial(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     manifest = write_job(tmp_path, iterations=2, batch=8, algorithm="grpo")

@@ -24,7 +24,8 @@ from rlhf_workers.generation.engine_registry import build_engine
 from rlhf_workers.models import load_tokenizer
 from rlhf_workers.weight_folder import read_folder
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.full
+
 
 SAMPLES, TOKENS = 6, 40
 HEADS: Final[dict[str, Any]] = {"num_attention_heads": 2, "num_key_value_heads": 2, "head_dim": 32}

@@ -18,7 +18,7 @@ from tests.support.models import write_policy
 from rlhf_api.names import ExitCode
 from rlhf_coordinator.reports.trackers.metrics_jsonl import read_metrics
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
+pytestmark = pytest.mark.timeout(1800)
 
 VICTIM = "generation-1"
 ITERATIONS = 3
@@ -93,6 +93,7 @@ def test_a_killed_vllm_worker_loses_nothing_and_every_token_is_the_torch_engines
     assert is_the_same(tmp_path, by_torch)
 
 
+@pytest.mark.full
 def test_vllm_workers_that_train_too_go_on_where_they_were_interrupted(by_torch: Path, tmp_path: Path) -> None:
     manifest, run_dir = write(tmp_path, "vllm"), tmp_path / "run"
     interrupted = run_job(manifest, run_dir, options=TOGETHER, interrupt_after=1)

@@ -28,7 +28,7 @@ from rlhf_workers.generation.vllm_engine.kv_moves import VllmKvMoves
 from rlhf_workers.kv_slices import KvSlice
 from rlhf_workers.models import load_tokenizer
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.full, pytest.mark.timeout(900)]
 
 BLOCK = 32
 SLOTS = 6

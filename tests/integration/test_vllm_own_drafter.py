@@ -16,7 +16,7 @@ from rlhf_workers.failures import WorkError
 from rlhf_workers.generation.engine import StepReport
 from rlhf_workers.generation.vllm_engine import build
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.full
 
 
 def test_drafts_of_vllms_own_model_are_verified_by_key_and_the_model_takes_new_weights(

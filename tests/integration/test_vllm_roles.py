@@ -29,7 +29,8 @@ from rlhf_workers.metrics import MeasuredWorker, WorkerCollector
 from rlhf_workers.models import load_tokenizer
 from rlhf_workers.outbox import SessionOutbox
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.full
+
 
 CPU = torch.device("cpu")
 SLOTS = 6

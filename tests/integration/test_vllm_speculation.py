@@ -15,7 +15,8 @@ from tests.support.vllm_policy import RESPONSE, Policy
 from rlhf_api.samples import ResponsePart, SampleKey, SampleRequest, VersionSpan
 from rlhf_workers.generation.engine import EngineError, StepReport
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.full
+
 
 NEAR = 1e-5
 """Of log-probabilities of passes of one shape and another."""

@@ -28,7 +28,7 @@ from rlhf_workers.generation.engine_registry import build_engine
 from rlhf_workers.generation.vllm_engine.engine import VllmEngine
 from rlhf_workers.models import load_causal_lm, load_tokenizer
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.full, pytest.mark.timeout(900)]
 
 CPU = torch.device("cpu")
 SEEDS = int(os.environ.get("RLHF_TOKEN_SEEDS", "100"))  # more of them: for who changes the sampler, or moves

@@ -31,6 +31,8 @@ from rlhf_workers.sample_codec import key_of
 from rlhf_workers.shared_memory.choice import lent_by
 from rlhf_workers.weights import FetchPolicy, OpenedWeights, opened
 
+pytestmark = pytest.mark.full
+
 UPDATES = 50
 LONG_PROMPT = np.arange(45, dtype=np.int32) % 40 + 5
 """More than a block of 32 tokens, which is what vLLM keeps of a prefix."""

@@ -25,6 +25,8 @@ from rlhf_workers.weight_copies import WeightCopies
 from rlhf_workers.weight_source import WeightSourceService
 from rlhf_workers.weights import FetchPolicy, OpenedWeights, opened
 
+pytestmark = pytest.mark.full
+
 PATIENT = FetchPolicy(attempts=2, backoff_seconds=0.01, describe_seconds=60.0, idle_seconds=60.0)
 WAIT_SECONDS = 120.0
 READER = """

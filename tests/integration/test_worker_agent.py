@@ -32,8 +32,6 @@ from rlhf_workers.peer_server import PeerServer, start_server
 from rlhf_workers.sample_codec import scoring_sample_of
 from rlhf_workers.weight_source import WeightSourceService
 
-pytestmark = pytest.mark.slow
-
 REWARD = """
 def score(prompt, response, record):
     return None if response == "pass" else record["bonus"] + len(response)

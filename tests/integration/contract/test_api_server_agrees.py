@@ -22,8 +22,6 @@ from rlhf_api.rules.table import RULES
 from rlhf_api.rules.unavailable import UNAVAILABLE
 from rlhf_api.yaml_document import read_document
 
-pytestmark = pytest.mark.slow
-
 SEED = 20260822
 RULE_WORDS = tuple(rule.message for rule in RULES)
 MANIFESTS = 150  # random manifests; a dry-run create takes about 5 ms

@@ -18,8 +18,6 @@ from rlhf_api.rules.table import LAYOUT, LAYOUT_MESSAGE, RULES
 from rlhf_api.structural_schema import job_schema, with_defaults
 from rlhf_api.yaml_document import read_document
 
-pytestmark = pytest.mark.slow
-
 LEAVES_NO_OTHER = {"spec.suspend", "spec.iterations", "spec.checkpoints.every"}
 """Some of what must be among the fields that are changed in a live job, so that the list cannot become empty."""
 

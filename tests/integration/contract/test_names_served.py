@@ -3,7 +3,6 @@
 import copy
 from typing import Any
 
-import pytest
 import yaml
 from tests.cluster import Cluster
 from tests.cluster.processes import wait_until
@@ -12,8 +11,6 @@ from tests.support.served_definition import KIND, ServedDefinition
 
 from rlhf_api import crd
 from rlhf_api.manifest import parse_stored
-
-pytestmark = pytest.mark.slow
 
 NAME = "x-coordinator"
 PATIENCE = 240.0  # seconds until the API server goes by another definition; one on an idle machine

@@ -2,12 +2,9 @@
 
 import json
 
-import pytest
 from tests.cluster import Cluster
 
 from rlhf_operator.manifests.pod_schema import generate
-
-pytestmark = pytest.mark.slow
 
 
 def test_the_shipped_pod_schema_is_current(api_cluster: Cluster) -> None:

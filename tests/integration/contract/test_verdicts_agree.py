@@ -7,7 +7,6 @@ real ones: a manifest is created (as a dry run), what would be stored is admitte
 import asyncio
 from typing import Any
 
-import pytest
 import yaml
 from tests.cluster import Cluster
 from tests.support.manifest_cases import Verdict, verdicts
@@ -20,8 +19,6 @@ from rlhf_operator.api_client.client import connect
 from rlhf_operator.manifests import Images
 from rlhf_operator.pod_dry_run import Trials
 from rlhf_operator.reconcile.parsed_job import parse_job
-
-pytestmark = pytest.mark.slow
 
 ACCOUNT = {
     "apiVersion": "v1",

@@ -163,6 +163,7 @@ def pushed(run_dir: Path, target: Path, address: str, token: str) -> subprocess.
     )
 
 
+@pytest.mark.full
 def test_an_upload_brings_a_hub_what_is_in_the_folder(run_dir: Path, tmp_path: Path) -> None:
     with model_hub() as hub:
         refused = pushed(run_dir, tmp_path / "refused", hub.address, "hf_another")

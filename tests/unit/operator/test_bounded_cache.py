@@ -55,6 +55,7 @@ def test_long_texts_are_worked_on_again_and_many_short_ones_stay_within_the_boun
     assert len(asked) == 43, "driven out by the size of what came after"
 
 
+@pytest.mark.full
 def test_a_large_manifest_that_is_edited_again_and_again_does_not_fill_memory() -> None:
     def edited(number: int) -> dict[str, object]:
         note = {"note": f"{number} " + "x" * 300_000}

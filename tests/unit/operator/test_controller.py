@@ -69,6 +69,7 @@ async def test_a_job_gets_its_objects_and_a_settled_one_costs_no_write(server: F
         assert writes(server)[-1][1].endswith("/status") or len(server.writes()) == before
 
 
+@pytest.mark.full(quick=1)
 @pytest.mark.parametrize(
     ("code", "after"),
     [(500, True), (409, False), (403, False)],

@@ -141,6 +141,7 @@ def loaded(job: Json = JOB) -> SimulatedOperator:
     return operator
 
 
+@pytest.mark.full
 @settings(max_examples=TRIED["pods"][0])
 @given(st.permutations(sorted(PODS)), st.lists(CHANGES, min_size=5, max_size=5))
 def test_pods(order: list[str], changes: list[list[tuple[int, int]]]) -> None:
@@ -157,6 +158,7 @@ def test_pods(order: list[str], changes: list[list[tuple[int, int]]]) -> None:
     checked(operator, operator.index.job(KEY), "job-uid", reading=READING)
 
 
+@pytest.mark.full
 @settings(max_examples=TRIED["jobs"][0])
 @given(CHANGES, st.booleans())
 def test_jobs(changes: list[tuple[int, int]], deleting: bool) -> None:
@@ -185,6 +187,7 @@ def _shown(body: Json) -> None:
     json.dumps([job.phase, job.iterations, job.iteration, job.seconds_left, job.finished, job.last_log, job.state])
 
 
+@pytest.mark.full
 @settings(max_examples=TRIED["children"][0])
 @given(st.lists(CHANGES, min_size=6, max_size=6))
 def test_other_children(changes: list[list[tuple[int, int]]]) -> None:
@@ -234,6 +237,7 @@ def _lines() -> Iterator[str]:
 LINES = [*_lines(), "[" * 2000, '{"a":' * 2000, '{"report": {"iteration": 1e400}}', 'cut, "message": "\\q"}', '"}', "{"]
 
 
+@pytest.mark.full
 @settings(max_examples=TRIED["lines"][0])
 @given(
     st.lists(st.sampled_from(LINES) | st.text(max_size=80), min_size=10, max_size=10),

@@ -45,6 +45,7 @@ def _patience(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(service_tracker, "ANSWER_SECONDS", WAIT)
 
 
+@pytest.mark.full
 def test_mlflow_has_every_iteration_once_in_one_run_over_a_restart(tmp_path: Path) -> None:
     job = job_with({"mlflow": {"uri": f"file://{tmp_path}/store", "experiment": "tests"}})
     for first, phase in ((0, "Stopped"), (1, "Complete")):
@@ -64,6 +65,7 @@ def test_mlflow_has_every_iteration_once_in_one_run_over_a_restart(tmp_path: Pat
     assert run.data.metrics["rewards/a_b/mean"] == 1.0, "MLflow refuses the whole iteration for a sign in a name"
 
 
+@pytest.mark.full
 def test_wandb_offline_writes_a_run_folder_and_a_restart_the_same_run(tmp_path: Path) -> None:
     job = job_with({"wandb": {"project": "tests", "mode": "Offline"}})
     for first in (0, 1):

@@ -165,6 +165,7 @@ def test_the_page_is_served_to_who_has_its_address_alone(tmp_path: Path) -> None
     assert before == {path: stat.S_IFMT(path.stat().st_mode) for path in tmp_path.rglob("*")}, "it was only read"
 
 
+@pytest.mark.full
 def test_started_beside_a_coordinator_it_says_its_address_or_what_is_wrong(tmp_path: Path) -> None:
     write_run(tmp_path)
 

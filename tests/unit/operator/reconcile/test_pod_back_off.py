@@ -95,6 +95,7 @@ ENDS = [sick, full, drained, deleted, restarts, done, fabric, crashes]
 CIRCLE = {"name": "fabric", "action": "Ignore", "scope": "Job", "onExitCodes": {"values": [4]}}
 
 
+@pytest.mark.full(quick=1)
 @pytest.mark.parametrize("end", [sick, full, drained, deleted], ids=lambda end: end.__name__)
 def test_a_place_whose_pods_end_at_once_gets_three_pods_in_25_seconds_and_not_52(end: Any) -> None:
     cluster = job()
@@ -162,6 +163,7 @@ def test_a_suspension_begins_anew() -> None:
     assert cluster.job["status"]["restarts"]["backOff"] == []
 
 
+@pytest.mark.full
 @settings(max_examples=5)
 @given(st.lists(st.sampled_from(ENDS), min_size=20, max_size=40), st.sampled_from(["generation-1", "training-0"]))
 def test_whatever_ends_its_pods_a_place_gets_few_of_them_an_hour(ends: list[Any], worker: str) -> None:

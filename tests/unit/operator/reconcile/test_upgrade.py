@@ -56,6 +56,7 @@ def test_no_pod_is_replaced_and_no_process_meets_another_job(upgraded: QueuedClu
     assert upgraded.settle().idle
 
 
+@pytest.mark.full(quick=2)
 @pytest.mark.parametrize("worker", ["coordinator", "generation-1", "inference-0"])
 def test_a_pod_that_is_lost_comes_back_as_it_was(upgraded: QueuedCluster, worker: str) -> None:
     settle(upgraded, 1)
@@ -151,6 +152,7 @@ def test_a_new_field_waits_for_the_next_start_and_the_user_is_told(upgraded: Que
     assert reported["message"].startswith(f"spec.rollout.{FIELD}: not known to the version that the job runs by")
 
 
+@pytest.mark.full(quick=1)
 @pytest.mark.parametrize("visited", [True, False])
 def test_a_rule_of_the_new_version_does_not_stop_a_job_that_runs(
     upgraded: QueuedCluster, monkeypatch: pytest.MonkeyPatch, *, visited: bool
@@ -227,6 +229,7 @@ def test_a_definition_that_is_newer_than_the_operator_harms_no_job_that_runs() -
     assert "spec.rollout.later" in new.condition("Planned")["message"]
 
 
+@pytest.mark.full(quick=1)
 @pytest.mark.parametrize("how", ["deleted", "corrupt", "not JSON", "another pod", "no status"])
 def test_a_revision_that_is_lost_is_made_anew_from_what_runs(upgraded: QueuedCluster, how: str) -> None:
     settle(upgraded, 1)

@@ -4,6 +4,7 @@ import pytest
 from benchmarks.predicted_tail import CASES, errors, summary
 
 
+@pytest.mark.full(quick=2)
 @pytest.mark.parametrize("times", [1, 16])
 @pytest.mark.parametrize("case", CASES)
 def test_a_tail_is_predicted_within_a_tenth_where_its_lengths_are_given(case: str, times: float) -> None:

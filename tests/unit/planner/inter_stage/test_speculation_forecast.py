@@ -71,6 +71,7 @@ RAGGED = SpeculationForecast((SpeculationPoint(6, 4.0, 0.045, 0.01), Speculation
 POOR = SpeculationForecast((SpeculationPoint(1, 1.1, 0.0105, 0.01), SpeculationPoint(8, 1.05, 0.02, 0.01)))
 
 
+@pytest.mark.full(quick=1)
 @pytest.mark.parametrize("forecast", [DRAFTS, RAGGED, POOR])
 def test_no_plan_with_drafts_is_predicted_slower_than_without(forecast: SpeculationForecast) -> None:
     lengths = LengthModel(400).with_batch([(10, 20)] * 56 + [(10, 400)] * 8)

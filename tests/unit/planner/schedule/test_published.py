@@ -48,6 +48,7 @@ def test_short_search_meets_the_bound_of_a_small_instance() -> None:
     assert result.cut_short is None
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(("number", "cut"), [(10, "makespan"), (7, "peak")])
 def test_the_answer_says_what_the_budget_ended_before(number: int, cut: str) -> None:
     result = solve(PUBLISHED[number].instance(), SearchOptions(seconds=0.3), lambda: 0.0)

@@ -23,6 +23,7 @@ def costs_of(pipelines: tuple[Pipeline, ...], actor: float = 2.0) -> Costs:
     }
 
 
+@pytest.mark.full(quick=1)
 @pytest.mark.parametrize(
     ("tensor", "critic", "pipeline"), [(2, 1, 2), (2, 1, 4), (4, 1, 2), (4, 1, 4), (1, 2, 4), (1, 4, 8), (4, 2, 2)]
 )

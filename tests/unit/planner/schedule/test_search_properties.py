@@ -67,6 +67,7 @@ def test_answers_are_valid_and_between_bound_and_baselines(instance: Instance) -
         check_table(schedule_table(solution.timeline, solution.method))
 
 
+@pytest.mark.full
 @settings(QUICK, max_examples=12)
 @given(instances(most_devices=4, most_steps=40, whole=True))
 def test_no_schedule_holds_less_than_the_bound_over_all_devices(instance: Instance) -> None:
@@ -105,6 +106,7 @@ def test_where_ortools_is_not_installed_schedules_are_found_without_proofs() -> 
     assert answer.split()[-2:] == ["24.0", "annealing"]
 
 
+@pytest.mark.full
 def test_where_numba_is_not_installed_the_answer_is_the_same() -> None:
     answers = [
         subprocess.run([sys.executable, "-c", script], check=True, capture_output=True, text=True).stdout

@@ -54,6 +54,7 @@ def test_a_world_that_stays_is_never_decoded_slower_than_without_drafts(
     assert auto.rate >= 0.985 * none.rate
 
 
+@pytest.mark.full(quick=2)
 @pytest.mark.parametrize("widths", [PLAIN, TILES], ids=["plain", "tiles"])
 @pytest.mark.parametrize(("rows", "acceptance"), [(1, 0.9), (4, 0.6), (16, 0.6), (16, 0.9), (64, 0.3), (64, 0.9)])
 def test_as_fast_as_the_best_fixed_length(rows: int, acceptance: float, widths: Ints) -> None:

@@ -83,6 +83,7 @@ def test_runs_cover_all_rows_and_read_little_for_nothing(lengths: list[int], cou
     assert len(runs_of([CachedRow(row, 2, 9) for row in range(5)], 0)) == 1
 
 
+@pytest.mark.full(quick=2)
 @pytest.mark.parametrize("architecture", FAMILIES)
 def test_tokens_equal_those_of_the_models_own_passes(architecture: str, make_engine: MakeEngine) -> None:
     samples = requests(14, longest=48, response=40)

@@ -78,6 +78,7 @@ def test_heads_are_turned_and_stored_where_they_belong(kernels: DecodeOps, dtype
     close(mine.values, other.values)
 
 
+@pytest.mark.full(quick=1)
 @pytest.mark.parametrize(("window", "dtype"), [(0, torch.float32), (1, torch.float32), (100, torch.float16)])
 def test_attention_reads_the_keys_that_a_position_sees(kernels: DecodeOps, dtype: torch.dtype, window: int) -> None:
     """In float16, as the interpreter's matrix product takes bfloat16 for whole numbers."""

@@ -30,6 +30,7 @@ def decoded(engine: Engine, samples: list[SampleRequest]) -> dict[int, list[int]
     return {number: part.tokens.tolist() for number, part in finish(engine, samples).items()}
 
 
+@pytest.mark.full(quick=1)
 @pytest.mark.parametrize("name", ["torch", "vllm", "your_engine.plain_engine"])
 def test_a_request_is_drawn_as_it_says_and_no_other_by_it(name: str, policy: Path) -> None:
     job = generation_job(policy, deterministic=name != "vllm", engine=name, maxBatchSize=8)

@@ -89,6 +89,7 @@ def make(name: str, built: Build) -> Make:
     return make_engine
 
 
+@pytest.mark.full(quick=6)
 @pytest.mark.parametrize(
     ("change", "words"),
     [
@@ -112,6 +113,7 @@ def test_a_wrong_request_is_named_and_none_of_its_batch_is_taken(
     assert not engine.step().finished
 
 
+@pytest.mark.full(quick=1)
 def test_progress_reports_every_token_exactly_once(make: Make) -> None:
     engine = make(slots=3)
     engine.submit(requests(7, response=25))
@@ -167,6 +169,7 @@ def test_a_sample_of_another_attempt_is_not_withdrawn(make: Make) -> None:
     assert engine.held == 1
 
 
+@pytest.mark.full(quick=1)
 def test_tokens_depend_on_the_sample_alone(make: Make) -> None:
     """Alone, among others, and interrupted and resumed on another engine."""
     samples = requests(5, seed=4, response=20)
@@ -278,6 +281,7 @@ def test_an_engine_that_moves_caches_keeps_the_tokens(make: Make) -> None:
     assert tokens_of(finish(away)) == tokens_of(undisturbed)
 
 
+@pytest.mark.full(quick=1)
 def test_it_decodes_in_a_role(name: str, policy: Callable[[str], Path]) -> None:
     """Whatever the engine can do besides, every command of the coordinator is answered."""
     command = pb.Command(id=1, become_generation=pb.BecomeGeneration(weights=pb.LoadWeights(model="actor")))

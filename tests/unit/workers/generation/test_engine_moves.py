@@ -57,6 +57,7 @@ def check(one: ResponsePart, other: ResponsePart, deterministic: bool) -> None:
     assert not deterministic or same_bits(one, other)
 
 
+@pytest.mark.full(quick=1)
 @pytest.mark.parametrize("deterministic", [False, True])
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_there_and_back_across_pool_boundaries_changes_nothing(
@@ -87,6 +88,7 @@ def test_there_and_back_across_pool_boundaries_changes_nothing(
         check(response, done[number], deterministic)
 
 
+@pytest.mark.full(quick=1)
 @pytest.mark.parametrize("architecture", ["llama", "gemma2"])
 @settings(max_examples=4, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(before=st.integers(0, 70), paused=st.integers(0, 3), seed=st.integers(0, 99))

@@ -49,6 +49,7 @@ def interrupted(
     return done
 
 
+@pytest.mark.full(quick=1)
 @MODES
 @pytest.mark.parametrize("architecture", ["llama", "gemma2"])
 def test_batch_composition_and_order_do_not_matter(
@@ -62,6 +63,7 @@ def test_batch_composition_and_order_do_not_matter(
         assert all(same(response, whole[number]) for number, response in done.items())
 
 
+@pytest.mark.full(quick=1)
 @MODES
 @LENIENT
 @given(seed=st.integers(0, 2**32 - 1))

@@ -11,6 +11,7 @@ from tests.support.engine_driving import MakeEngine, finish, requests
 from tests.support.models import ARCHITECTURES
 
 
+@pytest.mark.full(quick=1)
 @pytest.mark.parametrize("deterministic", [False, True])
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_greedy_tokens_equal_transformers_generate(
@@ -25,6 +26,7 @@ def test_greedy_tokens_equal_transformers_generate(
         assert done[sample.key.sample].tokens.tolist() == whole[len(sample.prompt) :].tolist()
 
 
+@pytest.mark.full(quick=5)
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_log_probabilities_match_a_full_forward_pass(

@@ -213,6 +213,7 @@ def test_a_response_of_several_turns_has_the_environments_tokens_between_them(ma
     assert engine.held == 0
 
 
+@pytest.mark.full(quick=1)
 @pytest.mark.parametrize("kept", [True, False])
 @pytest.mark.parametrize("deterministic", [True, False])
 def test_a_response_is_the_same_wherever_it_was_interrupted(
@@ -263,6 +264,7 @@ def driven(engine: EnvironmentEngine, samples: Sequence[SampleRequest]) -> tuple
     return done, known, kept
 
 
+@pytest.mark.full(quick=1)
 @pytest.mark.parametrize("family", ["llama", "gemma2", "mixtral"])
 @pytest.mark.parametrize("options", [{"deterministic": True}, {"deterministic": False}, {"static_shapes": True}])
 def test_a_cache_that_is_kept_between_turns_changes_no_response(

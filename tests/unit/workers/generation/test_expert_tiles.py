@@ -72,6 +72,7 @@ def test_gradients_are_those_of_transformers(layer: Any) -> None:
             assert float((ours - theirs).abs().max()) <= 1e-5 * float(theirs.abs().max())
 
 
+@pytest.mark.full(quick=1)
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("threads", [1, 2])
 def test_a_sample_has_the_bits_that_it_has_alone(family: str, threads: int, make_engine: MakeEngine) -> None:

@@ -3,8 +3,11 @@
 import subprocess
 import sys
 
+import pytest
+
 SCAN = """
 import numba.core.codegen
+import pytest
 from vllm.platforms import current_platform
 from rlhf_workers.generation.vllm_engine import kernel_scan
 {}
@@ -19,6 +22,7 @@ def scan(prepared: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, timeout=580, check=False)
 
 
+@pytest.mark.full
 def test_vllm_starts_where_numba_was_imported() -> None:
     done = scan("kernel_scan.be_safe()")
     assert "scanned" in done.stdout, done.stderr

@@ -52,6 +52,7 @@ def churned(engines: list[TorchEngine], samples: list[SampleRequest], seed: int)
     return done
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("ways", [{"deterministic": True}, {"attention": "sdpa"}], ids=["deterministic", "fast"])
 def test_a_hundred_seeds_of_drafts_and_disturbances_change_no_token(
     ways: dict[str, Any], make_engine: MakeEngine, samples: list[SampleRequest]
@@ -129,6 +130,7 @@ WAYS: list[tuple[str, dict[str, Any]]] = [
 ]
 
 
+@pytest.mark.full(quick=1)
 @pytest.mark.parametrize(
     ("architecture", "ways"), WAYS, ids=lambda value: value if isinstance(value, str) else ", ".join(value)
 )

@@ -5,6 +5,7 @@
 
 from dataclasses import replace
 
+import pytest
 import torch
 from tests.support.delayed_copies import RUBBISH, DelayedCopies
 from tests.support.engine_driving import MakeEngine, finish, requests, same_bits
@@ -41,6 +42,7 @@ def received(pieces: list[KvSlice], engine: TorchEngine) -> KvSlice | None:
     return arrival.whole(pieces[-1].stop)
 
 
+@pytest.mark.full
 def test_pieces_that_are_copied_after_many_steps_hold_the_cache_as_it_was(make_engine: MakeEngine) -> None:
     samples = requests(4, seed=5, longest=40, response=90)
     undisturbed = finish(make_engine("llama", deterministic=True), samples)

@@ -30,6 +30,7 @@ LENIENT = settings(
 )
 
 
+@pytest.mark.full(quick=1)
 @pytest.mark.parametrize("sampling", [{"temperature": 0}, {"temperature": 0.8, "top_p": 0.9, "top_k": 20}])
 @pytest.mark.parametrize(
     ("architecture", "fused"),

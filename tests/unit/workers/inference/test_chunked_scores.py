@@ -55,6 +55,7 @@ def early(scorer: TokenScorer, one: ScoringSample, known: Iterator[int]) -> Part
     return prefix
 
 
+@pytest.mark.full(quick=2)
 @pytest.mark.parametrize("kind", ["reference", "values"])
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_blocks_scored_early_leave_the_same_bits(tmp_path: Path, architecture: str, kind: str) -> None:

@@ -111,6 +111,7 @@ def test_the_gradient_of_an_adapter_is_the_projection_of_the_whole_models(
     assert_same_gradients(gradients_of(job, serial(job, 1, 1), 1, batch), expected, 5e-5)
 
 
+@pytest.mark.full(quick=1)
 @pytest.mark.usefixtures("learned")
 @pytest.mark.parametrize("family", ["qwen2", "gemma2"])
 def test_pipelines_replicas_and_recomputation_give_the_same_gradients(family: str, folders: dict[str, Path]) -> None:

@@ -67,6 +67,7 @@ def job_of(folder: Path, context: int, **spec: Any) -> RLHFJob:
     return make_job(folder, folder, training={"microBatchSize": 2, "parallelism": parallelism, **training}, **spec)
 
 
+@pytest.mark.full(quick=1)
 @pytest.mark.parametrize(
     ("family", "context", "pipeline", "data", "training", "deterministic"),
     [
@@ -106,6 +107,7 @@ def test_gradients_are_those_of_one_rank(
     assert_same_gradients(got, expected, TOLERANCE)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("deterministic", "training"),
     [(True, {"packing": True}), (False, {"packing": True}), (True, {"backend": "megatron"})],
@@ -157,6 +159,7 @@ def test_adapters_have_the_gradients_of_whole_samples(folders: dict[str, Path]) 
     assert_same_gradients(found[0], found[1], TOLERANCE)
 
 
+@pytest.mark.full(quick=1)
 @pytest.mark.parametrize(
     ("context", "training"),
     [(2, {"packing": True, "parallelism": {"shardOptimizer": True}}), (4, {"microBatchTokens": 20})],
@@ -181,6 +184,7 @@ def test_an_iteration_and_its_checkpoint_are_those_of_whole_samples(
     assert_bitwise(read, trained[:1])
 
 
+@pytest.mark.full
 def test_measuring_changes_no_weight(folders: dict[str, Path]) -> None:
     job = job_of(folders["llama"], 2)
     table = serial(job, 2, 1)

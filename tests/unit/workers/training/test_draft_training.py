@@ -66,6 +66,7 @@ def timeless(metrics: list[dict[str, float]]) -> list[dict[str, float]]:
     return [{name: value for name, value in each.items() if name not in TIMES} for each in metrics]
 
 
+@pytest.mark.full(quick=1)
 @pytest.mark.parametrize(("pipeline", "data"), [(1, 1), (2, 2)])
 def test_policy_and_critic_have_the_bits_that_they_have_without_it(
     folder: Path, draft: Path, pipeline: int, data: int

@@ -52,6 +52,7 @@ def job_of(folder: Path, expert: int, **training: Any) -> RLHFJob:
     return make_job(folder, folder, training={"microBatchSize": 1, "parallelism": parallelism, **training})
 
 
+@pytest.mark.full(quick=1)
 @pytest.mark.parametrize(
     ("family", "expert", "pipeline", "data", "training"),
     [
@@ -74,6 +75,7 @@ def test_gradients_are_those_of_one_rank(
     assert_same_gradients(got, expected, TOLERANCE)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_fused_and_split_tables_have_the_bits_of_serial_ones_also_recomputed(
     backend: str, folders: dict[str, Path]
@@ -88,6 +90,7 @@ def test_fused_and_split_tables_have_the_bits_of_serial_ones_also_recomputed(
         assert [name for name in expected if not torch.equal(other[name], expected[name])] == []
 
 
+@pytest.mark.full(quick=1)
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_a_checkpoint_is_read_by_every_layout_bit_by_bit(
     backend: str, folders: dict[str, Path], tmp_path: Path
@@ -113,6 +116,7 @@ def test_a_checkpoint_is_read_by_every_layout_bit_by_bit(
     assert [name for name, value in before[0].items() if not value.equal(before[1][name])] == []
 
 
+@pytest.mark.full(quick=1)
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_every_tensor_is_published_by_one_rank_and_measuring_changes_no_weight(
     backend: str, folders: dict[str, Path]

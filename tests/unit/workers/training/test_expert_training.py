@@ -47,6 +47,7 @@ def test_files_are_converted_for_the_families_whose_experts_are_computed() -> No
     assert NAMES.keys() == set(FAMILIES)
 
 
+@pytest.mark.full(quick=1)
 @pytest.mark.parametrize("packing", [False, True])
 @pytest.mark.parametrize("family", FAMILIES)
 def test_every_layout_has_the_gradients_of_the_whole_model(
@@ -63,6 +64,7 @@ def test_every_layout_has_the_gradients_of_the_whole_model(
         assert_same_gradients(ours, plain, TOLERANCE)
 
 
+@pytest.mark.full(quick=1)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_fused_tables_and_recomputation_have_the_bits_of_serial_ones(family: str, folders: dict[str, Path]) -> None:
     job, batch = make_job(folders[family], folders[family]), make_batch()

@@ -45,6 +45,7 @@ def expected(folder: Path) -> tuple[float, float]:
     return load, max(float((rows == 0).double().mean()) for rows in used.values())
 
 
+@pytest.mark.full(quick=1)
 @pytest.mark.parametrize(
     ("pipeline", "data", "training"),
     [

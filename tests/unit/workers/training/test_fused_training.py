@@ -35,6 +35,7 @@ def job(tmp_path_factory: pytest.TempPathFactory) -> RLHFJob:
     return fused_job(tmp_path_factory.mktemp("models"))
 
 
+@pytest.mark.full(quick=1)
 @pytest.mark.parametrize(("pipeline", "data"), [(2, 1), (2, 2)])
 def test_fused_and_split_train_the_same_bits_as_serial(pipeline: int, data: int, job: RLHFJob) -> None:
     assert_fused_and_split_train_the_bits_of_serial(job, pipeline, data)

@@ -145,6 +145,7 @@ except JobError as error:
     return subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, check=True)
 
 
+@pytest.mark.full
 def test_the_coordinator_tokenizes_by_a_cache_and_says_how_to_give_it_one(tmp_path: Path) -> None:
     cache_model(tmp_path / "home" / "hub")
     assert load_tokenizer(tmp_path / "home").stdout == "[4, 5, 39, 6]\n"

@@ -72,6 +72,7 @@ def test_logits_are_those_of_transformers(family: str, folders: dict[str, Path])
     assert float((ours - theirs).abs().max()) <= TOLERANCE * float(theirs.abs().max())
 
 
+@pytest.mark.full(quick=1)
 @pytest.mark.parametrize("family", MODELS)
 def test_gradients_are_those_of_the_backend_torch(family: str, folders: dict[str, Path]) -> None:
     ours, theirs = both(folders[family])

@@ -79,6 +79,7 @@ def test_logits_are_those_of_transformers(name: str, folders: dict[str, Path]) -
     assert float((ours - theirs).abs().max()) <= TOLERANCE * float(theirs.abs().max())
 
 
+@pytest.mark.full(quick=1)
 @pytest.mark.parametrize("name", MODELS)
 def test_every_layout_has_the_gradients_of_the_whole_model(name: str, folders: dict[str, Path]) -> None:
     job, batch = ours_of(folders[name]), make_batch(abstained=(3,))
@@ -93,6 +94,7 @@ def test_every_layout_has_the_gradients_of_the_whole_model(name: str, folders: d
         assert_same_gradients(got, plain, TOLERANCE)
 
 
+@pytest.mark.full(quick=1)
 @pytest.mark.parametrize("family", ["mixtral", "qwen3_moe"])
 def test_gradients_are_those_of_the_backend_torch(family: str, folders: dict[str, Path]) -> None:
     job, batch = ours_of(folders[family]), make_batch()
@@ -103,6 +105,7 @@ def test_gradients_are_those_of_the_backend_torch(family: str, folders: dict[str
     assert_same_gradients(gradients_of(sdpa, serial(sdpa, 2, 1), 2, batch), expected, TOLERANCE)
 
 
+@pytest.mark.full(quick=1)
 @pytest.mark.parametrize("name", MODELS)
 def test_fused_and_split_tables_and_recomputation_have_the_bits_of_serial_ones(
     name: str, folders: dict[str, Path]
@@ -117,6 +120,7 @@ def test_fused_and_split_tables_and_recomputation_have_the_bits_of_serial_ones(
         assert [part for part in expected if not torch.equal(other[part], expected[part])] == []
 
 
+@pytest.mark.full(quick=1)
 @pytest.mark.parametrize("family", ["mixtral", "qwen3_moe"])
 def test_half_precision_rounds_no_more_than_the_backend_torch(family: str, tmp_path: Path) -> None:
     """The middle one of three models: where one token's choice is a near tie, rounding makes it another for either."""
@@ -160,6 +164,7 @@ def test_what_was_loaded_is_published_and_saved_bit_by_bit(family: str, tied: bo
         assert torch.equal(saved[name].view(torch.int32), value.view(torch.int32)), name
 
 
+@pytest.mark.full(quick=1)
 @pytest.mark.parametrize("writer", ["torch", "megatron"])
 @pytest.mark.parametrize("family", ["mixtral", "qwen3_moe"])
 def test_either_backend_goes_on_from_the_others_checkpoint(

@@ -74,6 +74,7 @@ def assert_same(ours: list[Trainer], theirs: list[Trainer]) -> None:
     assert [name for name in right if not torch.equal(left[name], right[name])] == []
 
 
+@pytest.mark.full(quick=1)
 @pytest.mark.parametrize(("backend", "tensor", "pipeline", "data", "shared"), LAYOUTS)
 def test_weights_moments_and_metrics_are_those_of_moments_on_the_device(
     backend: str, tensor: int, pipeline: int, data: int, shared: bool, policy: Path
@@ -121,6 +122,7 @@ def test_a_drafter_that_is_trained_is_stepped_alike(policy: Path, tmp_path: Path
     assert [name for name, value in expected.items() if not torch.equal(moments[name], value)] == []
 
 
+@pytest.mark.full(quick=1)
 @pytest.mark.parametrize(("backend", "tensor", "pipeline", "data", "shared"), LAYOUTS[1:3])
 def test_a_checkpoint_goes_from_the_host_to_the_device_and_back_bit_by_bit(
     backend: str, tensor: int, pipeline: int, data: int, shared: bool, policy: Path, tmp_path: Path

@@ -227,6 +227,7 @@ def test_the_weight_of_a_token_is_a_number_and_is_for_the_advantage_alone(
     assert terms.entropy is not None and plain.entropy is not None and torch.equal(terms.entropy, plain.entropy)  # noqa: PT018
 
 
+@pytest.mark.full
 def test_a_group_that_starts_again_from_its_checkpoint_ends_in_the_same_weights(tmp_path: Path) -> None:
     job = again(fused_job(tmp_path))
     table = fused_table(job, 2, 1, FUSED_SPLIT)

@@ -47,6 +47,7 @@ def packed(folder: Path, training: dict[str, Any] | None = None, **spec: Any) ->
     return make_job(folder, folder, training={"microBatchSize": 4, "packing": True, **(training or {})}, **spec)
 
 
+@pytest.mark.full(quick=1)
 @pytest.mark.parametrize("deterministic", [True, False])
 @pytest.mark.parametrize("stages", [1, 2])
 @pytest.mark.parametrize("family", FAMILIES)
@@ -60,6 +61,7 @@ def test_a_packed_row_gives_the_gradients_of_the_whole_model(
     assert_same_gradients(ours, plain_gradients(job, batch), TOLERANCE)
 
 
+@pytest.mark.full(quick=1)
 @pytest.mark.parametrize(
     "training",
     [{}, {"microBatchTokens": 20}, {"microBatchSize": 8}, {"microBatchSize": 1}, {"activationCheckpointing": True}],
@@ -75,6 +77,7 @@ def test_packing_gives_the_gradients_of_padding(training: dict[str, Any], folder
             assert_same_gradients(ours, expected, TOLERANCE)
 
 
+@pytest.mark.full(quick=1)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_tables_with_transfers_in_turn_and_split_backward_give_the_same(family: str, folders: dict[str, Path]) -> None:
     job, batch = packed(folders[family]), make_batch()

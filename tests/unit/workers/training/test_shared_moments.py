@@ -57,6 +57,7 @@ def held(trainer: Trainer) -> int:
     return sum(value.numel() for optimizer in trainer.optimizers.values() for value in optimizer.moments())
 
 
+@pytest.mark.full(quick=1)
 @pytest.mark.parametrize(("backend", "tensor", "pipeline", "data"), LAYOUTS)
 def test_weights_moments_and_metrics_are_those_of_copies_that_keep_all(
     backend: str, tensor: int, pipeline: int, data: int, policy: Path
@@ -77,6 +78,7 @@ def test_adapters_are_shared_out_too(policy: Path) -> None:
     assert_same_moments(shared, apart)
 
 
+@pytest.mark.full(quick=1)
 @pytest.mark.parametrize(("backend", "tensor", "pipeline", "data"), [LAYOUTS[1], LAYOUTS[3]])
 def test_a_checkpoint_goes_from_shares_to_whole_moments_and_back_bit_by_bit(
     backend: str, tensor: int, pipeline: int, data: int, policy: Path, tmp_path: Path

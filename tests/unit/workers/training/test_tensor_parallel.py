@@ -77,6 +77,7 @@ def both(folder: Path, tensor: int, **training: Any) -> tuple[RLHFJob, RLHFJob]:
     return job_of(folder, tensor, training=training), job_of(folder, training={"backend": "torch", **training})
 
 
+@pytest.mark.full(quick=1)
 @pytest.mark.parametrize(
     ("family", "tensor", "pipeline", "data"),
     [("llama", tensor, pipeline, data) for tensor in (1, 2, 4) for pipeline in (1, 2, 4) for data in (1, 2)]
@@ -94,6 +95,7 @@ def test_gradients_are_those_of_one_rank(
     assert_same_gradients(got, expected, TOLERANCE)
 
 
+@pytest.mark.full(quick=1)
 @pytest.mark.parametrize(
     ("family", "tensor", "pipeline"), [("llama", 2, 1), ("llama", 4, 2), ("qwen3", 2, 2), ("qwen2", 2, 2)]
 )
@@ -124,6 +126,7 @@ def test_a_response_with_the_token_of_padding_trains_its_row_no_more_than_transf
     assert_same_gradients(gradients_of(ours, serial(ours, 1, 1), tensor, drawn), expected, TOLERANCE)
 
 
+@pytest.mark.full(quick=1)
 @pytest.mark.parametrize("sequence", ["Disabled", "Enabled"])
 def test_recomputation_and_fused_kernels_change_no_gradient(sequence: str, folders: dict[str, Path]) -> None:
     batch = make_batch()
@@ -135,6 +138,7 @@ def test_recomputation_and_fused_kernels_change_no_gradient(sequence: str, folde
     assert_same_gradients(gradients_of(fused, serial(fused, 1, 1), 2, batch), expected, TOLERANCE)
 
 
+@pytest.mark.full(quick=1)
 @pytest.mark.parametrize(
     ("tensor", "pipeline", "data", "algorithm", "sequence"),
     [(2, 2, 1, TWO_EPOCHS, "Disabled"), (2, 1, 2, SCORED, "Disabled"), (2, 1, 2, SCORED, "Enabled")],
@@ -156,6 +160,7 @@ def test_losses_and_norms_are_those_of_one_rank(
             assert metrics[0][name] == pytest.approx(expected[0][name], rel=TOLERANCE, abs=1e-6), name
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("tensor", "pipeline", "data", "sequence"),
     [
@@ -172,6 +177,7 @@ def test_fused_and_split_train_the_same_bits_as_serial(
     assert_fused_and_split_train_the_bits_of_serial(RLHFJob.model_validate(body), pipeline, data)
 
 
+@pytest.mark.full(quick=1)
 @pytest.mark.parametrize("tied", [True, False], ids=["tied", "untied"])
 @pytest.mark.parametrize("tensor", [2, 4])
 @pytest.mark.parametrize("family", ["llama", "mistral", "qwen2", "qwen3"])
@@ -202,6 +208,7 @@ def test_what_was_loaded_is_published_and_saved_bit_by_bit(
         assert torch.equal(published[name].view(torch.int16), value.bfloat16().view(torch.int16)), name
 
 
+@pytest.mark.full(quick=1)
 @pytest.mark.parametrize("family", MODELS)
 def test_a_checkpoint_is_read_by_every_layout_bit_by_bit(family: str, folders: dict[str, Path], tmp_path: Path) -> None:
     """Tensor 2 x pipeline 2, then one rank, pipelines, other tensor groups, the backend torch, and back."""
@@ -222,6 +229,7 @@ def test_a_checkpoint_is_read_by_every_layout_bit_by_bit(family: str, folders: d
             assert [name for name in theirs if not torch.equal(ours[name], theirs[name])] == []
 
 
+@pytest.mark.full
 def test_a_group_that_comes_back_trains_the_bits_of_one_that_was_not_lost(
     folders: dict[str, Path], tmp_path: Path
 ) -> None:
@@ -299,6 +307,7 @@ def test_a_lost_rank_of_the_group_is_named_with_the_step_that_waited(
         next(trainer.train(0, make_batch()))
 
 
+@pytest.mark.full
 def test_measuring_takes_all_ranks_of_a_group_and_changes_no_weight(folders: dict[str, Path]) -> None:
     job, _ = both(folders["llama"], 2)
     table = serial(job, 2, 1)

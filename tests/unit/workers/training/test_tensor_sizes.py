@@ -63,6 +63,7 @@ def job_of(policy: Path, tensor: int, critic: int | None, sequence: str = "Disab
     return make_job(policy, critic_of(policy), training=training, **spec)
 
 
+@pytest.mark.full(quick=1)
 @pytest.mark.parametrize(("tensor", "critic", "pipeline", "data"), SIZES)
 def test_gradients_are_those_of_one_rank(tensor: int, critic: int, pipeline: int, data: int, policy: Path) -> None:
     theirs = make_job(policy, critic_of(policy), training={"backend": "torch"})
@@ -73,6 +74,7 @@ def test_gradients_are_those_of_one_rank(tensor: int, critic: int, pipeline: int
     assert_same_gradients(got, expected, TOLERANCE)
 
 
+@pytest.mark.full(quick=1)
 @pytest.mark.parametrize(("critic", "pipeline"), [(1, 1), (2, 1), (2, 2)])
 def test_states_divided_by_position_change_no_gradient(critic: int, pipeline: int, policy: Path) -> None:
     """Each model's states are divided over its own ranks; those of a critic of one rank are not."""
@@ -83,6 +85,7 @@ def test_states_divided_by_position_change_no_gradient(critic: int, pipeline: in
     assert_same_gradients(got, expected, TOLERANCE)
 
 
+@pytest.mark.full(quick=1)
 @pytest.mark.parametrize(
     ("tensor", "critic", "pipeline", "data", "algorithm"),
     [
@@ -105,6 +108,7 @@ def test_losses_and_norms_are_those_of_one_rank(
     assert metrics[0] == pytest.approx(expected[0], rel=1e-4, abs=1e-5)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("tensor", "critic", "pipeline", "data", "sequence"),
     [
@@ -124,6 +128,7 @@ def test_fused_and_split_train_the_same_bits_as_serial(
     assert_fused_and_split_train_the_bits_of_serial(RLHFJob.model_validate(body), pipeline, data)
 
 
+@pytest.mark.full(quick=1)
 def test_the_field_as_tensor_trains_the_bits_of_a_job_without_it(policy: Path) -> None:
     without, _, _ = run(job_of(policy, 2, None), range(1), 2)
     given, _, _ = run(job_of(policy, 2, 2), range(1), 2)
@@ -157,6 +162,7 @@ def test_the_policy_may_train_before_the_critic(policy: Path) -> None:
     assert_bitwise(trained(True), trained(False))
 
 
+@pytest.mark.full(quick=1)
 def test_a_checkpoint_is_read_by_every_layout_bit_by_bit(policy: Path, tmp_path: Path) -> None:
     """Of different sizes, then of one rank, of other different ones, of one size, the backend torch, and back."""
     start, plain = job_of(policy, 2, 1), make_job(policy, critic_of(policy), training={"backend": "torch"})
@@ -176,6 +182,7 @@ def test_a_checkpoint_is_read_by_every_layout_bit_by_bit(policy: Path, tmp_path:
             assert [name for name in theirs if not ours[name].equal(theirs[name])] == []
 
 
+@pytest.mark.full(quick=1)
 @pytest.mark.parametrize("shared_out", [False, True])
 def test_a_group_that_comes_back_trains_the_bits_of_one_that_was_not_lost(
     shared_out: bool, policy: Path, tmp_path: Path
@@ -206,6 +213,7 @@ def test_every_tensor_is_published_by_one_rank_of_the_first_copy(
         }
 
 
+@pytest.mark.full
 def test_measuring_takes_all_ranks_of_a_group_and_changes_no_weight(policy: Path) -> None:
     job = job_of(policy, 2, 1)
     table = serial(job, 2, 1)

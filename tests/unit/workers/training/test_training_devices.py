@@ -89,6 +89,7 @@ def fused_adamw_anywhere(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(import_module("torch.optim.adam"), "_device_dtype_check_for_fused", lambda *_, **__: None)
 
 
+@pytest.mark.full(quick=1)
 @pytest.mark.usefixtures("fused_adamw_anywhere")
 @pytest.mark.parametrize(
     ("family", "algorithm", "recompute"), [("llama", "ppo", False), ("qwen3", "grpo", True), ("gemma2", "ppo", True)]
@@ -104,6 +105,7 @@ def test_training_mixes_no_devices_and_reads_once_a_step(
     assert_read_once_a_step(rules, algorithm)
 
 
+@pytest.mark.full(quick=1)
 @pytest.mark.usefixtures("fused_adamw_anywhere")
 @pytest.mark.parametrize(
     ("family", "algorithm", "deterministic", "packing"),
@@ -154,6 +156,7 @@ def test_the_rules_find_a_tensor_that_was_left_behind() -> None:
     assert rules.read_back == Counter({"aten::_local_scalar_dense": 1})
 
 
+@pytest.mark.full(quick=1)
 @pytest.mark.usefixtures("autocast_of_a_gpu")
 @pytest.mark.parametrize(("family", "precision"), [("llama", "BFloat16"), ("gemma2", "BFloat16"), ("qwen3", "Float32")])
 def test_forward_losses_and_optimizer_run_on_fake_gpus_in_either_precision(

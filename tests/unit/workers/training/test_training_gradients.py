@@ -28,6 +28,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return {family: models.write_policy(root / family, family, seed=1, num_hidden_layers=4) for family in FAMILIES}
 
 
+@pytest.mark.full(quick=1)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_pipeline_of_two_gives_the_gradients_of_the_whole_model(family: str, folders: dict[str, Path]) -> None:
     job = make_job(folders[family], folders[family])
@@ -36,6 +37,7 @@ def test_a_pipeline_of_two_gives_the_gradients_of_the_whole_model(family: str, f
     assert_same_gradients(gradients_of(job, serial(job, 2, 1), 2, batch), plain_gradients(job, batch), 2e-5)
 
 
+@pytest.mark.full(quick=1)
 @pytest.mark.parametrize("family", ["llama", "gemma2"])
 def test_pipelines_1_2_4_and_data_1_2_give_the_same_gradients(family: str, folders: dict[str, Path]) -> None:
     job, batch = make_job(folders[family], folders[family]), make_batch()
@@ -45,6 +47,7 @@ def test_pipelines_1_2_4_and_data_1_2_give_the_same_gradients(family: str, folde
         assert_same_gradients(split, alone, 2e-6)
 
 
+@pytest.mark.full(quick=1)
 @pytest.mark.parametrize("algorithm", ["ppo", "gspo"])
 def test_micro_batches_of_bounded_tokens_give_the_gradients_of_those_of_equal_samples(
     algorithm: str, folders: dict[str, Path]
@@ -113,6 +116,7 @@ def test_grpo_with_kl_and_entropy_gives_the_gradients_of_its_formula(
     assert_same_gradients(ours, expected, 5e-5)
 
 
+@pytest.mark.full(quick=1)
 @pytest.mark.parametrize("change", [{"activationCheckpointing": True}, {"microBatchSize": 1}, {"microBatchSize": 8}])
 def test_recomputation_and_micro_batch_size_do_not_change_gradients(
     change: dict[str, object], folders: dict[str, Path]
@@ -150,6 +154,7 @@ def test_bfloat16_computes_near_the_same_gradients_on_float32_weights(
         assert cosine > 0.98 or expected.norm() < 1e-4, name
 
 
+@pytest.mark.full(quick=1)
 @pytest.mark.parametrize("recompute", [False, True])
 def test_casts_that_micro_batches_share_change_no_bit(
     recompute: bool, folders: dict[str, Path], monkeypatch: pytest.MonkeyPatch
@@ -163,6 +168,7 @@ def test_casts_that_micro_batches_share_change_no_bit(
     assert [name for name in apart if not torch.equal(apart[name], shared[name])] == []
 
 
+@pytest.mark.full(quick=1)
 @pytest.mark.parametrize(("family", "recompute"), [*((family, False) for family in FAMILIES), ("qwen2", True)])
 def test_split_backward_gives_the_gradients_of_whole_backward(
     family: str, recompute: bool, folders: dict[str, Path]

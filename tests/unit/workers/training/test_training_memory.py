@@ -58,6 +58,7 @@ CASES = [
 ]
 
 
+@pytest.mark.full(quick=3)
 @pytest.mark.parametrize(("family", "precision", "deterministic", "recompute"), CASES)
 def test_what_a_stage_keeps_is_estimated_within_a_twentieth(
     tmp_path: Path, family: str, precision: str, deterministic: bool, recompute: bool

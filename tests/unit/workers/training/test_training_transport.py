@@ -82,6 +82,7 @@ def test_a_cpu_says_so() -> None:
     assert json.loads(describe(torch.device("cpu")).statement()) == {"kind": "cpu", "names": [], "nccl": False}
 
 
+@pytest.mark.full(quick=1)
 @pytest.mark.parametrize("method", ["serial", FUSED_SPLIT])
 def test_ranks_that_share_a_device_train_the_bits_of_others(tmp_path: Path, method: str) -> None:
     job = fused_job(tmp_path)

@@ -1,0 +1,33 @@
+"""The tiers of tests: which cases the quick tier has, and which tests a change selects."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.support.full_tier import unmark_quick_cases
+
+from changed_tests import importing_tests
+
+ROOT = Path(__file__).parents[2]
+
+
+def case(request: pytest.FixtureRequest, name: str, **arguments: Any) -> pytest.Item:
+    item = pytest.Function.from_parent(request.node.parent, name=name, callobj=lambda: None)
+    item.add_marker(pytest.mark.full(**arguments))
+    return item
+
+
+def test_the_first_cases_of_a_test_are_in_the_quick_tier(request: pytest.FixtureRequest) -> None:
+    items = [case(request, name, quick=2) for name in ("test_a[1]", "test_a[2]", "test_a[3]", "test_b[1]")]
+    items.append(case(request, "test_c"))
+    unmark_quick_cases(items)
+    assert [item.name for item in items if item.get_closest_marker("full")] == ["test_a[3]", "test_c"]
+
+
+def test_a_change_selects_the_tests_that_import_it_however_indirectly() -> None:
+    selected = importing_tests({"rlhf_coordinator.storage.mixture"})
+    assert "tests/unit/coordinator/storage/test_mixture.py" in selected
+    assert "tests/integration/test_coordinator.py" in selected
+    assert not any(path.startswith("tests/unit/operator/") for path in selected)
+    assert all((ROOT / path).is_file() for path in selected)
+    assert importing_tests({"nothing.of.the.project"}) == []
