@@ -99,6 +99,16 @@ def owner_of(meta: Json) -> str:
     return ""
 
 
+def describe_finalizers(finalizers: Sequence[str]) -> str:
+    """Return that finalizers of others keep an object whose deletion is asked for, and what to do."""
+    names = ", ".join(finalizers)
+    noun, pronoun = ("finalizer", "it") if len(finalizers) == 1 else ("finalizers", "them")
+    return (
+        f"{noun} {names} of somebody else keeps an object that is deleted; see that the controller that set {pronoun} "
+        f"runs, or remove {pronoun} from metadata.finalizers with `kubectl edit`"
+    )
+
+
 def text(value: Any, field: str, most: int, *, empty: bool = True) -> str:
     """Return at most `most` characters of a text, none for None; `empty`: it may be. Raises UnreadableError."""
     if value is None and empty:
