@@ -291,6 +291,13 @@ class SimulatedCluster:
             placed = {"type": "PodScheduled", "status": "True", "lastTransitionTime": rfc3339(self.now)}
             status["conditions"] = [placed]
 
+    def gate(self, worker: str, *gates: str) -> None:
+        """Somebody's webhook gave the pod these scheduling gates, and no others are left."""
+        body = self.pods[self.name(worker)]
+        body["spec"]["schedulingGates"] = [{"name": gate} for gate in gates]
+        placed = {"type": "PodScheduled", "status": "False", "reason": "SchedulingGated"}
+        body["status"]["conditions"] = [placed] if gates else []
+
     def cannot_schedule(self, worker: str, message: str) -> None:
         """The scheduler finds no node."""
         condition = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": message}
