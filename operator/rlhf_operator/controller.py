@@ -159,12 +159,13 @@ class Controller:
             ended=self._index.ended(key, uid),
             taken=taken,
             unreadable=self._index.unreadable(key, uid),
+            deleted=self._index.deleted(key, uid),
             applied=applied,
             stored_revision=kept,
             certificates_expire=expire,
             reading=reading,
             unreachable=unreachable,
-            refusals=self._objects.last(key).refused,
+            refusals=self._objects.last(key).told,
             occupied=self._objects.last(key).occupied,
             dry_run_problem=verdict,
             status_written=self._written.get(key),
@@ -183,7 +184,7 @@ class Controller:
         if plan.delete_job:
             await self._client.delete(names.KIND, meta["namespace"], meta["name"], meta["uid"])
             return None
-        await self._objects.delete(key, plan.delete)
+        delete_again = await self._objects.delete(key, plan.delete)
         await self._queueing.withdraw(self._index, key, meta["uid"], plan.withdraw)
         if plan.report is not None:
             await self._queueing.report(self._index, key, meta["uid"], plan.report, self._clock())
@@ -193,8 +194,8 @@ class Controller:
         parsed = (parse_job(job).job or read(job)) if plan.issue_certificates else None
         issue = partial(self._certificates.issue, key, parsed, self._clock()) if parsed else None
         requeue_after = await self._objects.apply(key, plan.apply, issue)
-        wrote = plan.delete or plan.withdraw or plan.report or plan.status is not None
-        delays = [plan.requeue_after, requeue_after, SETTLE_SECONDS if wrote else None]
+        wrote = plan.withdraw or plan.report or plan.status is not None
+        delays = [plan.requeue_after, requeue_after, delete_again, SETTLE_SECONDS if wrote else None]
         return min((delay for delay in delays if delay is not None), default=None)
 
     async def _write_status(self, key: str, job: Json, plan: ReconcilePlan) -> None:

@@ -222,10 +222,15 @@ class FakeApiServer:
         for identity in ("uid", "resourceVersion"):
             if known and sent.get(identity) not in (None, meta[identity]):
                 return _status(409, "Conflict", f"the object has been modified: another {identity}")
-        if method == "DELETE":
-            self._drop(resource, place)
-            return web.json_response({"metadata": meta})
         kind = next(kind for kind, found in RESOURCES.items() if found == resource)
+        if method == "DELETE":
+            if meta.get("finalizers"):
+                grace = body.get("gracePeriodSeconds", 30)
+                asked = {"deletionTimestamp": "2026-08-22T10:00:00Z", "deletionGracePeriodSeconds": grace}
+                self.put(kind, {**(known or {}), "metadata": meta | asked})
+            else:
+                self._drop(resource, place)
+            return web.json_response({"metadata": meta})
         if isinstance(body, list):
             return web.json_response(self.put(kind, known or {}))
         merged = copy.deepcopy(known or {}) | {key: body[key] for key in body if key != "metadata"}

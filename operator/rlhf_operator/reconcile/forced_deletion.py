@@ -11,7 +11,7 @@ writes no journal. The operator removes no finalizer of somebody else: the condi
 keeps. The API server shows a forced deletion as a grace of 0, so that no pod is forced twice. Rule: pure.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from datetime import datetime, timedelta
 from typing import Any, Final
 
@@ -22,7 +22,7 @@ from rlhf_operator.reconcile.observed.observed_job import CoordinatorReading
 from rlhf_operator.reconcile.observed.observed_pod import ObservedPod
 from rlhf_operator.reconcile.reconcile_plan import SIDECAR_GRACE_SECONDS, JobEvent, PodDeletion
 from rlhf_operator.reconcile.timestamps import rfc3339
-from rlhf_operator.untrusted import UnreadableObject, describe_finalizers
+from rlhf_operator.untrusted import DeletedObject, UnreadableObject, describe_finalizers
 
 FORCE_AFTER: Final = timedelta(seconds=30)
 """Beyond a pod's grace: a kubelet that lives has answered by then, so the node is gone."""
@@ -124,15 +124,15 @@ def unanswered_messages(
     return messages
 
 
-def finalizer_messages(pods: Iterable[ObservedPod], now: datetime) -> list[str]:
-    """Return what is said of pods that have ended, or should have, and that finalizers of others keep.
+def finalizer_messages(pods: Iterable[ObservedPod], others: Iterable[DeletedObject], now: datetime) -> list[str]:
+    """Return what is said of pods and other objects that are deleted and that finalizers of others keep.
 
-    One sentence for all pods that the same finalizers keep.
+    One sentence for everything that the same finalizers keep.
     """
     kept: dict[tuple[str, ...], list[str]] = {}
-    for pod in sorted(pods, key=lambda pod: (pod.group, pod.index)):
-        if pod.finalizers and (time := _kept_from(pod)) is not None and now >= time:
-            kept.setdefault(pod.finalizers, []).append(pod.name)
+    for name, finalizers, time in _kept(pods, others):
+        if now >= time:
+            kept.setdefault(finalizers, []).append(name)
     return [
         f"{', '.join(names[:SHOWN])}{f' and {len(names) - SHOWN} more' if len(names) > SHOWN else ''} cannot go: "
         f"{describe_finalizers(finalizers)}"
@@ -140,15 +140,21 @@ def finalizer_messages(pods: Iterable[ObservedPod], now: datetime) -> list[str]:
     ]
 
 
-def next_kept(pods: Iterable[ObservedPod], now: datetime) -> float | None:
-    """Return the seconds until a finalizer that keeps a pod is worth a word; None: none will be."""
-    times = (_kept_from(pod) for pod in pods if pod.finalizers)
-    return min(((time - now).total_seconds() for time in times if time is not None and now < time), default=None)
+def next_kept(pods: Iterable[ObservedPod], others: Iterable[DeletedObject], now: datetime) -> float | None:
+    """Return the seconds until a finalizer that keeps something is worth a word; None: none will be."""
+    times = [time for _, _, time in _kept(pods, others)]
+    return min(((time - now).total_seconds() for time in times if now < time), default=None)
 
 
-def _kept_from(pod: ObservedPod) -> datetime | None:
-    """Return when nothing but its finalizers keeps a pod that is deleted; None: it is not deleted."""
-    return None if pod.deletion is None else pod.deletion + FINALIZER_PATIENCE
+def _kept(
+    pods: Iterable[ObservedPod], others: Iterable[DeletedObject]
+) -> Iterator[tuple[str, tuple[str, ...], datetime]]:
+    """Yield name, finalizers, and when nothing but these keeps it, of all that is deleted and has finalizers."""
+    for pod in sorted(pods, key=lambda pod: (pod.group, pod.index)):
+        if pod.finalizers and pod.deletion is not None:
+            yield pod.name, pod.finalizers, pod.deletion + FINALIZER_PATIENCE
+    for other in others:
+        yield f"{other.kind} {other.name}", other.finalizers, other.deleted + FINALIZER_PATIENCE
 
 
 def forced_events(deletions: Iterable[PodDeletion], pods: Iterable[ObservedPod]) -> tuple[JobEvent, ...]:

@@ -229,7 +229,9 @@ def _objects_to_apply(
 def _outdated_objects(context: ReconcileContext) -> list[Json]:
     """Return the objects that pods need and that are not there as they should be."""
     pinned, observed = context.pinned, context.observed
-    due = {key for key, fingerprint in pinned.fingerprints.items() if observed.applied.get(key) != fingerprint}
+    # What is deleted serves until it is gone, and is made again then.
+    going = {(deleted.kind, deleted.name) for deleted in observed.deleted}
+    due = {key for key, fingerprint in pinned.fingerprints.items() if observed.applied.get(key) != fingerprint} - going
     if observed.stored_revision.packed and observed.stored_revision.packed != pinned.stored_revision.packed:
         due.add(("ConfigMap", identity.configuration_name(context.job)))
     bodies = plain(context.job, pinned.stored_revision.data, observed.home) if due else []
@@ -265,7 +267,7 @@ def _staying(context: ReconcileContext) -> list[str]:
     messages = forced_deletion.unanswered_messages(
         context.job, context.pods, context.status, context.reading, context.now
     )
-    return [*messages, *forced_deletion.finalizer_messages(context.pods, context.now)]
+    return [*messages, *forced_deletion.finalizer_messages(context.pods, context.observed.deleted, context.now)]
 
 
 def _overdue(context: ReconcileContext) -> tuple[PodDeletion, ...]:
@@ -276,7 +278,7 @@ def _next_overdue(context: ReconcileContext) -> float | None:
     return soonest(
         (
             forced_deletion.next_overdue(context.pods, context.now, context.force_after),
-            forced_deletion.next_kept(context.pods, context.now),
+            forced_deletion.next_kept(context.pods, context.observed.deleted, context.now),
         )
     )
 

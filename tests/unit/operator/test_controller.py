@@ -17,6 +17,7 @@ from rlhf_api import names
 from rlhf_operator import controller as controller_module
 from rlhf_operator import job_objects
 from rlhf_operator.api_client.errors import ApiError, RefusedError, UnavailableError
+from rlhf_operator.reconcile import job_status
 
 Json = dict[str, Any]
 PODS = ["job-coordinator", "job-generation-0", "job-inference-0", "job-training-0"]
@@ -207,3 +208,64 @@ async def test_a_reconcile_that_raises_is_counted_and_raised(
             await operator.reconcile()
         name = "rlhf_operator_reconcile_errors_total"
         assert operator.metrics.registry.get_sample_value(name, {"reason": reason}) == 1
+
+
+async def test_a_pod_that_a_finalizer_keeps_is_deleted_once_a_minute_at_most(
+    server: FakeApiServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where the API server does not show that the deletion was forced."""
+    async with ControlledCluster(server) as operator:
+        await operator.settle()
+        body = copy.deepcopy(server.get("Pod", "team", "job-generation-0"))
+        assert body is not None
+        asked = {"deletionTimestamp": "2026-08-22T10:00:00Z", "deletionGracePeriodSeconds": 30}
+        body["metadata"] |= asked | {"finalizers": ["example.org/audit"]}
+
+        def deletions() -> int:
+            return len([path for method, path in server.writes() if method == "DELETE" and path.endswith("-0")])
+
+        delays = []
+        for _ in range(8):
+            server.put("Pod", body)
+            delays.append(await operator.reconcile())
+        assert deletions() == 1
+        assert all(delay is not None and delay > 5 for delay in delays[-2:]), "nothing is written, so nothing is to see"
+        condition = operator.condition("Running")["message"]
+        assert "job-generation-0 cannot go: finalizer example.org/audit of somebody else keeps" in condition
+        monkeypatch.setattr(job_objects, "DELETE_AGAIN_SECONDS", 0.0)
+        server.put("Pod", body)
+        await operator.reconcile()
+        assert deletions() == 2
+
+
+@pytest.mark.parametrize("kind", ["Service", "ConfigMap", "NetworkPolicy", "Secret"])
+async def test_an_object_that_a_finalizer_keeps_is_not_written_again_and_again_and_is_named(
+    server: FakeApiServer, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(job_status, "PROGRESS_SECONDS", 0.0)
+    async with ControlledCluster(server) as operator:
+        await operator.settle()
+        name = server.names(kind)[-1]
+        body = copy.deepcopy(server.get(kind, "team", name))
+        assert body is not None
+        asked = {"deletionTimestamp": "2026-08-22T10:00:00Z", "finalizers": ["example.org/audit"]}
+        server.put(kind, {**body, "metadata": body["metadata"] | asked})
+        operator.controller._certificates.forget(KEY)
+        await operator.settle()
+        before = writes(server)
+        for _ in range(4):
+            requeue_after = await operator.reconcile()
+            assert requeue_after is None or requeue_after > 5
+        assert [write for write in writes(server)[len(before) :] if write[0] != "POST"] == []
+        message = operator.condition("Running")["message"]
+        assert f"{kind} {name}" in message
+        assert "cannot go: finalizer example.org/audit of somebody else keeps" in message
+        server.drop("Pod", "team", "job-generation-0")
+        await operator.settle()
+        assert made(server)["Pod"] == (PODS if kind != "Secret" else [pod for pod in PODS if "generation" not in pod])
+        server.drop(kind, "team", name)
+        operator.controller._certificates.forget(KEY)
+        for _ in range(3):
+            await operator.settle()
+        assert name in made(server)[kind]
+        assert made(server)["Pod"] == PODS
