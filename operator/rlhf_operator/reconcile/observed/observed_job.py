@@ -87,6 +87,8 @@ class ObservedJob:
     """Why the coordinator could not be read the last time."""
     refusals: Mapping[str, str] = field(default_factory=dict)
     """Object name -> why the API server refused it the last time it was applied."""
+    api_failure: str = ""
+    """What is said of reconciles that the API server ended, several in a row; empty: it does what is asked."""
     occupied: Mapping[str, str] = field(default_factory=dict)
     """`Service job` -> `service/job`, as kubectl has it: what others have under names that the job's objects need."""
     dry_run_problem: str = ""
