@@ -11,6 +11,7 @@ from typing import Final
 
 from rlhf_api import names
 from rlhf_operator.api_client.errors import ApiError, InvalidError
+from rlhf_operator.definition import INSTALL
 from rlhf_operator.reconcile.api_failure import NOT_DECLARED, describe_failure
 from rlhf_operator.reconcile.reconcile_plan import JobEvent
 
@@ -18,13 +19,11 @@ ATTEMPTS: Final = 3
 """Reconciles in a row that fail before a user is told: about two seconds."""
 EVENT_SECONDS: Final = 1800.0
 """Until the same event is posted again; the API server keeps one for an hour."""
-UPDATE: Final = f"kubectl apply --server-side -f crds/{names.PLURAL}.yaml"
-"""Command that brings the definition up to the operator's version."""
 
 
 _OLD: Final = (
     f"the definition of RLHFJobs in this cluster does not take what the operator writes, as one that is older than it; "
-    f"nothing is done for the job until `{UPDATE}` of the operator's version has updated it (`helm upgrade` "
+    f"nothing is done for the job until `{INSTALL}` of the operator's version has updated it (`helm upgrade` "
     "does, unless crds.enabled is false)"
 )
 
