@@ -237,17 +237,15 @@ class SimulatedCluster:
             "finishedAt": rfc3339(self.now),
             "containerID": f"containerd://{next(self._numbers):016x}ffff",
         }
+        ours: Json = {"name": "worker", "restartCount": 1, "lastState": {"terminated": ended}}
         if code == 0:
             # The phase follows a moment later, when the kubelet has taken the pod down.
-            state = {"name": "worker", "state": {"terminated": ended}}
-            status |= {"phase": "Running", "containerStatuses": [state, *others]}
+            ours, status["phase"] = {"name": "worker", "state": {"terminated": ended}}, "Running"
         elif restarted:
-            state = {"name": "worker", "restartCount": 1, "state": self._running(), "lastState": {"terminated": ended}}
-            status["containerStatuses"] = [state, *others]
+            ours["state"] = self._running()
         else:
-            waiting = {"waiting": {"reason": "CrashLoopBackOff", "message": "back-off"}}
-            state = {"name": "worker", "restartCount": 1, "state": waiting, "lastState": {"terminated": ended}}
-            status["containerStatuses"] = [state, *others]
+            ours["state"] = {"waiting": {"reason": "CrashLoopBackOff", "message": "back-off"}}
+        status["containerStatuses"] = [ours, *others]
 
     def add_sidecar(self, *workers: str) -> None:
         """A container beside ours runs, and ends when the kubelet kills it; in all pods when none is named."""

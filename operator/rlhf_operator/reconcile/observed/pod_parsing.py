@@ -207,7 +207,7 @@ def _ended_for_good(spec: Json, container: Json, *, deleted: bool) -> bool:
     ended = (container.get("state") or {}).get("terminated")
     if not ended:
         return False
-    ours = next((each for each in spec.get("containers") or () if each["name"] == CONTAINER), {})
+    ours: Json = next((each for each in spec.get("containers") or () if each["name"] == CONTAINER), {})
     policy = ours.get("restartPolicy") or spec.get("restartPolicy") or "OnFailure"
     return deleted or policy == "Never" or (policy == "OnFailure" and _code(ended) == 0)
 
