@@ -84,6 +84,7 @@ class SimulatedCluster:
         self.reading: CoordinatorReading | None = None
         self.refusals: dict[str, str] = {}
         self.dry_run_problem = ""
+        self.api_failure = ""
         self.occupied: dict[str, str] = {}
         self.written: datetime | None = None
         self.events: list[str] = []
@@ -116,6 +117,7 @@ class SimulatedCluster:
             certificates_expire=START + timedelta(days=200) if self.certificates else None,
             reading=self.reading,
             refusals=self.refusals,
+            api_failure=self.api_failure,
             dry_run_problem=self.dry_run_problem,
             occupied=self.occupied,
             status_written=self.written,

@@ -7,6 +7,7 @@ nothing follows from them but the remedy.
 
 from collections.abc import Mapping
 from dataclasses import replace
+from datetime import datetime
 from typing import Any, Final
 
 from rlhf_api.conditions import ConditionType
@@ -55,7 +56,7 @@ def tell(plan: ReconcilePlan, stored: Mapping[str, Any], failure: str) -> Reconc
     return replace(plan, status=None if result == before else result)
 
 
-def first_status(stored: Mapping[str, Any], now: Any) -> Json:
+def first_status(stored: Mapping[str, Any], now: datetime) -> Json:
     """Return the status of a job that has none yet."""
     return {"conditions": written(merged(StoredConditions.of({}), [], now, stored["metadata"].get("generation")))}
 
