@@ -178,9 +178,9 @@ class Controller:
             certificates_expire=expire,
             reading=reading,
             unreachable=unreachable,
-            refusals=self._objects.last(key).told,
+            refusals=self._objects.last(key).unwritten,
             occupied=self._objects.last(key).occupied,
-            api_failure=self._failing.sentence(key),
+            api_failure=self._failing.message(key),
             dry_run_problem=verdict,
             status_written=self._written.get(key),
             images=self._images,
@@ -253,17 +253,17 @@ class Controller:
         job = self._index.job(key)
         if job is None:
             return
-        sentence = self._failing.sentence(key)
-        if sentence and not failing_jobs.is_status_write(error):
+        message = self._failing.message(key)
+        if message and not failing_jobs.is_status_write(error):
             stored = job if job.get("status") else {**job, "status": first_status(job, self._clock())}
-            plan = tell(ReconcilePlan(), stored, sentence)
+            plan = tell(ReconcilePlan(), stored, message)
             try:
                 if plan.status is not None:
                     await self._write_status(key, job, plan)
             except ConflictError:
                 return  # whoever was faster is followed by another reconcile
-            except ApiError as unwritten:
-                error = unwritten
+            except ApiError as refusal:
+                error = refusal
         if failing_jobs.is_status_write(error) and (event := self._failing.event(key, error)):
             self._events.post(job, event)
 

@@ -56,7 +56,7 @@ class FailingJobs:
         failures = self._failures.pop(key, None)
         return failures is not None and failures.count >= ATTEMPTS
 
-    def sentence(self, key: str) -> str:
+    def message(self, key: str) -> str:
         """Return what is said of a job's failures; empty when it is too early, or there are none."""
         failures = self._failures.get(key)
         if failures is None or failures.count < ATTEMPTS:

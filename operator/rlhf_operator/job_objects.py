@@ -76,7 +76,7 @@ class WriteResult:
     """Anything was."""
 
     @property
-    def told(self) -> dict[str, str]:
+    def unwritten(self) -> dict[str, str]:
         """Return why objects were not written."""
         return self.kept | self.refused
 
@@ -170,8 +170,8 @@ class JobObjects:
         before = self._rounds.pop(key, WriteResult())
         if write_result.held_up or write_result.kept:
             self._rounds[key] = write_result
-        news = bool(before.told) != bool(write_result.told) or before.occupied != write_result.occupied
-        if news or (issue and not write_result.told and not write_result.occupied):
+        news = bool(before.unwritten) != bool(write_result.unwritten) or before.occupied != write_result.occupied
+        if news or (issue and not write_result.unwritten and not write_result.occupied):
             return 0.0
         if write_result.written:
             return SETTLE_SECONDS
