@@ -7,6 +7,7 @@ and a deletion waits for its whole grace as on a node whose kubelet is slow.
 from __future__ import annotations
 
 import asyncio
+import json
 import threading
 import time
 from collections.abc import Iterator
@@ -60,7 +61,7 @@ def bind(seen: Seen, worker: str) -> None:
     target = {"apiVersion": "v1", "kind": "Node", "name": "n1"}
     body = {"apiVersion": "v1", "kind": "Binding", "metadata": meta, "target": target}
     path = f"/api/v1/namespaces/{meta['namespace']}/pods/{meta['name']}/binding"
-    seen.cluster.kubectl("create", f"--raw={path}", "--filename=-", stdin=yaml.safe_dump(body))
+    seen.cluster.kubectl("create", f"--raw={path}", "--filename=-", stdin=json.dumps(body))
 
 
 def report(seen: Seen, worker: str, code: int | None = None) -> None:
