@@ -50,6 +50,8 @@ class RunningReason(StrEnum):
     """A process was lost; the job continues when it is back."""
     CHECKPOINTING = "Checkpointing"
     """The last checkpoint before a suspension is being made."""
+    STOPPING = "Stopping"
+    """The pods of a job without spec.checkpoints end before a suspension; nothing is saved."""
     SUSPENDED = "Suspended"
     """Stopped by spec.suspend."""
     COMPLETE = "Complete"
@@ -114,7 +116,7 @@ class SuspendedReason(StrEnum):
     NOT_SUSPENDED = "NotSuspended"
     SUSPENDED = "SuspendRequested"
     STOPPING = "Stopping"
-    """Suspension is asked for; a checkpoint is being made."""
+    """Suspension is asked for; pods end, and with spec.checkpoints a checkpoint is saved first."""
 
 
 class FinishedReason(StrEnum):

@@ -16,23 +16,21 @@ import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import timedelta
-from functools import partial
 from pathlib import Path
 from typing import Final, NoReturn
 
 from pydantic import TypeAdapter, ValidationError
 
-from rlhf_api import names
 from rlhf_api.job.scheduling import OPERATOR_CLASS_MAX, OperatorClass
 from rlhf_api.names import ExitCode
 from rlhf_operator import health, operator_logs, watch_events, watches
 from rlhf_operator.api_client.client import KubernetesClient, connect
 from rlhf_operator.api_client.connection import ConnectionConfigError
-from rlhf_operator.api_client.errors import ApiError, MissingError
 from rlhf_operator.api_client.resources import CORE_RESOURCES
 from rlhf_operator.certificates import LIFETIME
 from rlhf_operator.controller import Controller
 from rlhf_operator.coordinator_client import Coordinators
+from rlhf_operator.definition import Definition
 from rlhf_operator.events import EventPoster
 from rlhf_operator.gang import discovery
 from rlhf_operator.gang.apis import MODES, ServedApis
@@ -63,8 +61,6 @@ memory grow."""
 NAMESPACE_FILE: Final = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
 END_SECONDS: Final = 10
 """Time a task gets to end when the operator is asked to: well under the pod's 30 s of grace."""
-DEFINITION_RETRY_SECONDS: Final = 5.0
-"""Between two requests for a definition that is not installed yet."""
 
 
 @dataclass(frozen=True)
@@ -208,9 +204,12 @@ async def operate(options: OperatorOptions, client: KubernetesClient) -> int:
     client.transport.on_break = resync.soon
     leader = Leader(client, options.lease_namespace, identity, operator_class=options.operator_class)
     addresses = sorted({options.health, options.metrics})
-    served = await health.serve(addresses, queue.snapshot, lambda: resync.silent_rounds, metrics)
+    definition = Definition(client, options.namespaces)
+    served = await health.serve(
+        addresses, queue.snapshot, lambda: resync.silent_rounds, metrics, lambda: definition.problem
+    )
     try:
-        await definition(client, options.namespaces)
+        await definition.served()
         if options.leader_election:
             await leader.acquire()
         apis = await discovery.first(client, options.scheduling)
@@ -218,7 +217,7 @@ async def operate(options: OperatorOptions, client: KubernetesClient) -> int:
         controller.use(apis)
         resync.watched = {**watch_events.WATCHED, **apis.watched()}
         metrics.leader.set(1)
-        return await work(options, client, index, queue, metrics, resync, leader, apis)
+        return await work(options, client, index, queue, metrics, resync, leader, apis, definition)
     finally:
         await coordinators.close()
         await events.close()
@@ -235,12 +234,12 @@ async def work(
     resync: Resync,
     leader: Leader,
     apis: ServedApis,
+    definition: Definition,
 ) -> int:
     """Watch and reconcile until asked to stop, or until something ends that should not; return the exit code."""
     listings = watches.first_listings(options.namespaces, resync.watched)
     handler = WatchEventHandler(index, queue, metrics, listings, resync.soon)
-    until_served = partial(definition, client, options.namespaces)
-    watching = watches.watch(client.transport, handler, metrics, options.namespaces, resync.watched, until_served)
+    watching = watches.watch(client.transport, handler, metrics, options.namespaces, resync.watched, definition.served)
     others = {
         "stop": asked_to_stop(),
         "watch": watching,
@@ -294,21 +293,6 @@ async def asked_to_stop() -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
     await stop.wait()
-
-
-async def definition(client: KubernetesClient, namespaces: Sequence[str]) -> None:
-    """Return when the API server serves RLHFJobs."""
-    while True:
-        try:
-            async for _ in client.metadata(names.KIND, namespaces[0] if namespaces else None):
-                break
-        except MissingError:
-            log.warning("%s.%s is not installed: kubectl apply -f crds/rlhfjobs.yaml", names.PLURAL, names.GROUP)
-        except ApiError as error:
-            log.warning("RLHFJobs cannot be listed: %s", error)
-        else:
-            return
-        await asyncio.sleep(DEFINITION_RETRY_SECONDS)
 
 
 async def run(options: OperatorOptions) -> NoReturn:

@@ -1,8 +1,9 @@
 """One reconcile of one job: gather what is observed, decide, carry out the plan, say when the next one is needed.
 
 Rule: decides nothing; `reconcile` does. The status is written first, under the version of the job that it was made
-from: when somebody was faster nothing else of the plan is done, and the job is reconciled again with the newer version.
-A reconcile may die at any line: the next one sees what was done and goes on from there.
+from, or a later one that differs in nothing that reconcile reads, such as a label of somebody else. When somebody was
+faster nothing else of the plan is done, and the job is reconciled again with the newer version. A reconcile may die at
+any line: the next one sees what was done and goes on from there.
 """
 
 import logging
@@ -14,12 +15,13 @@ from typing import Any, Final
 
 from rlhf_api import names
 from rlhf_api.names import Group
-from rlhf_operator import operator_logs
+from rlhf_operator import failing_jobs, operator_logs
 from rlhf_operator.api_client.client import KubernetesClient
 from rlhf_operator.api_client.errors import ApiError, ConflictError, ForbiddenError, MissingError, RefusedError
 from rlhf_operator.certificates import LIFETIME
 from rlhf_operator.coordinator_client import Coordinators
 from rlhf_operator.events import EventPoster
+from rlhf_operator.failing_jobs import FailingJobs
 from rlhf_operator.gang.apis import ServedApis
 from rlhf_operator.index import Index
 from rlhf_operator.job_certificates import JobCertificates
@@ -30,9 +32,11 @@ from rlhf_operator.operator_metrics import OperatorMetrics
 from rlhf_operator.pod_dry_run import Trials
 from rlhf_operator.queueing import Queueing
 from rlhf_operator.reconcile import ObservedJob, ObservedPod, ReconcilePlan, reconcile
+from rlhf_operator.reconcile.api_failure import first_status, tell
 from rlhf_operator.reconcile.parsed_job import managed_elsewhere, parse_job
 from rlhf_operator.reconcile.revisions.pinning import read
 from rlhf_operator.reconcile_traces import ReconcileTrace, ReconcileTraces
+from rlhf_operator.stored_job import read_part
 
 log = logging.getLogger(__name__)
 
@@ -40,6 +44,8 @@ Json = dict[str, Any]
 
 CONFLICT_RETRY_SECONDS: Final = 1.0
 """After a conflict: the newer version comes by the watch, this is if it does not."""
+STATUS_ATTEMPTS: Final = 8
+"""Times in a row that a status is written while somebody else writes the job many times per second."""
 
 
 class Controller:
@@ -66,6 +72,7 @@ class Controller:
         self._trials = Trials(client, images)
         self._clock = clock
         self._objects = JobObjects(client, index)
+        self._failing = FailingJobs()
         self._written: dict[str, datetime] = {}
         self._traces = traces or ReconcileTraces()
 
@@ -96,12 +103,17 @@ class Controller:
             self._metrics.errors.labels(kind.__name__).inc()
             failure = f"{kind.__name__}: {error}"
             log.warning("%s: %s", key, error, extra={"job": key})
+            self._failing.fail(key, error)
+            await self._tell_failure(key, error)
             raise
         except Exception as error:
             self._metrics.errors.labels("Bug").inc()
             failure = f"Bug: {type(error).__name__}: {error}"
             log.exception("%s: reconcile failed", key, extra={"job": key})
             raise
+        else:
+            if self._failing.succeed(key):
+                requeue_after = 0.0  # to say that it is over
         finally:
             self._metrics.reconciles.labels(result).observe(time.perf_counter() - begun)
             trace.end(result, failure)
@@ -130,6 +142,7 @@ class Controller:
         self._revisions.forget(key)
         self._written.pop(key, None)
         self._metrics.forget(key)
+        self._failing.succeed(key)
 
     async def _observe(self, key: str, job: Json) -> ObservedJob:
         uid, now = str(job["metadata"]["uid"]), self._clock()
@@ -159,13 +172,15 @@ class Controller:
             ended=self._index.ended(key, uid),
             taken=taken,
             unreadable=self._index.unreadable(key, uid),
+            deleted=self._index.deleted(key, uid),
             applied=applied,
             stored_revision=kept,
             certificates_expire=expire,
             reading=reading,
             unreachable=unreachable,
-            refusals=self._objects.last(key).refused,
+            refusals=self._objects.last(key).unwritten,
             occupied=self._objects.last(key).occupied,
+            api_failure=self._failing.message(key),
             dry_run_problem=verdict,
             status_written=self._written.get(key),
             images=self._images,
@@ -183,7 +198,7 @@ class Controller:
         if plan.delete_job:
             await self._client.delete(names.KIND, meta["namespace"], meta["name"], meta["uid"])
             return None
-        await self._objects.delete(key, plan.delete)
+        delete_again = await self._objects.delete(key, plan.delete)
         await self._queueing.withdraw(self._index, key, meta["uid"], plan.withdraw)
         if plan.report is not None:
             await self._queueing.report(self._index, key, meta["uid"], plan.report, self._clock())
@@ -193,23 +208,64 @@ class Controller:
         parsed = (parse_job(job).job or read(job)) if plan.issue_certificates else None
         issue = partial(self._certificates.issue, key, parsed, self._clock()) if parsed else None
         requeue_after = await self._objects.apply(key, plan.apply, issue)
-        wrote = plan.delete or plan.withdraw or plan.report or plan.status is not None
-        delays = [plan.requeue_after, requeue_after, SETTLE_SECONDS if wrote else None]
+        wrote = plan.withdraw or plan.report or plan.status is not None
+        delays = [plan.requeue_after, requeue_after, delete_again, SETTLE_SECONDS if wrote else None]
         return min((delay for delay in delays if delay is not None), default=None)
 
     async def _write_status(self, key: str, job: Json, plan: ReconcilePlan) -> None:
+        """Write the status under a version of the job that differs from `job` in nothing that reconcile reads.
+
+        Raises ConflictError when there is none, and other ApiErrors.
+        """
+        meta, version = job["metadata"], str(job["metadata"]["resourceVersion"])
+        for attempt in range(STATUS_ATTEMPTS):
+            manifest = {
+                "apiVersion": names.API_VERSION,
+                "kind": names.KIND,
+                "metadata": {"name": meta["name"], "namespace": meta["namespace"], "resourceVersion": version},
+                "status": plan.status,
+            }
+            try:
+                self._index.put_job(await self._client.apply_status(manifest))
+            except MissingError as error:
+                raise ConflictError(f"{key} is gone") from error
+            except ConflictError:
+                if attempt + 1 == STATUS_ATTEMPTS:
+                    raise
+                version = await self._later_version(key, job)
+            else:
+                self._written[key] = self._clock()
+                return
+
+    async def _later_version(self, key: str, job: Json) -> str:
+        """Return the resourceVersion of the job as it is now. Raises ConflictError when the plan may be another."""
         meta = job["metadata"]
-        manifest = {
-            "apiVersion": names.API_VERSION,
-            "kind": names.KIND,
-            "metadata": {item: meta[item] for item in ("name", "namespace", "resourceVersion")},
-            "status": plan.status,
-        }
-        try:
-            self._index.put_job(await self._client.apply_status(manifest))
-        except MissingError as error:
-            raise ConflictError(f"{key} is gone") from error
-        self._written[key] = self._clock()
+        body = await self._client.get(names.KIND, meta["namespace"], meta["name"])
+        if body is not None:
+            self._index.put_job(body)
+        newest = self._index.job(key) if body is not None else None
+        if newest is None or read_part(newest) != read_part(job):
+            raise ConflictError(f"{key} was changed")
+        return str(newest["metadata"]["resourceVersion"])
+
+    async def _tell_failure(self, key: str, error: ApiError) -> None:
+        """Say in the job's status that its reconciles fail, or in an event where the status cannot be written."""
+        job = self._index.job(key)
+        if job is None:
+            return
+        message = self._failing.message(key)
+        if message and not failing_jobs.is_status_write(error):
+            stored = job if job.get("status") else {**job, "status": first_status(job, self._clock())}
+            plan = tell(ReconcilePlan(), stored, message)
+            try:
+                if plan.status is not None:
+                    await self._write_status(key, job, plan)
+            except ConflictError:
+                return  # whoever was faster is followed by another reconcile
+            except ApiError as refusal:
+                error = refusal
+        if failing_jobs.is_status_write(error) and (event := self._failing.event(key, error)):
+            self._events.post(job, event)
 
 
 def _at_work(job: Json, pods: Mapping[str, ObservedPod]) -> bool:

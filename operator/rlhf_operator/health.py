@@ -2,7 +2,7 @@
 
 Rule: tells the truth about the work, not about the process: alive means that jobs are served and changes arrive. It is
 answered from the same event loop that does the work, so a loop that hangs does not answer. An API server that cannot be
-reached is no reason to be restarted.
+reached is no reason to be restarted, nor is a definition of RLHFJobs that is not there: the operator is not ready then.
 """
 
 import asyncio
@@ -40,15 +40,17 @@ async def serve(
     snapshot: Callable[[], QueueSnapshot],
     silent_rounds: Callable[[], int],
     metrics: OperatorMetrics,
+    unready: Callable[[], str] = lambda: "",
 ) -> web.AppRunner:
-    """Serve on every `host:port`; return what `cleanup` ends."""
+    """Serve on every `host:port`; return what `cleanup` ends. `unready` returns what the operator waits for."""
 
     async def healthz(_: web.Request) -> web.Response:
         wrong = ailment(snapshot(), silent_rounds())
         return web.Response(text=wrong or "ok", status=503 if wrong else 200)
 
     async def readyz(_: web.Request) -> web.Response:
-        return web.Response(text="ok")
+        waits = unready()
+        return web.Response(text=waits or "ok", status=503 if waits else 200)
 
     async def metrics_page(_: web.Request) -> web.Response:
         metrics.queue(snapshot())

@@ -11,16 +11,28 @@ import json
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from datetime import datetime
 from typing import Any, Final
 
 from rlhf_api import names
+from rlhf_operator.gang.apis import RESOURCES
 from rlhf_operator.gang.backend import QueueApi, QueueObject
 from rlhf_operator.gang.registry import queue_api_of, queue_apis
 from rlhf_operator.reconcile.last_applied import FINGERPRINT
 from rlhf_operator.reconcile.observed.observed_pod import ObservedPod
 from rlhf_operator.reconcile.observed.pod_parsing import pod_of
 from rlhf_operator.stored_job import stored_of
-from rlhf_operator.untrusted import NAME_MAX, ObjectIdentity, UnreadableError, UnreadableObject, identity_of, text
+from rlhf_operator.untrusted import (
+    NAME_MAX,
+    DeletedObject,
+    ObjectIdentity,
+    UnreadableError,
+    UnreadableObject,
+    finalizers_of,
+    identity_of,
+    moment,
+    text,
+)
 
 Json = dict[str, Any]
 
@@ -66,6 +78,10 @@ class OwnedObject:
     """uid of the object that controls it."""
     fingerprint: str
     """Fingerprint of what was applied; empty: it is being deleted, or is not of our making."""
+    deleted: datetime | None = None
+    """When its deletion was asked for, where finalizers keep it; None otherwise."""
+    finalizers: tuple[str, ...] = ()
+    """Names that keep it after that."""
 
 
 class Index:
@@ -199,6 +215,15 @@ class Index:
         """Return (kind, name) -> fingerprint of the other objects of the job of that uid."""
         return {place: other.fingerprint for place, other in self._others.get(key, {}).items() if other.owner == uid}
 
+    def deleted(self, key: str, uid: str) -> tuple[DeletedObject, ...]:
+        """Return the other objects of the job of that uid that finalizers keep; of gangs, those of earlier jobs too."""
+        others = self._others.get(key, {}).items()
+        return tuple(
+            DeletedObject(kind.rpartition("/")[2], name, other.deleted, other.finalizers)
+            for (kind, name), other in others
+            if other.deleted is not None and (other.owner == uid or kind in RESOURCES)
+        )
+
     def put_other(self, key: str, kind: str, meta: Mapping[str, Any]) -> bool:
         """Take the metadata of a version of another object of a job; return whether decisions may be others."""
         try:
@@ -330,11 +355,14 @@ class Index:
 
 def _other(meta: Any) -> tuple[str, OwnedObject]:
     identity = identity_of(meta)
-    notes = meta.get("annotations")
-    fingerprint = notes.get(FINGERPRINT) if isinstance(notes, dict) and not meta.get("deletionTimestamp") else None
+    notes, deleted = meta.get("annotations"), meta.get("deletionTimestamp")
+    fingerprint = notes.get(FINGERPRINT) if isinstance(notes, dict) and not deleted else None
+    finalizers = finalizers_of(meta) if deleted else ()
     return identity.name, OwnedObject(
         identity.version,
         identity.uid,
         identity.owner,
         fingerprint[:MAX_FINGERPRINT] if isinstance(fingerprint, str) else "",
+        moment(deleted, "metadata.deletionTimestamp") if finalizers else None,
+        finalizers,
     )

@@ -9,6 +9,7 @@ Remembers what was refused, until the next attempt.
 
 import asyncio
 import logging
+import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -21,7 +22,7 @@ from rlhf_operator.api_client.transport import CONCURRENCY
 from rlhf_operator.gang.apis import RESOURCES, kind_of
 from rlhf_operator.index import Index
 from rlhf_operator.reconcile import PodDeletion, PoolLabel
-from rlhf_operator.untrusted import owner_of
+from rlhf_operator.untrusted import describe_finalizers, finalizers_of, owner_of
 from rlhf_operator.user_code_config_maps import given
 
 log = logging.getLogger(__name__)
@@ -34,6 +35,8 @@ AT_ONCE: Final = CONCURRENCY // 2
 server that answers it before long."""
 SETTLE_SECONDS: Final = 0.2
 """After a reconcile that wrote something: what its own writes changed is seen without an event of a watch."""
+DELETE_AGAIN_SECONDS: Final = 60.0
+"""Until the deletion of a pod that is still there is asked for again: a finalizer may keep it for days."""
 LEAVING_SECONDS: Final = 2.0
 """Until an object of an earlier job of this name is looked at again: the garbage collector takes about a second."""
 
@@ -50,7 +53,11 @@ class OccupiedError(RefusedError):
 
 
 class LeavingError(RefusedError):
-    """The object is of an earlier job of this name, and goes with it."""
+    """The object is being deleted, or is of an earlier job of this name and goes with it."""
+
+
+class KeptError(RefusedError):
+    """The object is being deleted, and finalizers of others keep it."""
 
 
 @dataclass
@@ -59,6 +66,8 @@ class WriteResult:
 
     refused: dict[str, str] = field(default_factory=dict)
     """Object name -> why the API server refused it."""
+    kept: dict[str, str] = field(default_factory=dict)
+    """Object name -> why it is not written: it is being deleted, and serves the job until it is gone."""
     occupied: dict[str, str] = field(default_factory=dict)
     """`Service job` -> how kubectl names it; of others."""
     leaving: bool = False
@@ -67,8 +76,13 @@ class WriteResult:
     """Anything was."""
 
     @property
+    def unwritten(self) -> dict[str, str]:
+        """Return why objects were not written."""
+        return self.kept | self.refused
+
+    @property
     def held_up(self) -> bool:
-        """Something was not written."""
+        """Something that pods need was not written."""
         return bool(self.refused or self.occupied)
 
 
@@ -90,6 +104,7 @@ async def write(client: KubernetesClient, manifest: Json, *, known: bool = False
     ensure_ours(manifest, there["metadata"])
     if kind == "Pod":
         return there
+    ensure_stays(manifest, there["metadata"])
     await client.manage_created(kind, there["metadata"])
     return await client.apply({**manifest, "metadata": {**meta, "uid": there["metadata"]["uid"]}})
 
@@ -100,9 +115,24 @@ def ensure_ours(manifest: Mapping[str, Any], there: Mapping[str, Any]) -> None:
     if owner_of(there) == ours["uid"]:
         return
     if ours in [{**owner_reference, "uid": ours["uid"]} for owner_reference in there.get("ownerReferences") or []]:
-        kind, name = manifest["kind"], manifest["metadata"]["name"]
-        raise LeavingError(f"{kind} {name} is of an earlier job of this name, and goes with it")
+        if finalizers := finalizers_of(there):
+            kept = f"is of an earlier job of this name, and cannot go: {describe_finalizers(finalizers)}"
+            raise RefusedError(f"{_title(manifest)} {kept}")
+        raise LeavingError(f"{_title(manifest)} is of an earlier job of this name, and goes with it")
     raise OccupiedError(manifest)
+
+
+def ensure_stays(manifest: Mapping[str, Any], there: Mapping[str, Any]) -> None:
+    """Raise LeavingError or KeptError when what has the metadata `there` is being deleted: no write changes that."""
+    if not there.get("deletionTimestamp"):
+        return
+    if finalizers := finalizers_of(there):
+        raise KeptError(f"{_title(manifest)} is deleted and cannot go: {describe_finalizers(finalizers)}")
+    raise LeavingError(f"{_title(manifest)} is being deleted, and made again when it is gone")
+
+
+def _title(manifest: Mapping[str, Any]) -> str:
+    return f"{manifest['kind']} {manifest['metadata']['name']}"
 
 
 class JobObjects:
@@ -111,6 +141,8 @@ class JobObjects:
     def __init__(self, client: KubernetesClient, index: Index) -> None:
         self._client, self._index = client, index
         self._rounds: dict[str, WriteResult] = {}
+        self._deletions: dict[str, dict[PodDeletion, float]] = {}
+        """Job -> deletions that were sent -> when, by a monotonic clock."""
 
     def last(self, key: str) -> WriteResult:
         """Return what was held up the last time."""
@@ -119,6 +151,7 @@ class JobObjects:
     def forget(self, key: str) -> None:
         """Drop what is remembered of a job that is gone."""
         self._rounds.pop(key, None)
+        self._deletions.pop(key, None)
 
     async def apply(self, key: str, manifests: Sequence[Json], issue: Issue | None = None) -> float | None:
         """Write objects, pods last, and issue certificates; return the seconds until a reconcile is to follow, or None.
@@ -135,10 +168,10 @@ class JobObjects:
         await all_of([partial(self._write, key, pod, write_result) for pod in pods], lambda: not write_result.held_up)
         write_result.refused |= lacking
         before = self._rounds.pop(key, WriteResult())
-        if write_result.held_up:
+        if write_result.held_up or write_result.kept:
             self._rounds[key] = write_result
-        news = bool(before.refused) != bool(write_result.refused) or before.occupied != write_result.occupied
-        if news or (issue and not write_result.held_up):
+        news = bool(before.unwritten) != bool(write_result.unwritten) or before.occupied != write_result.occupied
+        if news or (issue and not write_result.unwritten and not write_result.occupied):
             return 0.0
         if write_result.written:
             return SETTLE_SECONDS
@@ -166,6 +199,9 @@ class JobObjects:
         except OccupiedError as error:
             found.occupied[error.object_shown] = error.resource
             self._say_once(key, error.object_shown in self.last(key).occupied, error)
+        except KeptError as error:
+            found.kept[name] = str(error)
+            self._say_once(key, name in self.last(key).kept, error)
         except (RefusedError, MissingError) as error:
             found.refused[name] = str(error)
             found.leaving = found.leaving or isinstance(error, LeavingError)
@@ -206,10 +242,25 @@ class JobObjects:
             name = f"{manifest['kind']} {manifest['metadata']['name']}"
             log.warning("%s: %s is not changed: %s", key, name, error, extra={"job": key})
 
-    async def delete(self, key: str, pods: Sequence[PodDeletion]) -> None:
-        """Delete pods that are still those that were observed."""
+    async def delete(self, key: str, pods: Sequence[PodDeletion]) -> float | None:
+        """Delete pods that are still those that were observed; return the seconds until a reconcile is to follow.
+
+        What was asked for a moment ago is not asked for again: whatever keeps the pod has heard it.
+        """
+        now = time.monotonic()
+        recent = {item: at for item, at in self._deletions.get(key, {}).items() if now - at < DELETE_AGAIN_SECONDS}
+        self._deletions[key] = recent
         delete = partial(self._client.delete, "Pod", key.partition("/")[0])
-        await all_of([partial(delete, pod.name, pod.uid, force=pod.force, grace=pod.grace) for pod in pods])
+
+        async def send(item: PodDeletion) -> None:
+            await delete(item.name, item.uid, force=item.force, grace=item.grace)
+            recent[item] = now
+
+        wanted = [item for item in pods if item not in recent]
+        await all_of([partial(send, item) for item in wanted])
+        if not recent:
+            del self._deletions[key]
+        return SETTLE_SECONDS if wanted else DELETE_AGAIN_SECONDS if pods else None
 
 
 async def all_of(

@@ -31,7 +31,14 @@ def configure(*, json_lines: bool) -> None:
     logging.basicConfig(level=logging.INFO, handlers=[handler], force=True)
     # kopf tells every step of its own; what it cannot do is all that matters. Signals are for us to take.
     logging.getLogger("kopf").setLevel(logging.WARNING)
-    handler.addFilter(lambda record: not record.getMessage().startswith("OS signals are ignored"))
+    handler.addFilter(_of_kopf)
+
+
+def _of_kopf(record: logging.LogRecord) -> bool:
+    """Return whether a line is worth logging; take the traceback from what kopf says, as its error says it all."""
+    if record.name.partition(".")[0] == "kopf":
+        record.exc_info = record.exc_text = None
+    return not record.getMessage().startswith("OS signals are ignored")
 
 
 def json_formatter() -> JsonLogFormatter:

@@ -14,6 +14,7 @@ from typing import Any, Final
 from pydantic import ValidationError
 
 from rlhf_api import names
+from rlhf_api.job.scheduling import QUEUE_LABEL
 from rlhf_api.job.status import RLHFJobStatus
 from rlhf_api.nesting import MAX_DEPTH, too_deep
 from rlhf_operator.untrusted import NAME_MAX, identity_of, shown, text, whole
@@ -24,6 +25,8 @@ SPEC_MAX: Final = 1_000_000
 """Characters of a manifest as JSON: it has to fit a ConfigMap, which the API server limits to 1 MiB."""
 UNREADABLE: Final = "unreadable"
 """Field of a remembered job: what is wrong with its manifest, in place of the manifest."""
+_QUEUE_LABELS: Final = f"{QUEUE_LABEL.partition('/')[0]}/"
+"""Prefix of the labels that say through which queue, and in which order, a job is admitted."""
 _KEPT: Final = ("creationTimestamp", "deletionTimestamp")
 _SCALARS: Final = (str, int, float, bool)
 _ROUNDS: Final = 64
@@ -67,6 +70,18 @@ def stored_of(body: Mapping[str, Any]) -> StoredJob:
     named = spec.get("operatorClass") if isinstance(spec, dict) else None
     written = json.dumps(job, separators=(",", ":")).encode()
     return StoredJob(identity.version, identity.uid, written, wrong or odd, named if isinstance(named, str) else "")
+
+
+def read_part(job: Mapping[str, Any]) -> Json:
+    """Return what reconcile reads of a remembered job: two versions that agree in it have the same plan.
+
+    Labels of others and annotations are written many times a minute by some tools, and say nothing to us.
+    """
+    meta = job["metadata"]
+    labels = {name: value for name, value in meta.get("labels", {}).items() if name.startswith(_QUEUE_LABELS)}
+    ours = names.FINALIZER in meta.get("finalizers", ())
+    kept = {name: value for name, value in meta.items() if name not in ("resourceVersion", "labels", "finalizers")}
+    return {**job, "metadata": {**kept, "labels": labels, "finalizer": ours}}
 
 
 def _metadata(meta: Mapping[str, Any]) -> Json:

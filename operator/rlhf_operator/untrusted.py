@@ -26,6 +26,8 @@ NUMBER_MAX: Final = 2**63 - 1
 PARSER_LEVELS: Final = 11_000
 """Levels that the parser of the API server's answers takes. The API server stores objects of up to 10,000 levels, and
 what cannot be parsed cannot be told from the objects beside it; 2 MB of stack are enough for these."""
+FINALIZERS_KEPT: Final = 8
+"""Finalizers of an object that are kept and told."""
 SHOWN_MAX: Final = 60
 """Characters of a wrong value that are shown."""
 _WHOLE: Final = re.compile(r"[0-9]{1,18}")
@@ -97,6 +99,35 @@ def owner_of(meta: Json) -> str:
                 uid = owner.get("uid")
                 return uid if type(uid) is str else ""
     return ""
+
+
+@dataclass(frozen=True, slots=True)
+class DeletedObject:
+    """An object whose deletion is asked for, and which finalizers keep."""
+
+    kind: str
+    name: str
+    deleted: datetime
+    """When its deletion was asked for."""
+    finalizers: tuple[str, ...]
+
+
+def finalizers_of(meta: Json) -> tuple[str, ...]:
+    """Return the first finalizers of an object, from its `metadata`. Raises UnreadableError."""
+    values = meta.get("finalizers") or ()
+    if not isinstance(values, list | tuple):
+        raise wrong("metadata.finalizers", values, "a list of texts")
+    return tuple(text(value, "metadata.finalizers", NAME_MAX) for value in values[:FINALIZERS_KEPT])
+
+
+def describe_finalizers(finalizers: Sequence[str]) -> str:
+    """Return that finalizers of others keep an object whose deletion is asked for, and what to do."""
+    names = ", ".join(finalizers)
+    noun, pronoun = ("finalizer", "it") if len(finalizers) == 1 else ("finalizers", "them")
+    return (
+        f"{noun} {names} of somebody else keeps an object that is deleted; see that the controller that set {pronoun} "
+        f"runs, or remove {pronoun} from metadata.finalizers with `kubectl edit`"
+    )
 
 
 def text(value: Any, field: str, most: int, *, empty: bool = True) -> str:

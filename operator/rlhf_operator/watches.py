@@ -83,7 +83,8 @@ def kopf_settings() -> kopf.OperatorSettings:
     settings.posting.loggers = False
     # What is watched is known; no rights to look at definitions and namespaces are needed.
     settings.scanning.disabled = True
-    settings.process.ultimate_exiting_timeout = 20
+    # kopf would end the process with SIGKILL; whether it has ended is ours to see.
+    settings.process.ultimate_exiting_timeout = None
     return settings
 
 
@@ -110,9 +111,9 @@ class JobWatch:
                 await self._kopf()
                 log.warning("kopf has ended and is started again")
             except Exception as error:
-                log.warning("%s cannot be watched: %s", names.PLURAL, error)
-            await asyncio.sleep(RETRY_SECONDS)
+                log.warning("%s cannot be watched: %s", names.PLURAL, error.args[0] if error.args else error)
             await until_served()
+            await asyncio.sleep(RETRY_SECONDS)
 
     def take(self, event: Mapping[str, Any]) -> None:
         """Take one object of a listing, or one event."""
@@ -129,7 +130,8 @@ class JobWatch:
 
     async def _kopf(self) -> None:
         """Run kopf in its thread until it ends or this is cancelled. Raises what ended it."""
-        loop, stop = asyncio.get_running_loop(), threading.Event()
+        loop = asyncio.get_running_loop()
+        stops: list[Callable[[], object]] = []
         ended: asyncio.Future[None] = loop.create_future()
 
         async def hand_over(event: Mapping[str, Any], **_: Any) -> None:
@@ -140,20 +142,24 @@ class JobWatch:
         kopf.on.login(registry=registry)(_login)
         kopf.on.event(names.GROUP, names.VERSION, names.PLURAL, registry=registry)(hand_over)
 
+        async def operate() -> None:
+            # Of all flags that kopf takes, only those of its own loop let that loop end when kopf ends by itself.
+            stop, own = asyncio.Event(), asyncio.get_running_loop()
+            stops.append(lambda: own.call_soon_threadsafe(stop.set))
+            await kopf.operator(
+                identity=KOPF_IDENTITY,
+                registry=registry,
+                settings=kopf_settings(),
+                standalone=True,
+                clusterwide=not self._namespaces,
+                namespaces=self._namespaces,
+                stop_flag=stop,
+            )
+
         def serve() -> None:
             error: BaseException | None = None
             try:
-                asyncio.run(
-                    kopf.operator(
-                        identity=KOPF_IDENTITY,
-                        registry=registry,
-                        settings=kopf_settings(),
-                        standalone=True,
-                        clusterwide=not self._namespaces,
-                        namespaces=self._namespaces,
-                        stop_flag=stop,
-                    )
-                )
+                asyncio.run(operate())
             except Exception as problem:
                 error = problem
             # The loop is closed where the process ends without waiting for this thread.
@@ -164,7 +170,10 @@ class JobWatch:
         try:
             await ended
         finally:
-            stop.set()
+            for stop in stops:
+                # Its loop is closed where it has ended.
+                with contextlib.suppress(RuntimeError):
+                    stop()
 
 
 def _settle(ended: "asyncio.Future[None]", error: BaseException | None) -> None:

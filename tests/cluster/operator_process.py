@@ -12,6 +12,7 @@ import random
 import signal
 import subprocess
 import sys
+import urllib.error
 import urllib.request
 from pathlib import Path
 from types import TracebackType
@@ -143,6 +144,10 @@ class OperatorProcess:
         """/healthz says ok."""
         return self._page(f"http://{self._health}/healthz") == "ok"
 
+    def ready(self) -> str:
+        """What /readyz says; empty when it does not answer."""
+        return self._page(f"http://{self._health}/readyz")
+
     def _last_words(self) -> str:
         """What was written since it was started."""
         with self.log.open("rb") as log:
@@ -153,5 +158,7 @@ class OperatorProcess:
         try:
             with urllib.request.urlopen(url, timeout=5) as answer:
                 return str(answer.read().decode())
+        except urllib.error.HTTPError as refusal:
+            return refusal.read().decode()
         except OSError:
             return ""

@@ -48,6 +48,7 @@ class InjectedFailure:
     times: int = 1
     after: bool = False
     """The request is carried out, and only its answer is lost."""
+    message: str = "injected"
 
 
 class FakeApiServer:
@@ -110,10 +111,20 @@ class FakeApiServer:
             path.write_text(json.dumps(document))
             yield path
 
-    def fail(self, method: str, part: str, code: int, times: int = 1, *, after: bool = False, **headers: str) -> None:
+    def fail(
+        self,
+        method: str,
+        part: str,
+        code: int,
+        times: int = 1,
+        *,
+        after: bool = False,
+        message: str = "injected",
+        **headers: str,
+    ) -> None:
         """Answer the next `times` requests of a method whose path holds `part` with a code."""
         named = {name.replace("_", "-"): value for name, value in headers.items()}
-        self.failures.append(InjectedFailure(method, part, code, named, times, after))
+        self.failures.append(InjectedFailure(method, part, code, named, times, after, message))
 
     def put(self, kind: str, body: Json) -> Json:
         """Store an object under the next resourceVersion; return it as it is stored."""
@@ -188,7 +199,7 @@ class FakeApiServer:
             if failure.times and failure.method == request.method and failure.part in request.path:
                 failure.times -= 1
                 if not failure.after:
-                    return _status(failure.code, "Injected", "injected", **failure.headers)
+                    return _status(failure.code, "Injected", failure.message, **failure.headers)
                 lost = failure
                 break
         answer = await self._carry_out(request)
@@ -222,10 +233,15 @@ class FakeApiServer:
         for identity in ("uid", "resourceVersion"):
             if known and sent.get(identity) not in (None, meta[identity]):
                 return _status(409, "Conflict", f"the object has been modified: another {identity}")
-        if method == "DELETE":
-            self._drop(resource, place)
-            return web.json_response({"metadata": meta})
         kind = next(kind for kind, found in RESOURCES.items() if found == resource)
+        if method == "DELETE":
+            if meta.get("finalizers"):
+                grace = body.get("gracePeriodSeconds", 30)
+                asked = {"deletionTimestamp": "2026-08-22T10:00:00Z", "deletionGracePeriodSeconds": grace}
+                self.put(kind, {**(known or {}), "metadata": meta | asked})
+            else:
+                self._drop(resource, place)
+            return web.json_response({"metadata": meta})
         if isinstance(body, list):
             return web.json_response(self.put(kind, known or {}))
         merged = copy.deepcopy(known or {}) | {key: body[key] for key in body if key != "metadata"}

@@ -84,6 +84,7 @@ class SimulatedCluster:
         self.reading: CoordinatorReading | None = None
         self.refusals: dict[str, str] = {}
         self.dry_run_problem = ""
+        self.api_failure = ""
         self.occupied: dict[str, str] = {}
         self.written: datetime | None = None
         self.events: list[str] = []
@@ -116,6 +117,7 @@ class SimulatedCluster:
             certificates_expire=START + timedelta(days=200) if self.certificates else None,
             reading=self.reading,
             refusals=self.refusals,
+            api_failure=self.api_failure,
             dry_run_problem=self.dry_run_problem,
             occupied=self.occupied,
             status_written=self.written,
@@ -148,8 +150,10 @@ class SimulatedCluster:
         for item in plan.delete:
             body = self.pods[item.name]
             assert body["metadata"]["uid"] == item.uid
-            if item.force:
+            if item.force and not body["metadata"].get("finalizers"):
                 del self.pods[item.name]
+            elif item.force:
+                self.ask_deletion(item.name, 0)
             else:
                 self.ask_deletion(item.name, 30 if item.grace is None else item.grace)
         if plan.resize is not None and self.reading is not None:
@@ -227,6 +231,7 @@ class SimulatedCluster:
     def end(self, worker: str, code: int, *, message: str = "", reason: str = "Error", restarted: bool = True) -> None:
         """Our container of a pod ends; the kubelet starts it again unless it ended well."""
         status = self.pods[self.name(worker)]["status"]
+        others = [each for each in status.get("containerStatuses") or [] if each["name"] != "worker"]
         ended = {
             "exitCode": code,
             "reason": "Completed" if code == 0 else reason,
@@ -234,16 +239,31 @@ class SimulatedCluster:
             "finishedAt": rfc3339(self.now),
             "containerID": f"containerd://{next(self._numbers):016x}ffff",
         }
+        ours: Json = {"name": "worker", "restartCount": 1, "lastState": {"terminated": ended}}
         if code == 0:
             # The phase follows a moment later, when the kubelet has taken the pod down.
-            status |= {"phase": "Running", "containerStatuses": [{"name": "worker", "state": {"terminated": ended}}]}
+            ours, status["phase"] = {"name": "worker", "state": {"terminated": ended}}, "Running"
         elif restarted:
-            state = {"name": "worker", "restartCount": 1, "state": self._running(), "lastState": {"terminated": ended}}
-            status["containerStatuses"] = [state]
+            ours["state"] = self._running()
         else:
-            waiting = {"waiting": {"reason": "CrashLoopBackOff", "message": "back-off"}}
-            state = {"name": "worker", "restartCount": 1, "state": waiting, "lastState": {"terminated": ended}}
-            status["containerStatuses"] = [state]
+            ours["state"] = {"waiting": {"reason": "CrashLoopBackOff", "message": "back-off"}}
+        status["containerStatuses"] = [ours, *others]
+
+    def add_sidecar(self, *workers: str) -> None:
+        """A container beside ours runs, and ends when the kubelet kills it; in all pods when none is named."""
+        for name in [self.name(worker) for worker in workers] or list(self.pods):
+            sidecar = {"name": "mesh", "restartCount": 0, "state": self._running()}
+            statuses = self.pods[name]["status"]["containerStatuses"]
+            statuses[:] = [*(each for each in statuses if each["name"] != "mesh"), sidecar]
+
+    def end_for_good(self, worker: str, code: int) -> None:
+        """Our container of a pod that is deleted ends; the kubelet starts nothing in such a pod."""
+        self.end(worker, code)
+        status = self.pods[self.name(worker)]["status"]
+        ours, *others = status["containerStatuses"]
+        ended = ours.get("lastState") or ours["state"]
+        status["containerStatuses"] = [{"name": "worker", "state": ended}, *others]
+        status["conditions"] = [{"type": "Ready", "status": "False"}]
 
     def evict(self, worker: str) -> None:
         """The kubelet fails the pod as a whole."""
@@ -271,21 +291,34 @@ class SimulatedCluster:
             placed = {"type": "PodScheduled", "status": "True", "lastTransitionTime": rfc3339(self.now)}
             status["conditions"] = [placed]
 
+    def gate(self, worker: str, *gates: str) -> None:
+        """Somebody's webhook gave the pod these scheduling gates, and no others are left."""
+        body = self.pods[self.name(worker)]
+        body["spec"]["schedulingGates"] = [{"name": gate} for gate in gates]
+        placed = {"type": "PodScheduled", "status": "False", "reason": "SchedulingGated"}
+        body["status"]["conditions"] = [placed] if gates else []
+
     def cannot_schedule(self, worker: str, message: str) -> None:
         """The scheduler finds no node."""
         condition = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": message}
         self.pods[self.name(worker)]["status"]["conditions"] = [condition]
 
     def ask_deletion(self, name: str, grace: int = 30) -> None:
-        """Somebody deletes a pod; it is gone when its kubelet says so."""
+        """Somebody deletes a pod; it is gone when its kubelet says so. A grace can be shortened, from when it began."""
         meta = self.pods[name]["metadata"]
-        if "deletionTimestamp" not in meta:
-            meta["deletionTimestamp"] = rfc3339(self.now + timedelta(seconds=grace))
+        before = meta.get("deletionGracePeriodSeconds", grace + 1)
+        if grace < before:
+            asked = datetime.fromisoformat(meta["deletionTimestamp"]) if "deletionTimestamp" in meta else None
+            began = self.now if asked is None else asked - timedelta(seconds=before)
+            meta["deletionTimestamp"] = rfc3339(began + timedelta(seconds=grace))
             meta["deletionGracePeriodSeconds"] = grace
 
     def finish_deletions(self) -> list[str]:
         """Kubelets carry out the deletions that were asked for."""
-        gone = [name for name, body in self.pods.items() if "deletionTimestamp" in body["metadata"]]
+        deleted = {
+            name: body["metadata"] for name, body in self.pods.items() if "deletionTimestamp" in body["metadata"]
+        }
+        gone = [name for name, meta in deleted.items() if not meta.get("finalizers")]
         for name in gone:
             del self.pods[name]
         return gone

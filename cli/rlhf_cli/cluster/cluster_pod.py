@@ -11,9 +11,11 @@ from typing import Any, Final
 
 from rlhf_api import names
 from rlhf_cli.cluster.cluster_job import moment
+from rlhf_operator.reconcile.diagnostics import describe_gate
 from rlhf_operator.reconcile.failures.exit_messages import how_it_ended
 from rlhf_operator.reconcile.observed.observed_pod import CONFIG_REASONS, IMAGE_REASONS, ObservedPod
 from rlhf_operator.reconcile.observed.pod_parsing import pod_of
+from rlhf_operator.untrusted import describe_finalizers
 
 Json = Mapping[str, Any]
 
@@ -67,9 +69,8 @@ def cluster_pods(bodies: Iterable[Json], events: Iterable[Json], now: datetime) 
 
 def _cluster_pod(body: Json, pod: ObservedPod, warning: Json | None, now: datetime) -> ClusterPod:
     statuses = (body.get("status") or {}).get("containerStatuses") or []
-    over = any("terminated" in (status.get("state") or {}) for status in statuses)
     node = str((body.get("spec") or {}).get("nodeName") or "")
-    state, explanation = _state(pod, warning, now, over=over, placed=bool(node))
+    state, explanation = _state(pod, warning, now, placed=bool(node))
     labels = body["metadata"].get("labels") or {}
     return ClusterPod(
         pod=pod,
@@ -83,8 +84,8 @@ def _cluster_pod(body: Json, pod: ObservedPod, warning: Json | None, now: dateti
     )
 
 
-def _state(pod: ObservedPod, warning: Json | None, now: datetime, *, over: bool, placed: bool) -> tuple[str, str]:
-    """Return (state, explanation). `over`: its container ended and may be started again; `placed`: it has a node."""
+def _state(pod: ObservedPod, warning: Json | None, now: datetime, *, placed: bool) -> tuple[str, str]:
+    """Return (state, explanation). `placed`: it has a node."""
     ended = how_it_ended(pod.end) if pod.end is not None else ""
     if pod.deletion is not None:
         return "Leaving", _time_to_leave(pod, now)
@@ -93,8 +94,8 @@ def _state(pod: ObservedPod, warning: Json | None, now: datetime, *, over: bool,
     if pod.phase == "Failed":
         why = f"disrupted ({pod.disruption})" if pod.disruption else f"ended with {ended}" if ended else "it failed"
         return "Failed", why
-    if pod.unschedulable:
-        return "Unschedulable", f"no node can take it: {pod.unschedulable}"
+    if pod.unschedulable or pod.gates:
+        return _unplaced(pod)
     if pod.waiting in IMAGE_REASONS:
         message = pod.waiting_message or pod.waiting
         return pod.waiting, f"{message}: correct the image, or give imagePullSecrets in the group's template"
@@ -102,7 +103,7 @@ def _state(pod: ObservedPod, warning: Json | None, now: datetime, *, over: bool,
         return pod.waiting, pod.waiting_message or "its container cannot be made"
     if pod.waiting == "CrashLoopBackOff":
         return pod.waiting, f"ended with {ended}; `rlhf logs --previous` shows its last words"
-    if over:
+    if pod.end is not None and pod.running is None and not pod.waiting:
         return "Ended", f"its container ended with {ended}"
     if pod.ready:
         return "Ready", ""
@@ -113,6 +114,13 @@ def _state(pod: ObservedPod, warning: Json | None, now: datetime, *, over: bool,
     return pod.waiting or _starting_state(pod), f"before: {ended}" if ended else ""
 
 
+def _unplaced(pod: ObservedPod) -> tuple[str, str]:
+    """Return (state, explanation) of a pod that no node can take, or that no scheduler may look at yet."""
+    if pod.gates:
+        return "SchedulingGated", "; ".join(map(describe_gate, pod.gates))
+    return "Unschedulable", f"no node can take it: {pod.unschedulable}"
+
+
 def _starting_state(pod: ObservedPod) -> str:
     return "Starting" if pod.phase == "Running" else "Pending"
 
@@ -120,7 +128,11 @@ def _starting_state(pod: ObservedPod) -> str:
 def _time_to_leave(pod: ObservedPod, now: datetime) -> str:
     assert pod.deletion is not None
     left = (pod.deletion - now).total_seconds()
-    return f"it may take another {left:.0f}s" if left > 0 else "its time is over, and its node has not ended it"
+    if left > 0:
+        return f"it may take another {left:.0f}s"
+    if pod.finalizers:
+        return f"it cannot go: {describe_finalizers(pod.finalizers)}"
+    return "its time is over, and its node has not ended it"
 
 
 def _warning_text(event: Json) -> str:

@@ -29,6 +29,7 @@ PHASE_STYLES: Final = {
     RunningReason.RELEASED: "red",
     RunningReason.STARTING: "yellow",
     RunningReason.CHECKPOINTING: "yellow",
+    RunningReason.STOPPING: "yellow",
     RunningReason.QUEUED: "yellow",
     RunningReason.PENDING: "yellow",
     RunningReason.SUSPENDED: "dim",

@@ -63,6 +63,8 @@ def resume(job: ClusterJob) -> SpecChange:
     _check_not_finished(job, "resumed")
     if not job.spec.get("suspend"):
         return SpecChange({}, f"is not suspended ({job.phase})")
+    if not job.spec.get("checkpoints"):
+        return SpecChange({"spec": {"suspend": False}}, "will begin anew, because spec.checkpoints is not set")
     checkpoint = job.status.get("lastCheckpoint") or {}
     start = f"from iteration {checkpoint['iteration']}" if checkpoint.get("iteration") is not None else ""
     return SpecChange({"spec": {"suspend": False}}, f"will be resumed {start}".rstrip())

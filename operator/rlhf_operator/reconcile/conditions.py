@@ -147,10 +147,15 @@ def _entry(
         "type": kind.value,
         "status": status,
         "reason": reason.value,
-        "message": message if len(message) <= MESSAGE_MAX else message[: MESSAGE_MAX - 1] + "…",
+        "message": shortened(message),
         "lastTransitionTime": rfc3339(now) if moved else known["lastTransitionTime"],
     }
     return entry if generation is None else {**entry, "observedGeneration": generation}
+
+
+def shortened(message: str, most: int = MESSAGE_MAX) -> str:
+    """Return at most `most` characters of a message."""
+    return message if len(message) <= most else message[: most - 1] + "…"
 
 
 def _first_line(now: Json) -> str:

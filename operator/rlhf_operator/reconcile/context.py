@@ -84,7 +84,7 @@ class ReconcileContext:
     def coordinator_runs(self) -> bool:
         """Return whether the pod of the coordinator runs, so that it can be read and given sizes."""
         coordinator = self.observed.pods.get(identity.pod_name(self.job, Group.COORDINATOR, 0))
-        return coordinator is not None and coordinator.phase == "Running"
+        return coordinator is not None and coordinator.phase == "Running" and not coordinator.over
 
     @property
     def generation(self) -> int | None:

@@ -21,6 +21,7 @@ from rlhf_operator.reconcile.observed.observed_pod import (
     CREATING,
     IMAGE_REASONS,
     INIT_FAILED,
+    PATIENCE,
     ObservedPod,
 )
 from rlhf_operator.reconcile.scaling import pod_places
@@ -32,6 +33,19 @@ UNHEARD: Final = timedelta(seconds=120)
 """Until workers that run and were never heard of are worth a word; loading torch may take a minute on a slow disk."""
 SHOWN: Final = 3
 """Pods that are named; of more, the number is said."""
+GATE_OWNERS: Final[Mapping[str, str]] = {
+    "kueue.x-k8s.io/admission": "Kueue removes it when it admits the pod's Workload: see `kubectl get workloads`, and "
+    "take the queue label out of the pod template where the job itself is to be queued",
+    "kueue.x-k8s.io/topology": "Kueue removes it when it has chosen the pod's place in the topology: see the Workload "
+    "and the log of Kueue's controller",
+    "kueue.x-k8s.io/elastic-job": "Kueue removes it when it admits the Workload slice of the larger job: see "
+    "`kubectl get workloads`",
+    "grove.io/podgang-pending-creation": "Grove removes it when it has made the pod's PodGang: see the log of Grove's "
+    "operator",
+    "multiarch.openshift.io/scheduling-gate": "the Multiarch Tuning Operator removes it when it knows the image's "
+    "architectures: see the log of its pods",
+}
+"""Scheduling gate -> who removes it, and where to look."""
 WHY_SHOWN: Final = 300
 """Characters of why an object cannot be read: three of them fit a condition's message."""
 
@@ -49,6 +63,11 @@ def diagnose(
     stuck = [pod for pod in listed if pod.stuck(now)]
     causes = dict.fromkeys(pod.unschedulable for pod in stuck)
     messages += [_unschedulable(job, [pod for pod in stuck if pod.unschedulable == words]) for words in causes]
+    gated = [pod for pod in listed if pod.gated(now)]
+    messages += [
+        describe_gate(gate, _named([pod for pod in gated if gate in pod.gates]))
+        for gate in dict.fromkeys(gate for pod in gated for gate in pod.gates)
+    ]
     if images := [pod for pod in listed if pod.waiting in IMAGE_REASONS]:
         words = images[0].waiting_message or images[0].waiting
         remedy = f"correct the image in {_template(images)}, or give imagePullSecrets there"
@@ -67,6 +86,18 @@ def diagnose(
     if silence := hung_workers.silence_message(job, listed, reading):
         messages.append(silence)
     return messages
+
+
+def describe_gate(gate: str, pods: str = "it") -> str:
+    """Return that pods are not scheduled because of a scheduling gate, who removes the gate, and what to do."""
+    owner = GATE_OWNERS.get(gate) or _unknown_owner(gate)
+    return f"scheduling gate {gate} keeps {pods} from being scheduled: {owner}"
+
+
+def _unknown_owner(gate: str) -> str:
+    domain, separator, _ = gate.rpartition("/")
+    who = f"the controller of {domain}" if separator else "whoever set it"
+    return f"{who} removes it; see that it runs, or take the gate out of the pod template or the webhook that sets it"
 
 
 def unreadable_objects(observed: ObservedJob) -> list[str]:
@@ -108,8 +139,12 @@ def occupied_names(job: RLHFJob, observed: ObservedJob) -> list[str]:
 
 def requeue_after(pods: Iterable[ObservedPod], now: datetime) -> float | None:
     """Return the seconds until something is said because of its age; None: nothing will be."""
-    ages = [now - pod.created for pod in pods if pod.created and pod.waiting == CREATING and pod.active]
-    return min(((SLOW - age).total_seconds() for age in ages if age < SLOW), default=None)
+    waits = [
+        (SLOW if pod.waiting == CREATING else PATIENCE) - (now - pod.created)
+        for pod in pods
+        if pod.created and pod.active and (pod.waiting == CREATING or pod.gates)
+    ]
+    return min((wait.total_seconds() for wait in waits if wait > timedelta()), default=None)
 
 
 def _older(pod: ObservedPod, than: timedelta, now: datetime) -> bool:

@@ -1,13 +1,17 @@
-"""Pods on a node that does not answer: when they are deleted by force, and what is said of a coordinator among them.
+"""Pods whose deletion does not end: when it is hastened or forced, and what the conditions say of those that stay.
 
 A pod stays in deletion until its kubelet says that its processes have ended, which a lost node never does. A worker has
 nothing that a second one would harm, so its pod is deleted by force after its grace. Of the coordinator only the user
 decides that (spec.runPolicy.forceCoordinatorAfterSeconds), and even then only when the coordinator itself has said that
 other nodes see the lock of its journal: that lock, and not the API server, keeps the next one from writing while a
-first one lives on. What it said is kept in the status, as it cannot be asked any more. Rule: pure.
+first one lives on. What it said is kept in the status, as it cannot be asked any more.
+
+A pod whose worker has ended is over: containers beside it get SIDECAR_GRACE_SECONDS, and a coordinator that has ended
+writes no journal. The operator removes no finalizer of somebody else: the condition names it with the pod that it
+keeps. The API server shows a forced deletion as a grace of 0, so that no pod is forced twice. Rule: pure.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from datetime import datetime, timedelta
 from typing import Any, Final
 
@@ -16,12 +20,16 @@ from rlhf_api.names import Group
 from rlhf_operator.manifests.pods import WORKER_GRACE_SECONDS
 from rlhf_operator.reconcile.observed.observed_job import CoordinatorReading
 from rlhf_operator.reconcile.observed.observed_pod import ObservedPod
-from rlhf_operator.reconcile.reconcile_plan import JobEvent, PodDeletion
+from rlhf_operator.reconcile.reconcile_plan import SIDECAR_GRACE_SECONDS, JobEvent, PodDeletion
 from rlhf_operator.reconcile.timestamps import rfc3339
-from rlhf_operator.untrusted import UnreadableObject
+from rlhf_operator.untrusted import DeletedObject, UnreadableObject, describe_finalizers
 
 FORCE_AFTER: Final = timedelta(seconds=30)
 """Beyond a pod's grace: a kubelet that lives has answered by then, so the node is gone."""
+FINALIZER_PATIENCE: Final = timedelta(seconds=10)
+"""Time that whoever set a finalizer has after a pod's grace; a controller that runs takes it away within seconds."""
+SHOWN: Final = 3
+"""Pods that are named; of more, the number is said."""
 FIELD: Final = "spec.runPolicy.forceCoordinatorAfterSeconds"
 STATUS_FIELD: Final = "journalLockShared"
 
@@ -35,12 +43,19 @@ def force_after(job: RLHFJob, status: Mapping[str, Any]) -> timedelta | None:
 def overdue_deletions(
     pods: Iterable[ObservedPod], now: datetime, coordinator_after: timedelta | None
 ) -> list[PodDeletion]:
-    """Return forced deletions of the pods whose node does not carry out their deletion.
+    """Return forced deletions of the pods whose node does not carry out their deletion, and hastened ones of pods whose
+    worker has ended.
 
     `coordinator_after` is `force_after`.
     """
-    times = ((pod, force_time(pod, coordinator_after)) for pod in pods)
-    return [PodDeletion(pod.name, pod.uid, force=True) for pod, time in times if time is not None and now > time]
+    deletions = []
+    for pod in pods:
+        time = force_time(pod, coordinator_after)
+        if time is not None and now > time:
+            deletions.append(PodDeletion(pod.name, pod.uid, force=True))
+        elif pod.deletion is not None and pod.lingers and pod.grace > SIDECAR_GRACE_SECONDS:
+            deletions.append(PodDeletion(pod.name, pod.uid, grace=SIDECAR_GRACE_SECONDS))
+    return deletions
 
 
 def next_overdue(pods: Iterable[ObservedPod], now: datetime, coordinator_after: timedelta | None) -> float | None:
@@ -50,14 +65,17 @@ def next_overdue(pods: Iterable[ObservedPod], now: datetime, coordinator_after: 
 
 
 def force_time(pod: ObservedPod, coordinator_after: timedelta | None) -> datetime | None:
-    """Return when a pod may be deleted by force; None: not at all.
+    """Return when a pod may be deleted by force; None: not at all, or that was asked for already.
 
     A rank that is not ready is not staying for a checkpoint: its node is gone, or it never began. A coordinator that is
     ready has a node that answers.
     """
     asked = pod.deletion_asked
-    if pod.deletion is None or asked is None:
+    if pod.deletion is None or asked is None or pod.grace == 0:
         return None
+    if pod.done:
+        ended = pod.end.at if pod.end is not None and pod.end.at is not None else pod.deletion
+        return max(pod.deletion, ended + timedelta(seconds=SIDECAR_GRACE_SECONDS)) + FORCE_AFTER
     if pod.group is Group.COORDINATOR:
         return None if coordinator_after is None or pod.ready else pod.deletion + coordinator_after
     grace = pod.deletion if pod.ready else min(pod.deletion, asked + timedelta(seconds=WORKER_GRACE_SECONDS))
@@ -91,7 +109,7 @@ def unanswered_messages(
     messages = []
     for pod in pods:
         late = pod.deletion is not None and now > pod.deletion + FORCE_AFTER
-        if pod.group is not Group.COORDINATOR or not late or pod.ready:
+        if pod.group is not Group.COORDINATOR or not late or pod.ready or pod.over or pod.finalizers:
             continue
         lost = f"the node of {pod.name} does not carry out its deletion"
         by_hand = f"when that node is gone for good, `kubectl delete node` or `kubectl delete pod {pod.name} --force`"
@@ -104,6 +122,39 @@ def unanswered_messages(
             why = f"{FIELD} is not followed, as other nodes may not see its journal's lock ({doubt})"
             messages.append(f"{lost}, and {why}: {by_hand}")
     return messages
+
+
+def finalizer_messages(pods: Iterable[ObservedPod], others: Iterable[DeletedObject], now: datetime) -> list[str]:
+    """Return what is said of pods and other objects that are deleted and that finalizers of others keep.
+
+    One sentence for everything that the same finalizers keep.
+    """
+    kept: dict[tuple[str, ...], list[str]] = {}
+    for name, finalizers, time in _kept(pods, others):
+        if now >= time:
+            kept.setdefault(finalizers, []).append(name)
+    return [
+        f"{', '.join(names[:SHOWN])}{f' and {len(names) - SHOWN} more' if len(names) > SHOWN else ''} cannot go: "
+        f"{describe_finalizers(finalizers)}"
+        for finalizers, names in kept.items()
+    ]
+
+
+def next_kept(pods: Iterable[ObservedPod], others: Iterable[DeletedObject], now: datetime) -> float | None:
+    """Return the seconds until a finalizer that keeps something is worth a word; None: none will be."""
+    times = [time for _, _, time in _kept(pods, others)]
+    return min(((time - now).total_seconds() for time in times if now < time), default=None)
+
+
+def _kept(
+    pods: Iterable[ObservedPod], others: Iterable[DeletedObject]
+) -> Iterator[tuple[str, tuple[str, ...], datetime]]:
+    """Yield name, finalizers, and when nothing but these keeps it, of all that is deleted and has finalizers."""
+    for pod in sorted(pods, key=lambda pod: (pod.group, pod.index)):
+        if pod.finalizers and pod.deletion is not None:
+            yield pod.name, pod.finalizers, pod.deletion + FINALIZER_PATIENCE
+    for other in others:
+        yield f"{other.kind} {other.name}", other.finalizers, other.deleted + FINALIZER_PATIENCE
 
 
 def forced_events(deletions: Iterable[PodDeletion], pods: Iterable[ObservedPod]) -> tuple[JobEvent, ...]:

@@ -5,6 +5,7 @@ gone is never made again.
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any, Final
 
@@ -38,6 +39,20 @@ READING_VALID_FOR: Final = timedelta(seconds=60)
 _NOT_SUSPENDED: Final = ConditionUpdate(
     ConditionType.SUSPENDED, False, SuspendedReason.NOT_SUSPENDED, "spec.suspend is false"
 )
+_SAVES: Final = "the coordinator ends the optimizer step and saves a checkpoint"
+_NOT_SAVED: Final = "spec.checkpoints is not set, so nothing is saved and the job"
+
+
+@dataclass(frozen=True)
+class Stopping:
+    """What is left of a job that stops for a while."""
+
+    pods_left: bool
+    """A pod is left whose worker has not ended."""
+    saves: bool
+    """The coordinator is at work on its last checkpoint."""
+    stays: Sequence[str] = ()
+    """What is said of pods whose deletion does not end."""
 
 
 def deadline(job: RLHFJob, started: datetime | None) -> datetime | None:
@@ -85,42 +100,43 @@ def failed(reason: FinishedReason, message: str, log: str = "") -> Updates:
     )
 
 
-def suspended(job: RLHFJob, *, pods_left: bool, coordinator_left: bool) -> Updates:
+def suspended(job: RLHFJob, stopping: Stopping) -> Updates:
     """Return the conditions of a job whose user suspended it."""
     kept = (
         "it goes on from its last checkpoint when spec.suspend is false again"
         if job.spec.checkpoints
-        else "spec.checkpoints is not set, so it will begin anew when spec.suspend is false again"
+        else f"{_NOT_SAVED} will begin anew when spec.suspend is false again"
     )
     at_rest = _at_rest("the job is suspended")
-    if not pods_left:
-        suspended = f"no pod runs; {kept}"
-        running = f"spec.suspend is true; {kept}"
+    if not stopping.pods_left:
+        rest = [kept, *stopping.stays]
+        suspended = ". ".join([f"no worker runs; {rest[0]}", *rest[1:]])
+        running = ". ".join([f"spec.suspend is true; {rest[0]}", *rest[1:]])
         return (
             *at_rest,
             ConditionUpdate(ConditionType.SUSPENDED, True, SuspendedReason.SUSPENDED, suspended),
             ConditionUpdate(ConditionType.RUNNING, False, RunningReason.SUSPENDED, running),
         )
-    message = (
-        "the coordinator ends the optimizer step and saves a checkpoint" if coordinator_left else "the workers end"
-    )
+    message = ". ".join([_SAVES if stopping.saves else f"the job's pods end; {kept}", *stopping.stays])
     return (
         *at_rest,
         ConditionUpdate(ConditionType.SUSPENDED, False, SuspendedReason.STOPPING, message),
-        ConditionUpdate(ConditionType.RUNNING, False, RunningReason.CHECKPOINTING, message),
+        ConditionUpdate(ConditionType.RUNNING, False, _stopping_reason(job), message),
     )
 
 
-def queued(job: RLHFJob, gate: QueueGate, *, pods_left: bool, coordinator_left: bool) -> Updates:
+def queued(job: RLHFJob, gate: QueueGate, stopping: Stopping) -> Updates:
     """Return the conditions of a job that waits in its queue."""
-    if not pods_left:
-        message = f"nothing is started: {gate.message}"
+    if not stopping.pods_left:
+        message = ". ".join([f"nothing is started: {gate.message}", *stopping.stays])
         return _NOT_SUSPENDED, ConditionUpdate(ConditionType.RUNNING, False, RunningReason.QUEUED, message)
-    kept = (
-        "saves a checkpoint" if job.spec.checkpoints else "ends; spec.checkpoints is not set, so it begins anew later"
-    )
-    message = f"{gate.message}; the coordinator {kept}" if coordinator_left else f"{gate.message}; the workers end"
-    return _NOT_SUSPENDED, ConditionUpdate(ConditionType.RUNNING, False, RunningReason.CHECKPOINTING, message)
+    ends = "the job's pods end" if job.spec.checkpoints else f"the job's pods end; {_NOT_SAVED} begins anew later"
+    message = ". ".join([f"{gate.message}; {_SAVES if stopping.saves else ends}", *stopping.stays])
+    return _NOT_SUSPENDED, ConditionUpdate(ConditionType.RUNNING, False, _stopping_reason(job), message)
+
+
+def _stopping_reason(job: RLHFJob) -> RunningReason:
+    return RunningReason.CHECKPOINTING if job.spec.checkpoints else RunningReason.STOPPING
 
 
 def backing_off(message: str) -> Updates:

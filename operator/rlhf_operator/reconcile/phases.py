@@ -9,13 +9,13 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, Final
 
-from rlhf_api.conditions import ConditionType, FinishedReason
+from rlhf_api.conditions import ConditionType, FinishedReason, RunningReason
 from rlhf_api.names import Group
 from rlhf_operator.gang.apis import kind_of
 from rlhf_operator.manifests import identity
 from rlhf_operator.manifests.rendering import plain
 from rlhf_operator.reconcile import diagnostics, forced_deletion, job_status, lifecycle, rollout, scaling
-from rlhf_operator.reconcile.conditions import ConditionUpdate
+from rlhf_operator.reconcile.conditions import ConditionUpdate, merged, written
 from rlhf_operator.reconcile.context import ReconcileContext
 from rlhf_operator.reconcile.failures import hung_workers, pod_back_off, start_back_off
 from rlhf_operator.reconcile.failures.failure_counter import FailureCounts
@@ -79,7 +79,7 @@ def clean_up(context: ReconcileContext) -> ReconcilePlan:
     expiry = lifecycle.expiry(context.job, context.status)
     if expiry is not None and expiry <= context.now:
         return ReconcilePlan(delete_job=True)
-    active = [pod for pod in context.pods if pod.active]
+    active = [pod for pod in context.pods if pod.active or _lingers(pod)]
     queue = context.observed.queue
     report = None
     if queue is not None and not active:
@@ -87,30 +87,58 @@ def clean_up(context: ReconcileContext) -> ReconcilePlan:
         report = queue.finished_report(message, succeeded=context.conditions.holds(ConditionType.COMPLETE))
     waits = (_next_overdue(context), seconds_until(expiry, context.now))
     return ReconcilePlan(
+        status=_finished_status(context),
         delete=(*deletions(active), *_overdue(context), *_unreadable(context)),
         report=report,
         requeue_after=soonest(waits),
     )
 
 
+def _finished_status(context: ReconcileContext) -> Json | None:
+    """Return the status of a finished job that says which of its pods stay; None when it says that."""
+    known, stays = context.conditions, _staying(context)
+    complete = known.holds(ConditionType.COMPLETE)
+    outcome = known.message(ConditionType.COMPLETE if complete else ConditionType.FAILED).partition("\n")[0]
+    said = known.message(ConditionType.RUNNING)
+    if not stays and not said.startswith(f"{outcome}. "):
+        return None
+    reason = RunningReason.COMPLETE if complete else RunningReason.FAILED
+    update = ConditionUpdate(ConditionType.RUNNING, False, reason, ". ".join([outcome, *stays]))
+    entries = merged(known, [update], context.now, context.generation)
+    return (
+        None
+        if entries[ConditionType.RUNNING]["message"] == said
+        else {**context.status, "conditions": written(entries)}
+    )
+
+
 def _finish(context: ReconcileContext, conditions: tuple[ConditionUpdate, ...]) -> PhaseActions:
     """Return the actions of a job that completes or fails: all pods that run are ended."""
-    leaving = tuple(pod for pod in context.pods if pod.active)
+    leaving = tuple(pod for pod in context.pods if pod.active or _lingers(pod))
     return PhaseActions(conditions, context.versions(), leaving=leaving, started=context.started, finished=True)
+
+
+def _lingers(pod: ObservedPod) -> bool:
+    """Return whether a pod that nobody deletes still runs, although its worker has ended."""
+    return pod.lingers and pod.deletion is None
 
 
 def _stop(context: ReconcileContext) -> PhaseActions:
     """Return the actions of a job that is suspended, waits in a queue, or gives everything back for a while."""
     job, gang, back_off = context.job, context.gang, context.start_back_off
-    coordinators = [pod for pod in context.pods if pod.group == Group.COORDINATOR]
-    left = {"pods_left": bool(context.pods), "coordinator_left": bool(coordinators)}
+    coordinators = [pod for pod in context.pods if pod.group == Group.COORDINATOR and not pod.over]
+    stopping = lifecycle.Stopping(
+        pods_left=not all(pod.over for pod in context.pods),
+        saves=job.spec.checkpoints is not None and any(pod.running is not None for pod in coordinators),
+        stays=_staying(context),
+    )
     apply: list[Json] = []
     if back_off is not None and context.backs_off and not job.spec.suspend:
-        conditions = lifecycle.backing_off(back_off.message())
+        conditions = lifecycle.backing_off(". ".join([back_off.message(), *stopping.stays]))
     elif gang.gate is None or job.spec.suspend:
-        conditions = lifecycle.suspended(job, **left)
+        conditions = lifecycle.suspended(job, stopping)
     else:
-        conditions = lifecycle.queued(job, gang.gate, **left)
+        conditions = lifecycle.queued(job, gang.gate, stopping)
         apply = gang_objects(job, gang, context.observed)
     overdue = (*_overdue(context), *_unreadable(context))
     held_up = context.write_refused or gang.blocked
@@ -134,13 +162,13 @@ def _stop(context: ReconcileContext) -> PhaseActions:
 
 def _run(context: ReconcileContext, failures: FailureCounts, deadline: datetime | None) -> PhaseActions:
     """Return the actions of a job that runs: pods that leave, hang or are outdated go, missing ones are made."""
-    job, now, reading = context.job, context.now, context.reading
+    now, reading = context.now, context.reading
     versions = context.versions(failures.restarts.keys())
     leaving = _leaving(context, versions)
     back_offs = _back_offs(context, failures, versions, leaving)
     apply, issue = _objects_to_apply(context, versions, back_offs)
     waits = pod_back_off.waiting_messages(back_offs, now)
-    waits += forced_deletion.unanswered_messages(job, context.pods, context.status, reading, now)
+    waits += _staying(context)
     hung = [pod for pod in context.pods if pod.uid in context.lost]
     overdue = _overdue(context)
     plan = ReconcilePlan(
@@ -201,7 +229,9 @@ def _objects_to_apply(
 def _outdated_objects(context: ReconcileContext) -> list[Json]:
     """Return the objects that pods need and that are not there as they should be."""
     pinned, observed = context.pinned, context.observed
-    due = {key for key, fingerprint in pinned.fingerprints.items() if observed.applied.get(key) != fingerprint}
+    # What is deleted serves until it is gone, and is made again then.
+    going = {(deleted.kind, deleted.name) for deleted in observed.deleted}
+    due = {key for key, fingerprint in pinned.fingerprints.items() if observed.applied.get(key) != fingerprint} - going
     if observed.stored_revision.packed and observed.stored_revision.packed != pinned.stored_revision.packed:
         due.add(("ConfigMap", identity.configuration_name(context.job)))
     bodies = plain(context.job, pinned.stored_revision.data, observed.home) if due else []
@@ -232,12 +262,25 @@ def _requeue_after(
     )
 
 
+def _staying(context: ReconcileContext) -> list[str]:
+    """Return what is said of pods whose deletion does not end."""
+    messages = forced_deletion.unanswered_messages(
+        context.job, context.pods, context.status, context.reading, context.now
+    )
+    return [*messages, *forced_deletion.finalizer_messages(context.pods, context.observed.deleted, context.now)]
+
+
 def _overdue(context: ReconcileContext) -> tuple[PodDeletion, ...]:
     return tuple(forced_deletion.overdue_deletions(context.pods, context.now, context.force_after))
 
 
 def _next_overdue(context: ReconcileContext) -> float | None:
-    return forced_deletion.next_overdue(context.pods, context.now, context.force_after)
+    return soonest(
+        (
+            forced_deletion.next_overdue(context.pods, context.now, context.force_after),
+            forced_deletion.next_kept(context.pods, context.observed.deleted, context.now),
+        )
+    )
 
 
 def _unreadable(context: ReconcileContext) -> tuple[PodDeletion, ...]:

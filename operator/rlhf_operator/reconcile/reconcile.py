@@ -15,6 +15,7 @@ from typing import Any
 from rlhf_api.conditions import ConditionType, PlannedReason, RunningReason
 from rlhf_api.names import Group
 from rlhf_operator.reconcile import (
+    api_failure,
     conditions,
     finalizer,
     forced_deletion,
@@ -45,6 +46,11 @@ def reconcile(stored: Mapping[str, Any], observed: ObservedJob, now: datetime) -
     """Return what is to be done for the stored RLHFJob."""
     if managed_elsewhere(stored):
         return ReconcilePlan()
+    return api_failure.tell(_plan(stored, observed, now), stored, observed.api_failure)
+
+
+def _plan(stored: Mapping[str, Any], observed: ObservedJob, now: datetime) -> ReconcilePlan:
+    """Return the plan, but for what is said of an API server that does not do what is asked."""
     if stored["metadata"].get("deletionTimestamp"):
         return finalizer.plan_of_deletion(stored, observed, now)
     pinned = pin_revision(parse_job(stored), stored, observed)

@@ -6,12 +6,15 @@ is not would be forgotten.
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 from rlhf_operator.gang.backend import WorkloadReport
 from rlhf_operator.reconcile.observed.observed_pod import ObservedPod
 
 Json = dict[str, Any]
+
+SIDECAR_GRACE_SECONDS: Final = 10
+"""Grace of a pod whose worker has ended: what runs beside it flushes its buffers, and saves nothing for the job."""
 
 
 @dataclass(frozen=True)
@@ -78,5 +81,5 @@ class ReconcilePlan:
 
 
 def deletions(pods: Iterable[ObservedPod]) -> tuple[PodDeletion, ...]:
-    """Return the deletion of each pod, with the grace that the pod has."""
-    return tuple(PodDeletion(pod.name, pod.uid) for pod in pods)
+    """Return the deletion of each pod, with the grace that the pod has; a short one where its worker has ended."""
+    return tuple(PodDeletion(pod.name, pod.uid, grace=SIDECAR_GRACE_SECONDS if pod.lingers else None) for pod in pods)

@@ -73,6 +73,16 @@ def test_suspend_and_resume_change_one_field_and_nothing_twice() -> None:
         spec_change.resume(job("failed"))
 
 
+def test_a_job_without_checkpoints_is_told_to_begin_anew_before_and_after() -> None:
+    running, suspended = job(), job("suspended")
+    for each in (running, suspended):
+        each.body["spec"].pop("checkpoints")
+    assert (
+        "checkpoints is not set, so it will begin anew when it is resumed" in spec_change.suspend(running).announcement
+    )
+    assert spec_change.resume(suspended).announcement == "will begin anew, because spec.checkpoints is not set"
+
+
 @pytest.mark.parametrize(
     ("goal", "state", "code"),
     [

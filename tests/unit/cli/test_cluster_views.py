@@ -68,6 +68,29 @@ def test_what_the_coordinator_said_last_of_losses_is_described_and_explained() -
     assert [line.plain for line in explanation(details, None)] == ["1. long tail: 38% waits", "2. checkpoints: 5%"]
 
 
+def test_a_pod_behind_a_scheduling_gate_names_the_gate_and_not_the_scheduler() -> None:
+    seen = load("unschedulable")
+    for body in seen["pods"]:
+        if not body["spec"].get("nodeName"):
+            body["spec"]["schedulingGates"] = [{"name": "quota.example.org/approved"}]
+            body["status"]["conditions"] = [{"type": "PodScheduled", "status": "False", "reason": "SchedulingGated"}]
+    text = " ".join(text_of(seen).split())
+    assert "SchedulingGated" in text
+    assert "scheduling gate quota.example.org/approved keeps it from being scheduled: the controller" in text
+    assert "see that the cluster's scheduler runs" not in text
+
+
+def test_a_pod_that_a_finalizer_keeps_names_it() -> None:
+    seen = load("running")
+    seen["pods"][1]["metadata"] |= {
+        "deletionTimestamp": "2026-11-21T14:00:00Z",
+        "deletionGracePeriodSeconds": 0,
+        "finalizers": ["example.org/audit"],
+    }
+    text = " ".join(text_of(seen).split())
+    assert "it cannot go: finalizer example.org/audit of somebody else keeps an object that is deleted" in text
+
+
 def test_a_job_no_operator_looked_at_says_so_and_one_that_is_new_waits() -> None:
     seen = load("running")
     del seen["job"]["status"]

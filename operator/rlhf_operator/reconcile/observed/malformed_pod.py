@@ -68,10 +68,23 @@ class _Metadata(_Shape):
     creationTimestamp: str | None = None  # noqa: N815
     deletionTimestamp: str | None = None  # noqa: N815
     deletionGracePeriodSeconds: int | None = None  # noqa: N815
+    finalizers: list[str] | None = None
+
+
+class _Named(_Shape):
+    name: str
+    restartPolicy: str | None = None  # noqa: N815
+
+
+class _Spec(_Shape):
+    restartPolicy: str | None = None  # noqa: N815
+    containers: list[_Named] | None = None
+    schedulingGates: list[_Named] | None = None  # noqa: N815
 
 
 class _Pod(_Shape):
     metadata: _Metadata
+    spec: _Spec | None = None
     status: _Status | None = None
 
 

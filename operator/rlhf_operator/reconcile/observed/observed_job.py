@@ -12,7 +12,7 @@ from rlhf_operator.gang.backend import QueueState
 from rlhf_operator.manifests import Images
 from rlhf_operator.reconcile.observed.observed_pod import ObservedPod
 from rlhf_operator.reconcile.observed.stored_revision import StoredRevision
-from rlhf_operator.untrusted import UnreadableObject
+from rlhf_operator.untrusted import DeletedObject, UnreadableObject
 
 
 @dataclass(frozen=True)
@@ -74,6 +74,8 @@ class ObservedJob:
     of somebody else, and those that cannot be read."""
     unreadable: tuple[tuple[str, UnreadableObject], ...] = ()
     """(kind, what) of objects of the job that cannot be read."""
+    deleted: tuple[DeletedObject, ...] = ()
+    """Objects other than pods whose deletion is asked for, and that finalizers keep."""
     applied: Mapping[tuple[str, str], str] = field(default_factory=dict)
     """(kind, name) -> fingerprint of what was applied, of the objects other than pods that exist."""
     stored_revision: StoredRevision = field(default_factory=StoredRevision)
@@ -85,6 +87,8 @@ class ObservedJob:
     """Why the coordinator could not be read the last time."""
     refusals: Mapping[str, str] = field(default_factory=dict)
     """Object name -> why the API server refused it the last time it was applied."""
+    api_failure: str = ""
+    """What is said of reconciles that the API server ended, several in a row; empty: it does what is asked."""
     occupied: Mapping[str, str] = field(default_factory=dict)
     """`Service job` -> `service/job`, as kubectl has it: what others have under names that the job's objects need."""
     dry_run_problem: str = ""

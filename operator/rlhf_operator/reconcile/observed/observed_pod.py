@@ -84,7 +84,13 @@ class ObservedPod:
     conditions: frozenset[tuple[str, str]] = frozenset()
     """(type, status) of its conditions, but for those that every pod goes through when it starts."""
     done: bool = False
-    """All its containers ended well: none is started again, and the kubelet says so of the pod a moment later."""
+    """Our container has ended for good: the kubelet does not start it again, whatever else runs in the pod."""
+    lingers: bool = False
+    """A container beside ours still runs although ours has ended for good."""
+    finalizers: tuple[str, ...] = ()
+    """Names for which the API server keeps the pod after its end; the operator sets none."""
+    gates: tuple[str, ...] = ()
+    """Names of the scheduling gates that keep the scheduler from looking at it."""
     disruption: str = ""
     """Reason of its DisruptionTarget condition, or OutOfcpu, NodeLost, ...: not the job's fault."""
     disruption_message: str = ""
@@ -105,6 +111,10 @@ class ObservedPod:
     def stuck(self, now: datetime) -> bool:
         """Return whether no node can take it, and not only because volumes are still being bound."""
         return bool(self.unschedulable) and self.active and (self.created is None or now - self.created >= PATIENCE)
+
+    def gated(self, now: datetime) -> bool:
+        """Return whether a scheduling gate keeps it back, for longer than whoever admits pods needs."""
+        return bool(self.gates) and self.active and (self.created is None or now - self.created >= PATIENCE)
 
     @property
     def deletion_asked(self) -> datetime | None:

@@ -52,6 +52,8 @@ GRACE_MAX: Final = 10**9
 """Seconds, 30 years: a template may ask for more than a time can hold."""
 UID_MAX: Final = 40
 """Characters of a uid; the API server's have 36."""
+NAMES_KEPT: Final = 8
+"""Finalizers, or scheduling gates, that are kept."""
 CODE_MAX: Final = 2**32
 """Exit codes are 32 bits wide, with or without a sign."""
 GONE: Final = frozenset({"NodeLost", "NodeShutdown", "Preempting", "Shutdown", "Terminated"})
@@ -103,7 +105,7 @@ def pod_of(body: Json) -> ObservedPod | UnreadableObject:
 
 
 def _pod(body: Json) -> ObservedPod:
-    meta, status = body["metadata"], body.get("status") or {}
+    meta, spec, status = body["metadata"], body.get("spec") or {}, body.get("status") or {}
     labels = meta.get("labels") or {}
     conditions = {condition["type"]: condition for condition in status.get("conditions") or ()}
     container = _our_container(status)
@@ -120,6 +122,7 @@ def _pod(body: Json) -> ObservedPod:
     placed = conditions.get("PodScheduled") or {}
     unschedulable = _unschedulable(placed)
     at = moment(placed.get("lastTransitionTime"), "status.conditions: lastTransitionTime")
+    done = _ended_for_good(spec, container, deleted=bool(meta.get("deletionTimestamp")))
     return ObservedPod(
         name=name,
         uid=uid,
@@ -144,7 +147,10 @@ def _pod(body: Json) -> ObservedPod:
         template_hash=template,
         pooled=labels.get(names.LABEL_POOL) == "true",
         conditions=_telling(conditions),
-        done=_done(status),
+        done=done,
+        lingers=done and _others_run(status),
+        finalizers=_names(meta.get("finalizers")),
+        gates=_names([gate["name"] for gate in spec.get("schedulingGates") or ()]),
         disruption=disruption,
         disruption_message=disruption_message,
         began=_began(container),
@@ -193,14 +199,30 @@ def _our_container(status: Json) -> Json:
     return {}
 
 
-def _done(status: Json) -> bool:
-    states = [container.get("state") or {} for container in status.get("containerStatuses") or ()]
-    ended = [(state.get("terminated") or {}).get("exitCode") for state in states]
-    if not ended or ended.count(0) < len(ended):
+def _ended_for_good(spec: Json, container: Json, *, deleted: bool) -> bool:
+    """Return whether our container has ended and the kubelet does not start it again.
+
+    `container`: its status; `deleted`: the deletion of the pod is asked for, after which nothing is started.
+    """
+    ended = (container.get("state") or {}).get("terminated")
+    if not ended:
         return False
-    return not any(
-        (container.get("state") or {}).get("running") for container in status.get("initContainerStatuses") or ()
-    )
+    ours: Json = next((each for each in spec.get("containers") or () if each["name"] == CONTAINER), {})
+    policy = ours.get("restartPolicy") or spec.get("restartPolicy") or "OnFailure"
+    return deleted or policy == "Never" or (policy == "OnFailure" and _code(ended) == 0)
+
+
+def _others_run(status: Json) -> bool:
+    """Return whether a container beside ours has not ended; a native sidecar is an init container that runs."""
+    others = (each for each in status.get("containerStatuses") or () if each.get("name") != CONTAINER)
+    if not all((other.get("state") or {}).get("terminated") for other in others):
+        return True
+    return any((init.get("state") or {}).get("running") for init in status.get("initContainerStatuses") or ())
+
+
+def _names(values: Any) -> tuple[str, ...]:
+    """Return the first of a list of names."""
+    return tuple(map(_word, values[:NAMES_KEPT])) if values else ()
 
 
 def _init_problem(status: Json) -> Json | None:

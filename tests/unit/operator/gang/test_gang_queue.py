@@ -106,6 +106,19 @@ def test_no_pod_is_made_while_a_flavor_cannot_be_read() -> None:
     assert plan.requeue_after is not None
 
 
+def test_an_evicted_job_without_checkpoints_is_said_to_begin_anew() -> None:
+    cluster = QueuedCluster(checkpoints=None)
+    cluster.settle()
+    cluster.admit()
+    cluster.begin()
+    cluster.evict()
+    cluster.settle()
+    assert cluster.phase == "Stopping"
+    assert cluster.condition("Running")["message"].endswith(
+        "the job's pods end; spec.checkpoints is not set, so nothing is saved and the job begins anew later"
+    )
+
+
 def test_an_evicted_job_saves_its_checkpoint_ends_and_gives_the_reservation_back() -> None:
     cluster = QueuedCluster()
     cluster.settle()

@@ -201,3 +201,32 @@ def test_workers_that_nobody_hears_of_point_at_the_network() -> None:
     cluster.read("Starting", 0, streams=1)
     cluster.settle()
     assert "DNS" not in diagnosis(cluster)
+
+
+@pytest.mark.parametrize(
+    ("gate", "owner"),
+    [
+        ("kueue.x-k8s.io/admission", "Kueue removes it when it admits the pod's Workload: see `kubectl get workloads`"),
+        ("kueue.x-k8s.io/topology", "Kueue removes it when it has chosen the pod's place in the topology"),
+        ("quota.example.org/approved", "the controller of quota.example.org removes it; see that it runs"),
+        ("wait", "whoever set it removes it; see that it runs"),
+    ],
+)
+def test_pods_behind_a_scheduling_gate_are_told_with_the_gate_and_who_removes_it(gate: str, owner: str) -> None:
+    cluster = begun()
+    for worker in ("generation-0", "training-1"):
+        cluster.gate(worker, gate)
+    assert "scheduling gate" not in diagnosis(cluster)
+    look = cluster.settle().requeue_after
+    assert look is not None
+    assert look <= 10
+    cluster.later(look)
+    cluster.settle()
+    assert diagnosis(cluster).startswith(
+        f"scheduling gate {gate} keeps job-generation-0, job-training-1 from being scheduled: {owner}"
+    )
+    for worker in ("generation-0", "training-1"):
+        cluster.gate(worker)
+    cluster.later(11)
+    cluster.settle()
+    assert "scheduling gate" not in diagnosis(cluster)

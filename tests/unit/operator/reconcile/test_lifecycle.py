@@ -234,6 +234,30 @@ def test_a_suspension_ends_the_coordinator_before_the_ranks_that_its_checkpoint_
     assert (restarts["failures"], restarts["disruptions"]) == (0, 0)
 
 
+def test_a_suspension_without_checkpoints_says_that_the_job_will_begin_anew_and_never_that_one_is_saved() -> None:
+    cluster = SimulatedCluster(checkpoints=None).begin()
+    cluster.job["spec"]["suspend"] = True
+    said = set()
+    for _ in range(3):
+        cluster.settle()
+        said |= {cluster.condition(kind)["message"] for kind in ("Suspended", "Running")}
+        assert cluster.phase == ("Stopping" if cluster.pods else "Suspended")
+        cluster.finish_deletions()
+    assert len(said) == 3, "while pods end, and two when they have"
+    assert all("spec.checkpoints is not set, so nothing is saved and the job will begin anew" in each for each in said)
+    assert "Checkpointing" not in cluster.events
+
+
+def test_a_coordinator_that_never_ran_is_not_said_to_save_a_checkpoint() -> None:
+    cluster = SimulatedCluster()
+    cluster.settle()
+    cluster.job["spec"]["suspend"] = True
+    cluster.settle()
+    assert cluster.condition("Suspended")["message"].startswith(
+        "the job's pods end; it goes on from its last checkpoint"
+    )
+
+
 def test_a_job_that_is_suspended_from_the_start_makes_nothing() -> None:
     cluster = SimulatedCluster(suspend=True)
     cluster.settle()

@@ -35,10 +35,19 @@ RULES = [
 class Life:
     """Applies random steps to a cluster and keeps the books beside it."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, sidecars: bool = False) -> None:
+        self.sidecars = sidecars
         policy = {"backoffLimit": 1000, "failurePolicy": {"rules": RULES}}
         self.cluster = SimulatedCluster(runPolicy=policy, checkpoints={"path": "/checkpoints"}).begin()
         self.expected: Counter[str] = Counter()
+        self.run()
+
+    def run(self) -> None:
+        """Kubelets start what is pending, and with it what runs beside our containers."""
+        self.cluster.run()
+        if self.sidecars:
+            running = [name for name, body in self.cluster.pods.items() if body["status"]["phase"] == "Running"]
+            self.cluster.add_sidecar(*(name.removeprefix("job-") for name in running))
 
     def reconcile(self, *, dies: bool = False) -> None:
         plan = self.cluster.plan()
@@ -89,7 +98,7 @@ class Life:
             cluster.later(number * 5)
             cluster.read(pool=tuple(WORKERS[:number]))
         elif what == "run":
-            cluster.run()
+            self.run()
         elif what == "gone":
             cluster.finish_deletions()
         elif what == "read":
@@ -121,10 +130,14 @@ class Life:
 
 
 @settings(max_examples=60)
-@given(st.lists(STEP, max_size=25))
-@example([("end", "generation-1", 0), ("pool", "", 3), ("end", "generation-0", 1)])
-def test_any_history_settles_with_the_right_pods_and_the_right_counts(steps: list[tuple[str, str, int]]) -> None:
-    life = Life()
+@given(steps=st.lists(STEP, max_size=25), sidecars=st.booleans())
+@example(steps=[("end", "generation-1", 0), ("pool", "", 3), ("end", "generation-0", 1)], sidecars=False)
+@example(steps=[("end", "generation-1", 0), ("pool", "", 3), ("end", "generation-0", 1)], sidecars=True)
+def test_any_history_settles_with_the_right_pods_and_the_right_counts(
+    steps: list[tuple[str, str, int]], sidecars: bool
+) -> None:
+    """Whether or not a container beside ours outlives it."""
+    life = Life(sidecars=sidecars)
     for step in steps:
         life.step(*step)
     cluster = life.cluster
@@ -134,7 +147,7 @@ def test_any_history_settles_with_the_right_pods_and_the_right_counts(steps: lis
         cluster.settle()
         cluster.finish_deletions()
         cluster.settle()
-        cluster.run()
+        life.run()
         cluster.later(60)
         sizes = {group["name"]: group["desired"] for group in cluster.job["status"]["groups"]}
         cluster.read(working=sizes, replicas=sizes)

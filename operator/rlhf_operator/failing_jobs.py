@@ -1,0 +1,82 @@
+"""Remembers which jobs' reconciles the API server ends, how often in a row, and what their users were told.
+
+Rule: decides nothing and sends nothing. One failure is no news, as an API server is upgraded or busy; several in a row
+are told in the job's status, or in an event where the status is what cannot be written. Lost with the process.
+"""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final
+
+from rlhf_api import names
+from rlhf_operator.api_client.errors import ApiError, InvalidError
+from rlhf_operator.definition import INSTALL
+from rlhf_operator.reconcile.api_failure import NOT_DECLARED, describe_failure
+from rlhf_operator.reconcile.reconcile_plan import JobEvent
+
+ATTEMPTS: Final = 3
+"""Reconciles in a row that fail before a user is told: about two seconds."""
+EVENT_SECONDS: Final = 1800.0
+"""Until the same event is posted again; the API server keeps one for an hour."""
+
+
+_OLD: Final = (
+    f"the definition of RLHFJobs in this cluster does not take what the operator writes, as one that is older than it; "
+    f"nothing is done for the job until `{INSTALL}` of the operator's version has updated it (`helm upgrade` "
+    "does, unless crds.enabled is false)"
+)
+
+
+@dataclass
+class _Failures:
+    count: int = 0
+    words: str = ""
+    event: str = ""
+    """Reason of the event that was posted last."""
+    posted: float = 0.0
+
+
+class FailingJobs:
+    """Failures in a row by job key."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        """`clock` returns seconds of a monotonic clock."""
+        self._clock = clock
+        self._failures: dict[str, _Failures] = {}
+
+    def fail(self, key: str, error: ApiError) -> None:
+        """Count one more failure in a row."""
+        failures = self._failures.setdefault(key, _Failures())
+        failures.count += 1
+        failures.words = str(error)
+
+    def succeed(self, key: str) -> bool:
+        """Forget the failures of a job; return whether a user was told of them."""
+        failures = self._failures.pop(key, None)
+        return failures is not None and failures.count >= ATTEMPTS
+
+    def message(self, key: str) -> str:
+        """Return what is said of a job's failures; empty when it is too early, or there are none."""
+        failures = self._failures.get(key)
+        if failures is None or failures.count < ATTEMPTS:
+            return ""
+        return describe_failure(failures.words, key.partition("/")[0])
+
+    def event(self, key: str, error: ApiError) -> JobEvent | None:
+        """Return the event about a status that cannot be written; None when it is too early, or was posted lately."""
+        failures = self._failures.setdefault(key, _Failures())
+        old = isinstance(error, InvalidError) or NOT_DECLARED in str(error)
+        if not old and failures.count < ATTEMPTS:
+            return None
+        reason, now = "DefinitionTooOld" if old else "StatusNotWritten", self._clock()
+        if failures.event == reason and now - failures.posted < EVENT_SECONDS:
+            return None
+        failures.event, failures.posted = reason, now
+        text = f"the job's status cannot be written: {describe_failure(str(error), key.partition('/')[0])}"
+        return JobEvent(reason, f"{_OLD}. {text}" if old else text, warning=True)
+
+
+def is_status_write(error: ApiError) -> bool:
+    """Return whether a request was about the status of an RLHFJob."""
+    return f" {names.PLURAL} " in error.request and error.request.endswith("/status")

@@ -1,0 +1,68 @@
+"""What the conditions say of requests that the API server does not carry out, so that reconciles of a job end early.
+
+Rule: pure. The sentence stands first in the message of `Running`, in front of what the phase says, and goes when a
+reconcile has come to its end. The words are those of the API server or of a webhook behind it: they are shortened, and
+nothing follows from them but the remedy.
+"""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from datetime import datetime
+from typing import Any, Final
+
+from rlhf_api.conditions import ConditionType
+from rlhf_operator.reconcile.conditions import StoredConditions, merged, shortened, written
+from rlhf_operator.reconcile.reconcile_plan import ReconcilePlan
+from rlhf_operator.untrusted import clean
+
+Json = dict[str, Any]
+
+WORDS_MAX: Final = 600
+"""Characters of the API server's words that are kept."""
+LEAD: Final = "the API server does not do what the operator asks ("
+TAIL: Final = "the operator tries again every minute"
+"""First and last words of the sentence."""
+WEBHOOK: Final = "failed calling webhook"
+"""Words of an API server that cannot reach an admission webhook."""
+NOT_DECLARED: Final = "field not declared in schema"
+"""Words of an API server whose definition of RLHFJobs has no such field."""
+
+
+def describe_failure(words: str, namespace: str) -> str:
+    """Return the sentence about a request that failed several times, with the remedy where one is known."""
+    remedy = ""
+    if WEBHOOK in words:
+        remedy = (
+            "see that the Service of that webhook has a pod that answers, or leave out "
+            f"namespace {namespace} in its namespaceSelector; "
+        )
+    return f"{LEAD}{shortened(' '.join(clean(words).split()), WORDS_MAX)}): {remedy}{TAIL}"
+
+
+def tell(plan: ReconcilePlan, stored: Mapping[str, Any], failure: str) -> ReconcilePlan:
+    """Return the plan whose status begins with `failure` in the message of Running; empty: with no such sentence."""
+    before: Mapping[str, Any] = stored.get("status") or {}
+    status = before if plan.status is None else plan.status
+    entries = status.get("conditions") or []
+    changed = [
+        {**entry, "message": _message(failure, str(entry["message"]))}
+        if entry["type"] == ConditionType.RUNNING
+        else entry
+        for entry in entries
+    ]
+    if changed == entries and plan.status is None:
+        return plan
+    result = {**status, "conditions": changed}
+    return replace(plan, status=None if result == before else result)
+
+
+def first_status(stored: Mapping[str, Any], now: datetime) -> Json:
+    """Return the status of a job that has none yet."""
+    return {"conditions": written(merged(StoredConditions.of({}), [], now, stored["metadata"].get("generation")))}
+
+
+def _message(failure: str, message: str) -> str:
+    rest = message
+    if message.startswith(LEAD):
+        rest = message.partition(f"{TAIL}. ")[2]
+    return shortened(". ".join(part for part in (failure, rest) if part))
