@@ -7,14 +7,15 @@ when there is room (docs/decisions/0004-a-gang-is-what-an-iteration-needs.md).
 
 import hashlib
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from decimal import Decimal
 from typing import Any, Final
 
 from rlhf_api.job import RLHFJob
 from rlhf_api.names import LABEL_GROUP, Group
 from rlhf_api.rank_pods import rank_pods
-from rlhf_operator.manifests.quantity import amount, written
+from rlhf_operator.gang.pod_requests import is_sidecar, pod_level_requests, pod_requests
+from rlhf_operator.manifests.quantity import written
 from rlhf_operator.manifests.rendering import Images, pod, workers
 
 Json = dict[str, Any]
@@ -48,22 +49,9 @@ def min_resources(job: RLHFJob, pods: Mapping[Group, Json]) -> dict[str, str]:
     """Return what the minimum asks for in sum, by resource. `pods` has one of each group."""
     total: dict[str, Decimal] = {}
     for group, count in minimum(job).items():
-        for name, asked in requests(pods[group]).items():
+        for name, asked in pod_requests(pods[group]["spec"]).items():
             total[name] = total.get(name, Decimal(0)) + count * asked
     return {name: written(amount) for name, amount in sorted(total.items())}
-
-
-def requests(manifest: Json) -> dict[str, Decimal]:
-    """Return what one pod asks for: all its containers, or its largest init container where that is more."""
-    spec = manifest["spec"]
-    total: dict[str, Decimal] = {}
-    for container in spec["containers"]:
-        for name, asked in _asked(container).items():
-            total[name] = total.get(name, Decimal(0)) + asked
-    for container in spec.get("initContainers") or []:
-        for name, asked in _asked(container).items():
-            total[name] = max(total.get(name, Decimal(0)), asked)
-    return total
 
 
 def requests_hash(job: RLHFJob, pods: Mapping[Group, Json]) -> str:
@@ -84,8 +72,12 @@ def quota_template(job: RLHFJob, group: Group, pod: Json) -> Json:
             kept[kind] = [
                 {"name": container["name"], "image": "unused"}
                 | ({"resources": container["resources"]} if container.get("resources") else {})
+                | ({"restartPolicy": "Always"} if kind == "initContainers" and is_sidecar(container) else {})
                 for container in spec[kind]
             ]
+    if asked := pod_level_requests(spec):
+        # A queue does not take the pod's own limits for requests, as the API server does when it makes the pod.
+        kept["resources"] = {"requests": asked}
     if name := job.spec.scheduling.priority_class_name:
         kept["priorityClassName"] = name
     return {"metadata": {"labels": {LABEL_GROUP: group.value}}, "spec": kept}
@@ -101,10 +93,3 @@ def schedulers(job: RLHFJob) -> set[str]:
 def scheduler(job: RLHFJob, default: str | None) -> str | None:
     """Return the one scheduler of all pods: that of the templates, else `default`. None leaves it to the cluster."""
     return next(iter(schedulers(job)), default)
-
-
-def _asked(container: Mapping[str, Any]) -> dict[str, Decimal]:
-    resources = container.get("resources") or {}
-    # A limit without a request is the request, as the API server has it.
-    asked: Iterable[tuple[str, Any]] = ((resources.get("limits") or {}) | (resources.get("requests") or {})).items()
-    return {name: amount(value) for name, value in asked}
