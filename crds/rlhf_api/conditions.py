@@ -83,6 +83,8 @@ class AdmittedReason(StrEnum):
     WAITING = "WaitingForQuota"
     EVICTED = "Evicted"
     """Admission was taken back; the job checkpoints and waits again."""
+    NOT_QUEUED = "NotQueued"
+    """The job is suspended, or backs off: it asks its queue for nothing."""
 
 
 class ResizingReason(StrEnum):

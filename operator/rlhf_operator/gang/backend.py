@@ -48,6 +48,8 @@ class QueueGate:
     open: bool
     reason: AdmittedReason
     message: str
+    queue: str = ""
+    """Name of the queue, with its kind."""
     renew: bool = False
     """The queue's object asks for something else than the job does by now: another takes its place when no pod is
     left."""

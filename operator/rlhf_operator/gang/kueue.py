@@ -23,6 +23,8 @@ Json = dict[str, Any]
 
 KUEUE_GROUP: Final = "kueue.x-k8s.io"
 PODSET_LABEL: Final = "kueue.x-k8s.io/podset"
+JOB_UID_LABEL: Final = "kueue.x-k8s.io/job-uid"
+"""Label of a Workload by which Kueue's messages to others name its job."""
 
 
 @dataclass(frozen=True)
@@ -60,6 +62,8 @@ class KueueBackend:
     def objects(self, job: RLHFJob, pods: Mapping[Group, Json]) -> list[Json]:
         """Return the Workload."""
         meta = identity.metadata(job, workload_name(job.name), identity.labels(job))
+        if uid := job.metadata.get("uid"):
+            meta["labels"][JOB_UID_LABEL] = str(uid)
         meta["annotations"] = {REQUESTS_HASH: self.requests_hash or requests_hash(job, pods)}
         spec = {"queueName": queue_of(job), "podSets": pod_sets(job, pods), **self._priority()}
         return [{"apiVersion": self.version, "kind": "Workload", "metadata": meta, "spec": spec}]

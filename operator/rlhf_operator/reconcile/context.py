@@ -122,6 +122,13 @@ class ReconcileContext:
         return back_off is not None and back_off.holds(int(self.generation or 0), self.now)
 
     @property
+    def leaves_queue(self) -> str:
+        """Return why the job gives everything back and asks no queue, in words; empty: it does not."""
+        if self.job.spec.suspend:
+            return "the job is suspended"
+        return "the job could not begin and waits before it tries again" if self.backs_off else ""
+
+    @property
     def stopping(self) -> bool:
         """Return whether no pod is to be left: by the user's wish or the queue's, or because they cannot start."""
         return self._stopped_by_others or self.backs_off

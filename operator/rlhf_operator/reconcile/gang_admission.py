@@ -118,8 +118,10 @@ def queue_report(
     return observed.queue.report(gang.gate, pods_left=bool(pods), ready=ready)
 
 
-def admitted_condition(job: RLHFJob, gang: GangAdmission, observed: ObservedJob) -> ConditionUpdate:
-    """Return the condition Admitted of a job that is not finished."""
+def admitted_condition(job: RLHFJob, gang: GangAdmission, observed: ObservedJob, leaves: str) -> ConditionUpdate:
+    """Return the condition Admitted of a job that is not finished. `leaves`: why it asks no queue; empty: it does."""
+    if gang.gate is not None and leaves:
+        return _leaving(gang.gate, leaves, pods_left=bool(observed.pods))
     if gang.gate is not None:
         problems = [f"{name} is refused: {why}" for name, why in observed.refusals.items() if gang.closed]
         problems += [*unreadable_objects(observed), *occupied_names(job, observed)] if gang.closed else []
@@ -129,6 +131,18 @@ def admitted_condition(job: RLHFJob, gang: GangAdmission, observed: ObservedJob)
     if gang.backend.makes_objects:
         message += f"; gang: {gang.backend.mode}"
     return ConditionUpdate(ConditionType.ADMITTED, True, AdmittedReason.NO_QUEUE, message)
+
+
+def _leaving(gate: QueueGate, why: str, *, pods_left: bool) -> ConditionUpdate:
+    """Return the condition Admitted of a job that gives its reservation back when its last pod is gone."""
+    reserved = gate.open and pods_left
+    if pods_left:
+        message = f"{why}: its pods end, and then it leaves {gate.queue}"
+    else:
+        message = f"{why}: it is not in {gate.queue}, and no quota is reserved for it"
+    return ConditionUpdate(
+        ConditionType.ADMITTED, reserved, gate.reason if reserved else AdmittedReason.NOT_QUEUED, message
+    )
 
 
 def _compared(

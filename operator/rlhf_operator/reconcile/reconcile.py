@@ -96,7 +96,7 @@ def _conditions(
     """Return what is observed of every condition."""
     updates = [lifecycle.planned(context)]
     if context.pinned.planned:
-        updates.append(admitted_condition(context.job, context.gang, context.observed))
+        updates.append(admitted_condition(context.job, context.gang, context.observed, context.leaves_queue))
     updates += actions.conditions
     if actions.finished or context.stopping:
         return updates
@@ -155,7 +155,7 @@ def _with_gang(context: ReconcileContext, actions: PhaseActions) -> ReconcilePla
     plan = replace(actions.plan, delete=(*deletions(actions.leaving), *actions.plan.delete))
     if actions.finished:
         return plan
-    asked, given_back = (context.job, context.gang, context.observed), context.job.spec.suspend or context.backs_off
+    asked, given_back = (context.job, context.gang, context.observed), bool(context.leaves_queue)
     withdrawn = withdrawn_objects(*asked, given_back=given_back)
     return replace(plan, withdraw=withdrawn, report=queue_report(*asked, given_back=given_back))
 

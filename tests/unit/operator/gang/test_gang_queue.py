@@ -127,12 +127,81 @@ def test_an_evicted_job_saves_its_checkpoint_ends_and_gives_the_reservation_back
         "Admitted": "False",
         "Requeued": "True",
     }
+    assert cluster.workload.conditions["PodsReady"][:2] == ("False", "WaitForStart")
     assert cluster.phase == "Queued"
     cluster.admit()
     cluster.settle()
     assert cluster.workers == EVERYBODY
     restarts = cluster.job["status"]["restarts"]
     assert (restarts["failures"], restarts["disruptions"]) == (0, 0)
+
+
+@pytest.mark.parametrize("reason", ["Preempted", "PodsReadyTimeout", "NodeFailures", "Deactivated"])
+def test_pods_of_an_evicted_workload_are_not_ready_from_the_eviction_on(reason: str) -> None:
+    cluster = QueuedCluster()
+    cluster.settle()
+    cluster.admit()
+    cluster.begin()
+    assert cluster.workload is not None
+    assert cluster.workload.conditions["PodsReady"][:2] == ("True", "Started")
+    cluster.evict(reason)
+    cluster.settle()
+    assert cluster.workload.conditions["PodsReady"][:2] == ("False", "WaitForStart")
+    assert cluster.status["admission"], "the pods still use it"
+    assert cluster.settle().report is None, "it is reported once"
+    cluster.reading = None
+    cluster.end_all()
+    cluster.admit()
+    cluster.begin()
+    assert cluster.workload.conditions["PodsReady"][:2] == ("True", "Started")
+
+
+def test_a_workload_that_lost_its_admission_in_another_way_has_no_ready_pods() -> None:
+    cluster = QueuedCluster()
+    cluster.settle()
+    cluster.admit()
+    cluster.begin()
+    cluster.reading = None
+    del cluster.status["admission"]
+    for kind in ("QuotaReserved", "Admitted"):
+        cluster.condition_of_workload(kind, "False", "Pending", "taken back.")
+    cluster.end_all()
+    assert cluster.workload is not None
+    assert cluster.workload.conditions["PodsReady"][:2] == ("False", "WaitForStart")
+
+
+def test_a_workload_names_its_job_by_the_label_that_kueues_messages_read() -> None:
+    cluster = QueuedCluster()
+    cluster.settle()
+    assert cluster.bodies[WORKLOAD_KEY]["metadata"]["labels"]["kueue.x-k8s.io/job-uid"] == "job-uid"
+
+
+def test_a_suspended_job_does_not_claim_to_ask_its_queue() -> None:
+    cluster = QueuedCluster(suspend=True)
+    cluster.settle()
+    admitted = cluster.condition("Admitted")
+    assert (admitted["status"], admitted["reason"]) == ("False", "NotQueued")
+    assert admitted["message"] == "the job is suspended: it is not in LocalQueue team, and no quota is reserved for it"
+    cluster.job["spec"]["suspend"] = False
+    cluster.settle()
+    assert cluster.condition("Admitted")["reason"] == "WaitingForQuota"
+    cluster.job["spec"]["suspend"] = True
+    cluster.settle()
+    assert cluster.condition("Admitted")["reason"] == "NotQueued"
+
+
+def test_a_job_that_is_suspended_while_it_runs_keeps_its_admission_until_its_pods_are_gone() -> None:
+    cluster = QueuedCluster()
+    cluster.settle()
+    cluster.admit()
+    cluster.begin()
+    cluster.reading = None
+    cluster.job["spec"]["suspend"] = True
+    cluster.settle()
+    assert cluster.condition("Admitted")["status"] == "True"
+    cluster.end_all()
+    admitted = cluster.condition("Admitted")
+    assert (admitted["status"], admitted["reason"]) == ("False", "NotQueued")
 
 
 def test_a_deactivated_workload_is_told_as_such() -> None:
