@@ -94,6 +94,8 @@ class ResizingReason(StrEnum):
     SCALING_UP = "ScalingUp"
     SCALING_DOWN = "ScalingDown"
     """Workers that leave hand back their samples first."""
+    LIMITED = "LimitedByQueue"
+    """The spec asks for more pods than the job's queue has admitted; the job goes on with those."""
 
 
 class RestartingReason(StrEnum):

@@ -9,7 +9,7 @@ Nobody outside of this package asks which backend it has.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol, runtime_checkable
 
 from rlhf_api.conditions import AdmittedReason, PlannedReason
@@ -50,6 +50,10 @@ class QueueGate:
     message: str
     queue: str = ""
     """Name of the queue, with its kind."""
+    limits: Mapping[str, int] = field(default_factory=dict)
+    """Group -> pods that may exist, for groups of which the job wants more than were admitted."""
+    limited: str = ""
+    """Why those groups do not grow, and what the user can do."""
     renew: bool = False
     """The queue's object asks for something else than the job does by now: another takes its place when no pod is
     left."""

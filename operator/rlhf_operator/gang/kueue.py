@@ -16,7 +16,7 @@ from rlhf_operator.gang.apis import KUEUE
 from rlhf_operator.gang.backend import QueueAdmission, QueueState, labelled, with_scheduler
 from rlhf_operator.gang.kueue_queue import KueueAdmission, KueueState, QueuePriority, gate
 from rlhf_operator.gang.kueue_workload import REQUESTS_HASH, workload_name
-from rlhf_operator.gang.members import counts, quota_template, requests_hash, scheduler
+from rlhf_operator.gang.members import counts, elastic, quota_template, requests_hash, scheduler
 from rlhf_operator.manifests import identity
 
 Json = dict[str, Any]
@@ -47,7 +47,7 @@ class KueueBackend:
         known = state if isinstance(state, KueueState) else KueueState()
         workload, priority = known.workload, known.priority
         sizes = {group.value: count for group, count in counts(job).items()}
-        decided = gate(queue_of(job) or "", workload, sizes, requests_hash)
+        decided = gate(queue_of(job) or "", workload, sizes, requests_hash, elastic(job))
         backend = replace(self, priority=priority, requests_hash=requests_hash)
         if priority is not None and priority.value is None and not decided.open:
             return QueueAdmission(backend, decided, f"{priority.kind} {priority.name} cannot be read")

@@ -5,7 +5,7 @@ checkpoint and ends its pods first, and then gives the reservation back, which i
 (Kueue's job framework does it for the kinds it knows). Nothing is decided on a condition's time.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Final
@@ -188,9 +188,19 @@ class KueueApi:
         return {**body, "status": status}
 
 
-def gate(queue: str, workload: KueueWorkload | None, counts: Mapping[str, int], requests_hash: str) -> QueueGate:
-    """Return whether a job's pods may exist. `counts`: pods that the job wants, by group; `requests_hash`: that of what
-    they ask for."""
+def gate(
+    queue: str,
+    workload: KueueWorkload | None,
+    counts: Mapping[str, int],
+    requests_hash: str,
+    elastic: Collection[str] = (),
+) -> QueueGate:
+    """Return whether a job's pods may exist.
+
+    `counts`: pods that the job wants, by group; `requests_hash`: that of what they ask for; `elastic`: groups that the
+    job can do with fewer of. A job that wants more of those than were admitted keeps what it has: to ask for more it
+    would have to give that up first.
+    """
     named = f"LocalQueue {queue}"
     asks = f"asks {named} for {sum(counts.values())} pods"
     closed = partial(QueueGate, False, queue=named)
@@ -209,13 +219,25 @@ def gate(queue: str, workload: KueueWorkload | None, counts: Mapping[str, int], 
     if workload.requests_hash != requests_hash:
         message = f"{asks} anew, as its pods ask for something else now"
         return closed(AdmittedReason.WAITING, message, renew=True)
-    more = {name: count for name, count in counts.items() if count > workload.counts.get(name, 0)}
-    if more or queue != workload.queue:
-        why = ", ".join(f"{name} is {count}, not {workload.counts.get(name, 0)}" for name, count in more.items())
-        message = f"{asks} anew: {why or f'it was admitted through {workload.queue}'}"
+    limits = {name: known for name, count in counts.items() if count > (known := workload.counts.get(name, 0))}
+    if fixed := [name for name in limits if name not in elastic]:
+        why = ", ".join(f"{name} is {counts[name]}, not {limits[name]}" for name in fixed)
+        return closed(AdmittedReason.WAITING, f"{asks} anew: {why}", renew=True)
+    if queue != workload.queue:
+        message = f"{asks} anew: it was admitted through {workload.queue}"
         return closed(AdmittedReason.WAITING, message, renew=True)
-    message = f"{named}: ClusterQueue {workload.cluster_queue} has room"
-    return QueueGate(True, AdmittedReason.ADMITTED, message, named)
+    limited = _limited(named, counts, limits) if limits else ""
+    message = ". ".join(filter(None, [f"{named}: ClusterQueue {workload.cluster_queue} has room", limited]))
+    return QueueGate(True, AdmittedReason.ADMITTED, message, named, limits, limited)
+
+
+def _limited(queue: str, counts: Mapping[str, int], limits: Mapping[str, int]) -> str:
+    """Return why groups do not grow, and what the user can do."""
+    stays = ", ".join(f"{name} at {known} of {counts[name]} pods" for name, known in limits.items())
+    return (
+        f"{stays.replace(' at ', ' stays at ', 1)}: {queue} has admitted no more, and the job keeps what it has. "
+        "Suspend the job and resume it to ask for all"
+    )
 
 
 def _given_back(workload: KueueWorkload) -> dict[str, tuple[str, str, str]]:

@@ -16,7 +16,7 @@ from rlhf_api.names import LABEL_GROUP, Group
 from rlhf_api.rank_pods import rank_pods
 from rlhf_operator.gang.pod_requests import is_sidecar, pod_level_requests, pod_requests
 from rlhf_operator.manifests.quantity import written
-from rlhf_operator.manifests.rendering import Images, pod, workers
+from rlhf_operator.manifests.rendering import Images, group_sizes, pod, workers
 
 Json = dict[str, Any]
 
@@ -33,6 +33,11 @@ def minimum(job: RLHFJob) -> dict[Group, int]:
     """Return the pods of each group without which the job cannot begin."""
     ranks = {job.spec.rank_group: rank_pods(job.spec)}
     return {group: min(count, ranks.get(group, 1)) for group, count in counts(job).items()}
+
+
+def elastic(job: RLHFJob) -> frozenset[Group]:
+    """Return the groups of which a running job may have more or fewer pods."""
+    return frozenset({Group.GENERATION, Group.INFERENCE} - {job.spec.rank_group})
 
 
 def min_count(job: RLHFJob) -> int:
@@ -55,9 +60,9 @@ def min_resources(job: RLHFJob, pods: Mapping[Group, Json]) -> dict[str, str]:
 
 
 def requests_hash(job: RLHFJob, pods: Mapping[Group, Json]) -> str:
-    """Return the hash of what the pods ask for and are placed by, the number of pods aside. `pods` has one of each
-    group. A queue that admitted a job by another hash has to admit it anew."""
-    listed = (group for group in Group if group in counts(job))
+    """Return the hash of what the pods ask for and are placed by, the number of pods aside, which may be none. `pods`
+    has one of each group. A queue that admitted a job by another hash has to admit it anew."""
+    listed = [group for group in group_sizes(job) if group in pods]
     asked: Mapping[str, Json] = {group.value: quota_template(job, group, pods[group]) for group in listed}
     return hashlib.sha256(json.dumps(asked, sort_keys=True).encode()).hexdigest()[:16]
 

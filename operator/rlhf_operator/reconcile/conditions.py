@@ -52,6 +52,7 @@ _WARNINGS: Final = frozenset(
         RunningReason.RECOVERING,
         RunningReason.FAILED,
         AdmittedReason.EVICTED,
+        ResizingReason.LIMITED,
     }
     | {RestartingReason.GROUP, RestartingReason.JOB}
 )

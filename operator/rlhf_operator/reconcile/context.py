@@ -99,8 +99,9 @@ class ReconcileContext:
 
     @cached_property
     def sizes(self) -> Mapping[Group, int]:
-        """Return the pods that each group should have."""
-        return group_sizes(self.job)
+        """Return the pods that each group should have: those that the job wants, as far as its queue admitted them."""
+        limits = self.gang.limits
+        return {group: min(count, limits.get(group, count)) for group, count in group_sizes(self.job).items()}
 
     @cached_property
     def force_after(self) -> timedelta | None:

@@ -46,6 +46,11 @@ class GangAdmission:
         """Return whether no pod may exist."""
         return self.gate is not None and not self.gate.open
 
+    @property
+    def limits(self) -> Mapping[str, int]:
+        """Return group -> pods that may exist, for groups of which the job wants more."""
+        return {} if self.gate is None else self.gate.limits
+
     def pod(self, job: RLHFJob, pod: Json) -> Json:
         """Return a pod of the job as its gang and its priority have it."""
         name = job.spec.scheduling.priority_class_name
@@ -112,7 +117,8 @@ def queue_report(
         return None
     pods = list(observed.pods.values())
     ready = all(
-        sum(pod.group == group and pod.ready and pod.active for pod in pods) >= count
+        sum(pod.group == group and pod.ready and pod.active for pod in pods)
+        >= min(count, gang.limits.get(group, count))
         for group, count in members.minimum(job).items()
     )
     return observed.queue.report(gang.gate, pods_left=bool(pods), ready=ready)

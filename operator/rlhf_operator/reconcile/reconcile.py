@@ -102,7 +102,8 @@ def _conditions(
         return updates
     [running] = [update.reason for update in actions.conditions if update.type is ConditionType.RUNNING]
     groups_before = context.status.get("groups") or []
-    updates.append(resizing_condition(context.conditions, running, groups_before, groups, context.pods))
+    limited = context.gang.gate.limited if context.gang.gate is not None else ""
+    updates.append(resizing_condition(context.conditions, running, groups_before, groups, context.pods, limited))
     restarting = restarting_condition(context.conditions, actions.versions, groups, context.pods, failures.restarts)
     return updates if restarting is None else [*updates, restarting]
 
