@@ -83,6 +83,8 @@ class AdmittedReason(StrEnum):
     WAITING = "WaitingForQuota"
     EVICTED = "Evicted"
     """Admission was taken back; the job checkpoints and waits again."""
+    NOT_SERVED = "QueueNotServed"
+    """The job names a queue that this operator does not use; it waits."""
     NOT_QUEUED = "NotQueued"
     """The job is suspended, or backs off: it asks its queue for nothing."""
 

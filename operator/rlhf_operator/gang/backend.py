@@ -48,7 +48,7 @@ class QueueGate:
     open: bool
     reason: AdmittedReason
     message: str
-    queue: str = ""
+    queue: str = "its queue"
     """Name of the queue, with its kind."""
     limits: Mapping[str, int] = field(default_factory=dict)
     """Group -> pods that may exist, for groups of which the job wants more than were admitted."""
@@ -177,6 +177,8 @@ class GangChoice:
     reason: PlannedReason = PlannedReason.NOT_SERVED
     note: str = ""
     """What the user should know of a choice that was made for them."""
+    waits: str = ""
+    """Why a job that has not started must wait, and how it can go on: it asks for a queue that cannot be used."""
 
 
 def with_scheduler(pod: Json, name: str | None) -> Json:

@@ -52,6 +52,7 @@ _WARNINGS: Final = frozenset(
         RunningReason.RECOVERING,
         RunningReason.FAILED,
         AdmittedReason.EVICTED,
+        AdmittedReason.NOT_SERVED,
         ResizingReason.LIMITED,
     }
     | {RestartingReason.GROUP, RestartingReason.JOB}

@@ -16,7 +16,7 @@ from rlhf_operator.gang import choose, members
 from rlhf_operator.gang.apis import RESOURCES, kind_of
 from rlhf_operator.gang.backend import GangBackend, QueueGate, QueueingBackend, WorkloadReport
 from rlhf_operator.gang.none import NoGangBackend
-from rlhf_operator.reconcile.conditions import ConditionUpdate
+from rlhf_operator.reconcile.conditions import ConditionUpdate, StoredConditions
 from rlhf_operator.reconcile.diagnostics import occupied_names, unreadable_objects
 from rlhf_operator.reconcile.last_applied import fingerprint
 from rlhf_operator.reconcile.observed.observed_job import ObservedJob
@@ -59,14 +59,27 @@ class GangAdmission:
         return self.backend.join(job, pod)
 
 
-def admit_gang(pinned: PinnedJob, observed: ObservedJob) -> tuple[PinnedJob, GangAdmission]:
-    """Return the gang of a job, and the job with what is wrong with that."""
+def admit_gang(pinned: PinnedJob, stored: Mapping[str, Any], observed: ObservedJob) -> tuple[PinnedJob, GangAdmission]:
+    """Return the gang of a job, and the job with what is wrong with that.
+
+    A job that has started, and not ended since, goes on without a queue that it has not asked.
+    """
     job = pinned.job
     if job is None or not pinned.planned:
         return pinned, GangAdmission()
     choice = choose(job, observed.served)
     if choice.problem:
         return replace(pinned, problem=choice.problem, reason=choice.reason), GangAdmission(note=choice.note)
+    status = stored.get("status") or {}
+    started = bool(observed.pods or status.get("startTime"))
+    if choice.waits and not started:
+        return pinned, GangAdmission(gate=QueueGate(False, AdmittedReason.NOT_SERVED, choice.waits))
+    if choice.waits:
+        return pinned, GangAdmission(note=f"the job has started without a queue: {choice.waits}")
+    asked = observed.queue is not None and bool(observed.queue.requests_hash)
+    unqueued = StoredConditions.of(status).reason(ConditionType.ADMITTED) == AdmittedReason.NO_QUEUE
+    if isinstance(choice.backend, QueueingBackend) and started and unqueued and not asked:
+        return pinned, GangAdmission(note="the job has started without its queue, and asks for quota at its next start")
     backend, revision = choice.backend, pinned.revision if choice.backend.makes_objects else None
     if revision is None:
         return pinned, GangAdmission(note=choice.note)

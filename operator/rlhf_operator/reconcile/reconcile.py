@@ -48,7 +48,7 @@ def reconcile(stored: Mapping[str, Any], observed: ObservedJob, now: datetime) -
     if stored["metadata"].get("deletionTimestamp"):
         return finalizer.plan_of_deletion(stored, observed, now)
     pinned = pin_revision(parse_job(stored), stored, observed)
-    pinned, gang = admit_gang(pinned, observed)
+    pinned, gang = admit_gang(pinned, stored, observed)
     if pinned.planned and observed.dry_run_problem and not pinned.settled:
         pinned = replace(pinned, problem=observed.dry_run_problem, reason=PlannedReason.REFUSED)
     if pinned.job is None:
