@@ -20,6 +20,7 @@ from rlhf_operator.reconcile.conditions import ConditionUpdate, StoredConditions
 from rlhf_operator.reconcile.diagnostics import occupied_names, unreadable_objects
 from rlhf_operator.reconcile.last_applied import fingerprint
 from rlhf_operator.reconcile.observed.observed_job import ObservedJob
+from rlhf_operator.reconcile.refusals import with_remedy
 from rlhf_operator.reconcile.revisions.pinning import PinnedJob
 
 Json = dict[str, Any]
@@ -142,7 +143,8 @@ def admitted_condition(job: RLHFJob, gang: GangAdmission, observed: ObservedJob,
     if gang.gate is not None and leaves:
         return _leaving(gang.gate, leaves, pods_left=bool(observed.pods))
     if gang.gate is not None:
-        problems = [f"{name} is refused: {why}" for name, why in observed.refusals.items() if gang.closed]
+        refused = observed.refusals.items() if gang.closed else ()
+        problems = [f"{name} is refused: {with_remedy(job, why)}" for name, why in refused]
         problems += [*unreadable_objects(observed), *occupied_names(job, observed)] if gang.closed else []
         message = ". ".join(part for part in (gang.gate.message, gang.blocked, *problems) if part)
         return ConditionUpdate(ConditionType.ADMITTED, gang.gate.open, gang.gate.reason, message)
