@@ -47,8 +47,8 @@ KINDS = [
     ),
     (
         (
-            "the integer value of priority (7) must not be provided in pod spec; priority admission controller computed "
-            "0 from the given PriorityClass name"
+            "the integer value of priority (7) must not be provided in pod spec; priority admission controller "
+            "computed 0 from the given PriorityClass name"
         ),
         "remove priority from the pod template",
     ),
