@@ -85,6 +85,10 @@ class AdmittedReason(StrEnum):
     WAITING = "WaitingForQuota"
     EVICTED = "Evicted"
     """Admission was taken back; the job checkpoints and waits again."""
+    NOT_SERVED = "QueueNotServed"
+    """The job names a queue that this operator does not use; it waits."""
+    NOT_QUEUED = "NotQueued"
+    """The job is suspended, or backs off: it asks its queue for nothing."""
 
 
 class ResizingReason(StrEnum):
@@ -94,6 +98,8 @@ class ResizingReason(StrEnum):
     SCALING_UP = "ScalingUp"
     SCALING_DOWN = "ScalingDown"
     """Workers that leave hand back their samples first."""
+    LIMITED = "LimitedByQueue"
+    """The spec asks for more pods than the job's queue has admitted; the job goes on with those."""
 
 
 class RestartingReason(StrEnum):

@@ -84,6 +84,8 @@ class OperatorOptions:
     """Of the reconciles, those that have spans, where OTEL_EXPORTER_OTLP_ENDPOINT is set."""
     scheduling: tuple[str, ...] = MODES
     """Backends of gangs and queues that may be used."""
+    ignore_queue_labels: bool = False
+    """Whether jobs start without the queue that their labels name, where it cannot be used."""
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -110,6 +112,8 @@ def _parser() -> argparse.ArgumentParser:
     lifetime = int(LIFETIME.total_seconds())
     listed = f"gangs and queues that may be used, of {','.join(MODES)}, separated by commas; all by default"
     parser.add_argument("--scheduling", default=",".join(MODES), metavar="NAMES", help=listed)
+    ignore_help = "start jobs whose labels name a queue that cannot be used, outside all quota; by default they wait"
+    parser.add_argument("--ignore-queue-labels", action="store_true", help=ignore_help)
     lifetime_help = "of jobs' certificates; renewed when a third is left"
     parser.add_argument("--certificate-lifetime-seconds", type=int, default=lifetime, metavar="N", help=lifetime_help)
     share_help = (
@@ -151,6 +155,7 @@ def options(arguments: Sequence[str]) -> OperatorOptions:
         trace_share=given.trace_share,
         certificate_lifetime=timedelta(seconds=given.certificate_lifetime_seconds),
         scheduling=scheduling,
+        ignore_queue_labels=given.ignore_queue_labels,
         operator_class=given.operator_class,
     )
 
@@ -212,7 +217,7 @@ async def operate(options: OperatorOptions, client: KubernetesClient) -> int:
         await definition.served()
         if options.leader_election:
             await leader.acquire()
-        apis = await discovery.first(client, options.scheduling)
+        apis = await discovery.first(client, options.scheduling, ignores_labels=options.ignore_queue_labels)
         log.info("gangs and queues: %s", apis.usable() or "none")
         controller.use(apis)
         resync.watched = {**watch_events.WATCHED, **apis.watched()}

@@ -20,12 +20,13 @@ from rlhf_api.names import Group
 from rlhf_api.problems import Severity
 from rlhf_operator.api_client.client import KubernetesClient
 from rlhf_operator.api_client.errors import ConflictError, InvalidError, RefusedError, UnavailableError
-from rlhf_operator.manifests import Images
+from rlhf_operator.manifests import Images, identity
 from rlhf_operator.manifests.pod_problems import problems_of_pods
 from rlhf_operator.manifests.rendering import pod
 from rlhf_operator.reconcile import ObservedPod
 from rlhf_operator.reconcile.parsed_job import parse_job
 from rlhf_operator.reconcile.phases import DRY_RUN_RETRY_SECONDS
+from rlhf_operator.reconcile.refusals import same_words, with_remedy
 
 log = logging.getLogger(__name__)
 
@@ -73,22 +74,25 @@ class Trials:
             return ""
         made = {(item.group, item.template_hash) for item in pods.values() if item.active}
         try:
-            refused = [
-                await self._refusal(admission.job, group)
+            refused = {
+                group: await self._refusal(admission.job, group)
                 for group, mark in admission.template_hashes.items()
                 if (group, mark) not in made
-            ]
+            }
         except UnavailableError as error:
             log.warning("%s: pods cannot be tried now: %s", key, error, extra={"job": key})
             return ""
-        words = "; ".join(item for item in refused if item)
+        words = _described(admission.job, {group: words for group, words in refused.items() if words})
         if words:
             log.warning("%s: %s", key, words, extra={"job": key})
         self._verdicts[key] = _Verdict(of, words, self._clock() + DRY_RUN_RETRY_SECONDS)
         return words
 
     async def _refusal(self, job: RLHFJob, group: Group) -> str:
-        """Raises UnavailableError."""
+        """Return the API server's words on a template that it refuses; empty when it does not.
+
+        Raises UnavailableError.
+        """
         digest = self._digest(job, group)
         if digest in self._taken:
             self._taken.move_to_end(digest)
@@ -97,7 +101,7 @@ class Trials:
             await self._client.try_to_create(pod(job, group, 0, self._images))
         except InvalidError as error:
             if _NO_DRY_RUN not in str(error):
-                return _described(job, group, str(error))
+                return str(error)
         except ConflictError:
             pass  # a pod of that name exists, which is looked for last
         except RefusedError:
@@ -114,12 +118,17 @@ class Trials:
         return hashlib.sha256(text.encode()).hexdigest()
 
 
-def _described(job: RLHFJob, group: Group, words: str) -> str:
-    path = f"spec.{group}.template"
-    known = [
-        problems_of_pod
-        for problems_of_pod in problems_of_pods(job)
-        if problems_of_pod.severity is Severity.SERVER and problems_of_pod.field.startswith(path)
-    ]
-    shown = words if len(words) <= WORDS_MAX else words[: WORDS_MAX - 1] + "…"
-    return "; ".join([f"{path}: the API server refuses its pods: {shown}", *(str(item) for item in known[:3])])
+def _described(job: RLHFJob, refused: Mapping[Group, str]) -> str:
+    """Return what is told of templates that are refused; those that are refused in the same words together."""
+    alike: dict[str, list[Group]] = {}
+    for group, words in refused.items():
+        alike.setdefault(same_words(identity.pod_name(job, group, 0), words), []).append(group)
+    known = [problem for problem in problems_of_pods(job) if problem.severity is Severity.SERVER]
+    told = []
+    for groups in alike.values():
+        words = refused[groups[0]]
+        shown = words if len(words) <= WORDS_MAX else words[: WORDS_MAX - 1] + "…"
+        paths = tuple(f"spec.{group}.template" for group in groups)
+        told.append(f"{', '.join(paths)}: the API server refuses its pods: {with_remedy(job, shown)}")
+        told += [str(problem) for problem in known if problem.field.startswith(paths)][:3]
+    return "; ".join(told)

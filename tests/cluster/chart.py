@@ -68,15 +68,19 @@ EVERYTHING: dict[str, Any] = {
     },
     "dashboards": {"enabled": True},
     "alerts": {"enabled": True, "labels": {"release": "prometheus"}, "alertLabels": {"team": "rl"}},
-    "scheduling": {"native": True, "kueue": True, "volcano": True, "coscheduling": True},
+    "scheduling": {"native": True, "kueue": True, "volcano": True, "coscheduling": True, "ignoreQueueLabels": True},
     "networkPolicy": {"enabled": True, "metricsFrom": [{"namespaceSelector": {}}]},
 }
 Objects = dict[tuple[str, str], dict[str, Any]]
 
 
-def render(values: dict[str, Any] | None = None) -> Objects:
-    """What the chart makes of `values`, by kind and name; raises ValueError with helm's words."""
+def render(values: dict[str, Any] | None = None, *served: str) -> Objects:
+    """What the chart makes of `values` on a cluster that has the APIs `served`, by kind and name.
+
+    Raises ValueError with helm's words.
+    """
     command = [str(binary("helm")), "template", RELEASE, str(CHART), f"--namespace={HOME}", "--values=-"]
+    command += [f"--api-versions={version}" for version in served]
     done = subprocess.run(command, input=json.dumps(values or {}), capture_output=True, text=True, check=False)
     if done.returncode:
         raise ValueError(done.stderr)

@@ -65,6 +65,7 @@ from .chart import (
         ({"serviceAccount": {"create": False}}, "name"),
         ({"scheduling": {"kueue": "yes"}}, "kueue"),
         ({"scheduling": {"yunikorn": True}}, "yunikorn"),
+        ({"scheduling": {"ignoreQueueLabels": "yes"}}, "ignoreQueueLabels"),
         ({"metrics": {"port": 8081}}, "port"),
         ({"metrics": {"enabled": False, "serviceMonitor": {"enabled": True}}}, "metrics"),
         ({"metrics": {"serviceMonitor": {"interval": "30"}}}, "interval"),
@@ -144,6 +145,23 @@ def test_a_backend_brings_its_rights_and_its_flag_and_nothing_else(mode: str) ->
     assert (flavors in made) == (mode == KUEUE)
     if mode == KUEUE:
         assert flat(made[flavors]["rules"]) == triples(FLAVORS)
+
+
+@pytest.mark.parametrize("version", [version for version, _ in APIS[KUEUE]])
+def test_kueue_is_used_where_the_cluster_serves_it_unless_a_value_says_otherwise(version: str) -> None:
+    found = render(None, version)
+    assert "--scheduling=Kueue" in pod(found)["containers"][0]["args"]
+    assert flat(found["ClusterRole", RELEASE]["rules"]) == triples(USED | SCHEDULING["kueue"])
+    assert ("ClusterRole", f"{RELEASE}-flavors") in found
+    for made in (render(), render({"scheduling": {"kueue": False}}, version), render({"scheduling": None}, version)):
+        assert "--scheduling=" in pod(made)["containers"][0]["args"]
+        assert flat(made["ClusterRole", RELEASE]["rules"]) == triples(USED)
+
+
+def test_queue_labels_are_ignored_only_where_a_value_says_so() -> None:
+    assert "--ignore-queue-labels" not in pod(render())["containers"][0]["args"]
+    ignoring = render({"scheduling": {"ignoreQueueLabels": True}})
+    assert "--ignore-queue-labels" in pod(ignoring)["containers"][0]["args"]
 
 
 def test_values_of_a_chart_before_gangs_still_render() -> None:

@@ -246,18 +246,23 @@ def test_a_queued_job_starts_ends_and_starts_again_as_kueue_says(cluster: Cluste
     seen.until("no pods", lambda: not seen.pods(), PATIENCE)
     seen.until("the reservation to be given back", lambda: kueue.condition("QuotaReserved") == "False", PATIENCE)
     assert "admission" not in kueue.workload()["status"]
-    assert kueue.condition("Requeued") == "True"
+    assert (kueue.condition("Requeued"), kueue.condition("PodsReady")) == ("True", "False")
     seen.until("Evicted", lambda: seen.condition("Admitted")["reason"] == "Evicted", PATIENCE)
 
     kueue.admit()
     seen.until("six pods again", lambda: len(seen.pods()) == 6, PATIENCE)
-    before = kueue.workload()["metadata"]["uid"]
+    workload, pods = kueue.workload()["metadata"], seen.uids()
+    assert workload["labels"]["kueue.x-k8s.io/job-uid"] == seen.job()["metadata"]["uid"]
     cluster.kubectl("scale", "rlhfjob/job", "--replicas=3", seen.where)
-    seen.until("another Workload", lambda: kueue.workload().get("metadata", {}).get("uid", before) != before, PATIENCE)
-    seen.until("it to ask for three", lambda: kueue.sizes().get("generation") == 3, PATIENCE)
-    seen.until("no pods without a quota", lambda: seen.pods() == {}, PATIENCE)
+    seen.until("the limit", lambda: seen.condition("Resizing")["reason"] == "LimitedByQueue", PATIENCE)
+    assert "generation stays at 2 of 3 pods" in seen.condition("Admitted")["message"]
+    assert (kueue.workload()["metadata"]["uid"], seen.uids()) == (workload["uid"], pods)
     seen.patch(suspend=True)
     seen.until("no Workload", lambda: not kueue.workload(), PATIENCE)
+    seen.until("no queue", lambda: seen.condition("Admitted")["reason"] == "NotQueued", PATIENCE)
+    seen.patch(suspend=False)
+    seen.until("it to ask for three", lambda: kueue.sizes().get("generation") == 3, PATIENCE)
+    assert seen.pods() == {}
 
     job["metadata"] |= {"name": "gold"}
     job["metadata"]["labels"]["kueue.x-k8s.io/priority-class"] = "nosuch"

@@ -55,13 +55,22 @@ none
 {{- end -}}
 {{- end }}
 
+{{/* "true" where Kueue is used: Auto is yes where the cluster serves its API when the chart is rendered. */}}
+{{- define "rlhf-operator.kueue" -}}
+{{- $asked := (default dict .Values.scheduling).kueue -}}
+{{- $serves := or (.Capabilities.APIVersions.Has "kueue.x-k8s.io/v1beta2") (.Capabilities.APIVersions.Has "kueue.x-k8s.io/v1beta1") -}}
+{{- if or (and (kindIs "bool" $asked) $asked) (and (eq (toString $asked) "Auto") $serves) -}}true{{- end -}}
+{{- end }}
+
 {{/* Names of the backends that are switched on, as the operator's flag takes them. */}}
 {{- define "rlhf-operator.scheduling" -}}
 {{- $on := list -}}
 {{- /* helm upgrade --reuse-values brings the values of a chart that did not know these. */ -}}
 {{- $asked := default dict .Values.scheduling -}}
 {{- range tuple "Native" "Kueue" "Volcano" "Coscheduling" -}}
-{{- if index $asked (lower .) -}}{{- $on = append $on . -}}{{- end -}}
+{{- $used := index $asked (lower .) -}}
+{{- if eq . "Kueue" -}}{{- $used = include "rlhf-operator.kueue" $ -}}{{- end -}}
+{{- if $used -}}{{- $on = append $on . -}}{{- end -}}
 {{- end -}}
 {{- join "," $on -}}
 {{- end }}
@@ -100,7 +109,7 @@ none
   resources: [workloads, podgroups]
   verbs: [get, list, watch, create, patch, delete]
 {{- end }}
-{{- if .kueue }}
+{{- if include "rlhf-operator.kueue" $ }}
 - apiGroups: [kueue.x-k8s.io]
   resources: [workloads]
   verbs: [get, list, watch, create, patch, delete]

@@ -29,9 +29,8 @@ class Gang(ApiModel):
     """Gang scheduling: all pods that the job needs to start are placed together, or none."""
 
     mode: Literal["Auto", "Disabled", "Native", "Kueue", "Volcano", "Coscheduling"] = "Auto"
-    """Auto is Kueue when the job has the label kueue.x-k8s.io/queue-name and the cluster serves Kueue; else Volcano or
-    Coscheduling when a pod template names their scheduler; else Native (scheduling.k8s.io) where it is served; else
-    Disabled."""
+    """Auto is Kueue when the job has the label kueue.x-k8s.io/queue-name; else Volcano or Coscheduling when a pod
+    template names their scheduler; else Native (scheduling.k8s.io) where it is served; else Disabled."""
     queue: Name | None = None
     """With Volcano: name of the Queue; unset is Volcano's default queue. Kueue reads the label
     kueue.x-k8s.io/queue-name instead."""

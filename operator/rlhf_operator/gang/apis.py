@@ -44,6 +44,8 @@ class ServedApis:
     """apiVersions, each with all of its kinds."""
     off: frozenset[str] = field(default_factory=frozenset)
     """Backends that whoever runs the operator has switched off."""
+    ignores_labels: bool = False
+    """Whether a job starts without a queue when its label names one that cannot be used."""
 
     def version(self, mode: str) -> str | None:
         """The apiVersion to speak with a backend; None when there is none."""

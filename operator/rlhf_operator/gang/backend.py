@@ -9,7 +9,7 @@ Nobody outside of this package asks which backend it has.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol, runtime_checkable
 
 from rlhf_api.conditions import AdmittedReason, PlannedReason
@@ -48,6 +48,12 @@ class QueueGate:
     open: bool
     reason: AdmittedReason
     message: str
+    queue: str = "its queue"
+    """Name of the queue, with its kind."""
+    limits: Mapping[str, int] = field(default_factory=dict)
+    """Group -> pods that may exist, for groups of which the job wants more than were admitted."""
+    limited: str = ""
+    """Why those groups do not grow, and what the user can do."""
     renew: bool = False
     """The queue's object asks for something else than the job does by now: another takes its place when no pod is
     left."""
@@ -171,6 +177,8 @@ class GangChoice:
     reason: PlannedReason = PlannedReason.NOT_SERVED
     note: str = ""
     """What the user should know of a choice that was made for them."""
+    waits: str = ""
+    """Why a job that has not started must wait, and how it can go on: it asks for a queue that cannot be used."""
 
 
 def with_scheduler(pod: Json, name: str | None) -> Json:

@@ -1,7 +1,8 @@
 """Which backend places a job, by what it asks for and what the cluster serves.
 
 Rule: pure. What is asked for by name and cannot be had is a problem in words, never silently left out: a job that
-believes in its gang and has none holds GPUs for ever.
+believes in its gang and has none holds GPUs for ever. A job whose label asks for a queue that cannot be used waits, as
+it would start outside all quota, unless whoever runs the operator lets such labels be ignored.
 """
 
 from collections.abc import Mapping
@@ -17,6 +18,10 @@ from rlhf_operator.gang.registry import BACKENDS, BackendKind
 
 _FIELD: Final = "spec.scheduling.gang.mode"
 _NONE: Final = NoGangBackend()
+_WAYS_ON: Final = (
+    ", or remove the label to start without quota. Whoever runs the operator can let jobs start in spite of such "
+    "labels: scheduling.ignoreQueueLabels: true in the values of its chart"
+)
 
 
 def choose(job: RLHFJob, served: ServedApis, backends: Mapping[str, BackendKind] = BACKENDS) -> GangChoice:
@@ -24,16 +29,21 @@ def choose(job: RLHFJob, served: ServedApis, backends: Mapping[str, BackendKind]
     mode, named = job.spec.scheduling.gang.mode, schedulers(job)
     if mode not in ("Disabled", "Auto") and len(named) > 1:
         return _invalid(_two_schedulers(named))
-    if mode == "Disabled":
-        return GangChoice(_NONE)
     if mode == "Auto":
         return _auto(job, served, named, backends)
+    note = "; ".join(
+        f"{asked} has no effect with {_FIELD}: {mode}"
+        for other, kind in backends.items()
+        if other != mode and (asked := kind.asked_by(job))
+    )
+    if mode == "Disabled":
+        return GangChoice(_NONE, note=note)
     version = served.version(mode)
     if version is None:
         return GangChoice(_NONE, problem=f"{_FIELD}: {mode}: {_why_not(mode, served, backends)}, or use Auto")
     if lacking := backends[mode].lacks(job):
         return _invalid(f"{_FIELD}: {mode}: {lacking}")
-    return GangChoice(backends[mode].make(version))
+    return GangChoice(backends[mode].make(version), note=note)
 
 
 def _auto(job: RLHFJob, served: ServedApis, named: set[str], backends: Mapping[str, BackendKind]) -> GangChoice:
@@ -43,7 +53,10 @@ def _auto(job: RLHFJob, served: ServedApis, named: set[str], backends: Mapping[s
             continue
         if (version := served.version(mode)) is not None:
             return GangChoice(kind.make(version)) if len(named) < 2 else _invalid(_two_schedulers(named))
-        notes.append(f"{asked} has no effect: {_why_not(mode, served, backends)}")
+        why = _why_not(mode, served, backends)
+        if not served.ignores_labels:
+            return GangChoice(_NONE, waits=f"{asked} asks for a queue, and {why}{_WAYS_ON}")
+        notes.append(f"{asked} has no effect: {why}")
     note = "; ".join(notes)
     if len(named) > 1:
         return GangChoice(_NONE, note=note)

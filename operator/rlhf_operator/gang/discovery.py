@@ -26,7 +26,7 @@ class ApisChangedError(Exception):
     """The cluster serves other APIs than when the operator started."""
 
 
-async def served(client: KubernetesClient, modes: Iterable[str] = MODES) -> ServedApis:
+async def served(client: KubernetesClient, modes: Iterable[str] = MODES, *, ignores_labels: bool = False) -> ServedApis:
     """Return what is served; backends that are not among `modes` are off. Raises ApiError."""
     allowed = set(modes)
     result = set()
@@ -34,14 +34,14 @@ async def served(client: KubernetesClient, modes: Iterable[str] = MODES) -> Serv
         for version, kinds in versions if mode in allowed else ():
             if set(kinds) <= await client.kinds(version):
                 result.add(version)
-    return ServedApis(frozenset(result), frozenset(set(MODES) - allowed))
+    return ServedApis(frozenset(result), frozenset(set(MODES) - allowed), ignores_labels)
 
 
-async def first(client: KubernetesClient, modes: Iterable[str]) -> ServedApis:
+async def first(client: KubernetesClient, modes: Iterable[str], *, ignores_labels: bool = False) -> ServedApis:
     """Return what is served, as soon as the API server says so."""
     while True:
         try:
-            return await served(client, modes)
+            return await served(client, modes, ignores_labels=ignores_labels)
         except ApiError as error:
             log.warning("the APIs of schedulers and queues cannot be listed: %s", error)
         await asyncio.sleep(RETRY_SECONDS)

@@ -16,13 +16,15 @@ from rlhf_operator.gang.apis import KUEUE
 from rlhf_operator.gang.backend import QueueAdmission, QueueState, labelled, with_scheduler
 from rlhf_operator.gang.kueue_queue import KueueAdmission, KueueState, QueuePriority, gate
 from rlhf_operator.gang.kueue_workload import REQUESTS_HASH, workload_name
-from rlhf_operator.gang.members import counts, quota_template, requests_hash, scheduler
+from rlhf_operator.gang.members import counts, elastic, quota_template, requests_hash, scheduler
 from rlhf_operator.manifests import identity
 
 Json = dict[str, Any]
 
 KUEUE_GROUP: Final = "kueue.x-k8s.io"
 PODSET_LABEL: Final = "kueue.x-k8s.io/podset"
+JOB_UID_LABEL: Final = "kueue.x-k8s.io/job-uid"
+"""Label of a Workload by which Kueue's messages to others name its job."""
 
 
 @dataclass(frozen=True)
@@ -45,7 +47,7 @@ class KueueBackend:
         known = state if isinstance(state, KueueState) else KueueState()
         workload, priority = known.workload, known.priority
         sizes = {group.value: count for group, count in counts(job).items()}
-        decided = gate(queue_of(job) or "", workload, sizes, requests_hash)
+        decided = gate(queue_of(job) or "", workload, sizes, requests_hash, elastic(job))
         backend = replace(self, priority=priority, requests_hash=requests_hash)
         if priority is not None and priority.value is None and not decided.open:
             return QueueAdmission(backend, decided, f"{priority.kind} {priority.name} cannot be read")
@@ -60,6 +62,8 @@ class KueueBackend:
     def objects(self, job: RLHFJob, pods: Mapping[Group, Json]) -> list[Json]:
         """Return the Workload."""
         meta = identity.metadata(job, workload_name(job.name), identity.labels(job))
+        if uid := job.metadata.get("uid"):
+            meta["labels"][JOB_UID_LABEL] = str(uid)
         meta["annotations"] = {REQUESTS_HASH: self.requests_hash or requests_hash(job, pods)}
         spec = {"queueName": queue_of(job), "podSets": pod_sets(job, pods), **self._priority()}
         return [{"apiVersion": self.version, "kind": "Workload", "metadata": meta, "spec": spec}]

@@ -5,8 +5,9 @@ checkpoint and ends its pods first, and then gives the reservation back, which i
 (Kueue's job framework does it for the kinds it knows). Nothing is decided on a condition's time.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Final
 
 from rlhf_api.conditions import AdmittedReason
@@ -30,6 +31,8 @@ PRIORITY_LABEL: Final = "kueue.x-k8s.io/priority-class"
 """Label of a job that names a WorkloadPriorityClass."""
 REQUEUED_BY: Final = frozenset({"Preempted", "NodeFailures"})
 """Evictions after which the job may be admitted again at once; after others Kueue says when."""
+WAIT_FOR_START: Final = "WaitForStart"
+"""Reason of PodsReady when the pods of an admission have not been ready yet, or there is none."""
 REPORT_MESSAGE_MAX: Final = 32768
 """Characters of a condition's message, as the API server has it."""
 
@@ -102,19 +105,13 @@ class KueueState:
             return None
         if gate.open:
             return _pods_ready(self.workload, ready=ready)
-        if not gate.release or pods_left:
-            return None
-        reason, message = self.workload.conditions.get("Evicted", ("", "Deactivated", "The workload is deactivated"))[
-            1:
-        ]
-        return WorkloadReport(
-            {
-                "Requeued": (str(reason in REQUEUED_BY), reason, message),
-                "QuotaReserved": ("False", "Pending", message),
-                "Admitted": ("False", "NoReservation", "The workload has no reservation"),
-            },
-            release=True,
-        )
+        conditions: dict[str, tuple[str, str, str]] = {}
+        if self.workload.holds("PodsReady"):
+            conditions["PodsReady"] = ("False", WAIT_FOR_START, "the pods end, as the workload is not admitted")
+        release = gate.release and not pods_left
+        if release:
+            conditions |= _given_back(self.workload)
+        return WorkloadReport(conditions, release=release) if conditions else None
 
     def finished_report(self, message: str, *, succeeded: bool) -> WorkloadReport | None:
         """Return the report of a job that has ended, which frees its quota; None when it was given."""
@@ -191,40 +188,73 @@ class KueueApi:
         return {**body, "status": status}
 
 
-def gate(queue: str, workload: KueueWorkload | None, counts: Mapping[str, int], requests_hash: str) -> QueueGate:
-    """Return whether a job's pods may exist. `counts`: pods that the job wants, by group; `requests_hash`: that of what
-    they ask for."""
-    asks = f"asks LocalQueue {queue} for {sum(counts.values())} pods"
+def gate(
+    queue: str,
+    workload: KueueWorkload | None,
+    counts: Mapping[str, int],
+    requests_hash: str,
+    elastic: Collection[str] = (),
+) -> QueueGate:
+    """Return whether a job's pods may exist.
+
+    `counts`: pods that the job wants, by group; `requests_hash`: that of what they ask for; `elastic`: groups that the
+    job can do with fewer of. A job that wants more of those than were admitted keeps what it has: to ask for more it
+    would have to give that up first.
+    """
+    named = f"LocalQueue {queue}"
+    asks = f"asks {named} for {sum(counts.values())} pods"
+    closed = partial(QueueGate, False, queue=named)
     if workload is None:
-        return QueueGate(False, AdmittedReason.WAITING, f"{asks}; Kueue has not looked at it yet")
+        return closed(AdmittedReason.WAITING, f"{asks}; Kueue has not looked at it yet")
     if workload.going:
-        return QueueGate(False, AdmittedReason.WAITING, f"{asks} when its Workload of before is gone")
+        return closed(AdmittedReason.WAITING, f"{asks} when its Workload of before is gone")
     reserved = bool(workload.cluster_queue)
     if workload.holds("Evicted") or not workload.active:
-        return QueueGate(False, AdmittedReason.EVICTED, _evicted(queue, workload), release=reserved)
+        return closed(AdmittedReason.EVICTED, _evicted(queue, workload), release=reserved)
     if workload.holds("Finished"):
         message = f"{asks} anew, as its Workload was marked as finished by somebody else"
-        return QueueGate(False, AdmittedReason.WAITING, message, renew=True)
+        return closed(AdmittedReason.WAITING, message, renew=True)
     if not reserved or not workload.holds("Admitted"):
-        return QueueGate(False, AdmittedReason.WAITING, f"{asks}: {_why_not(workload)}")
+        return closed(AdmittedReason.WAITING, f"{asks}: {_why_not(workload)}")
     if workload.requests_hash != requests_hash:
         message = f"{asks} anew, as its pods ask for something else now"
-        return QueueGate(False, AdmittedReason.WAITING, message, renew=True)
-    more = {name: count for name, count in counts.items() if count > workload.counts.get(name, 0)}
-    if more or queue != workload.queue:
-        why = ", ".join(f"{name} is {count}, not {workload.counts.get(name, 0)}" for name, count in more.items())
-        message = f"{asks} anew: {why or f'it was admitted through {workload.queue}'}"
-        return QueueGate(False, AdmittedReason.WAITING, message, renew=True)
-    return QueueGate(
-        True, AdmittedReason.ADMITTED, f"LocalQueue {queue}: ClusterQueue {workload.cluster_queue} has room"
+        return closed(AdmittedReason.WAITING, message, renew=True)
+    limits = {name: known for name, count in counts.items() if count > (known := workload.counts.get(name, 0))}
+    if fixed := [name for name in limits if name not in elastic]:
+        why = ", ".join(f"{name} is {counts[name]}, not {limits[name]}" for name in fixed)
+        return closed(AdmittedReason.WAITING, f"{asks} anew: {why}", renew=True)
+    if queue != workload.queue:
+        message = f"{asks} anew: it was admitted through {workload.queue}"
+        return closed(AdmittedReason.WAITING, message, renew=True)
+    limited = _limited(named, counts, limits) if limits else ""
+    message = ". ".join(filter(None, [f"{named}: ClusterQueue {workload.cluster_queue} has room", limited]))
+    return QueueGate(True, AdmittedReason.ADMITTED, message, named, limits, limited)
+
+
+def _limited(queue: str, counts: Mapping[str, int], limits: Mapping[str, int]) -> str:
+    """Return why groups do not grow, and what the user can do."""
+    stays = ", ".join(f"{name} at {known} of {counts[name]} pods" for name, known in limits.items())
+    return (
+        f"{stays.replace(' at ', ' stays at ', 1)}: {queue} has admitted no more, and the job keeps what it has. "
+        "Suspend the job and resume it to ask for all"
     )
+
+
+def _given_back(workload: KueueWorkload) -> dict[str, tuple[str, str, str]]:
+    """Return the conditions of a Workload whose reservation is given back after an eviction."""
+    reason, message = workload.conditions.get("Evicted", ("", "Deactivated", "The workload is deactivated"))[1:]
+    return {
+        "Requeued": (str(reason in REQUEUED_BY), reason, message),
+        "QuotaReserved": ("False", "Pending", message),
+        "Admitted": ("False", "NoReservation", "The workload has no reservation"),
+    }
 
 
 def _pods_ready(workload: KueueWorkload, *, ready: bool) -> WorkloadReport | None:
     status = workload.conditions.get("PodsReady", ("", "", ""))[0]
     if ready == (status == "True") and status:
         return None
-    reason = "Started" if ready else "WaitForRecovery" if status == "True" else "WaitForStart"
+    reason = "Started" if ready else "WaitForRecovery" if status == "True" else WAIT_FOR_START
     message = "all pods that an iteration needs are ready" if ready else "pods that an iteration needs are not ready"
     return WorkloadReport({"PodsReady": (str(ready), reason, message)})
 

@@ -7,15 +7,16 @@ when there is room (docs/decisions/0004-a-gang-is-what-an-iteration-needs.md).
 
 import hashlib
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from decimal import Decimal
 from typing import Any, Final
 
 from rlhf_api.job import RLHFJob
 from rlhf_api.names import LABEL_GROUP, Group
 from rlhf_api.rank_pods import rank_pods
-from rlhf_operator.manifests.quantity import amount, written
-from rlhf_operator.manifests.rendering import Images, pod, workers
+from rlhf_operator.gang.pod_requests import is_sidecar, pod_level_requests, pod_requests
+from rlhf_operator.manifests.quantity import written
+from rlhf_operator.manifests.rendering import Images, group_sizes, pod, workers
 
 Json = dict[str, Any]
 
@@ -34,6 +35,11 @@ def minimum(job: RLHFJob) -> dict[Group, int]:
     return {group: min(count, ranks.get(group, 1)) for group, count in counts(job).items()}
 
 
+def elastic(job: RLHFJob) -> frozenset[Group]:
+    """Return the groups of which a running job may have more or fewer pods."""
+    return frozenset({Group.GENERATION, Group.INFERENCE} - {job.spec.rank_group})
+
+
 def min_count(job: RLHFJob) -> int:
     """Return the number of pods that must fit at once."""
     return sum(minimum(job).values())
@@ -48,28 +54,15 @@ def min_resources(job: RLHFJob, pods: Mapping[Group, Json]) -> dict[str, str]:
     """Return what the minimum asks for in sum, by resource. `pods` has one of each group."""
     total: dict[str, Decimal] = {}
     for group, count in minimum(job).items():
-        for name, asked in requests(pods[group]).items():
+        for name, asked in pod_requests(pods[group]["spec"]).items():
             total[name] = total.get(name, Decimal(0)) + count * asked
     return {name: written(amount) for name, amount in sorted(total.items())}
 
 
-def requests(manifest: Json) -> dict[str, Decimal]:
-    """Return what one pod asks for: all its containers, or its largest init container where that is more."""
-    spec = manifest["spec"]
-    total: dict[str, Decimal] = {}
-    for container in spec["containers"]:
-        for name, asked in _asked(container).items():
-            total[name] = total.get(name, Decimal(0)) + asked
-    for container in spec.get("initContainers") or []:
-        for name, asked in _asked(container).items():
-            total[name] = max(total.get(name, Decimal(0)), asked)
-    return total
-
-
 def requests_hash(job: RLHFJob, pods: Mapping[Group, Json]) -> str:
-    """Return the hash of what the pods ask for and are placed by, the number of pods aside. `pods` has one of each
-    group. A queue that admitted a job by another hash has to admit it anew."""
-    listed = (group for group in Group if group in counts(job))
+    """Return the hash of what the pods ask for and are placed by, the number of pods aside, which may be none. `pods`
+    has one of each group. A queue that admitted a job by another hash has to admit it anew."""
+    listed = [group for group in group_sizes(job) if group in pods]
     asked: Mapping[str, Json] = {group.value: quota_template(job, group, pods[group]) for group in listed}
     return hashlib.sha256(json.dumps(asked, sort_keys=True).encode()).hexdigest()[:16]
 
@@ -84,8 +77,12 @@ def quota_template(job: RLHFJob, group: Group, pod: Json) -> Json:
             kept[kind] = [
                 {"name": container["name"], "image": "unused"}
                 | ({"resources": container["resources"]} if container.get("resources") else {})
+                | ({"restartPolicy": "Always"} if kind == "initContainers" and is_sidecar(container) else {})
                 for container in spec[kind]
             ]
+    if asked := pod_level_requests(spec):
+        # A queue does not take the pod's own limits for requests, as the API server does when it makes the pod.
+        kept["resources"] = {"requests": asked}
     if name := job.spec.scheduling.priority_class_name:
         kept["priorityClassName"] = name
     return {"metadata": {"labels": {LABEL_GROUP: group.value}}, "spec": kept}
@@ -101,10 +98,3 @@ def schedulers(job: RLHFJob) -> set[str]:
 def scheduler(job: RLHFJob, default: str | None) -> str | None:
     """Return the one scheduler of all pods: that of the templates, else `default`. None leaves it to the cluster."""
     return next(iter(schedulers(job)), default)
-
-
-def _asked(container: Mapping[str, Any]) -> dict[str, Decimal]:
-    resources = container.get("resources") or {}
-    # A limit without a request is the request, as the API server has it.
-    asked: Iterable[tuple[str, Any]] = ((resources.get("limits") or {}) | (resources.get("requests") or {})).items()
-    return {name: amount(value) for name, value in asked}

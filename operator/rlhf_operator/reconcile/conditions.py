@@ -52,6 +52,8 @@ _WARNINGS: Final = frozenset(
         RunningReason.RECOVERING,
         RunningReason.FAILED,
         AdmittedReason.EVICTED,
+        AdmittedReason.NOT_SERVED,
+        ResizingReason.LIMITED,
     }
     | {RestartingReason.GROUP, RestartingReason.JOB}
 )

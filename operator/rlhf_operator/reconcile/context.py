@@ -99,8 +99,9 @@ class ReconcileContext:
 
     @cached_property
     def sizes(self) -> Mapping[Group, int]:
-        """Return the pods that each group should have."""
-        return group_sizes(self.job)
+        """Return the pods that each group should have: those that the job wants, as far as its queue admitted them."""
+        limits = self.gang.limits
+        return {group: min(count, limits.get(group, count)) for group, count in group_sizes(self.job).items()}
 
     @cached_property
     def force_after(self) -> timedelta | None:
@@ -120,6 +121,13 @@ class ReconcileContext:
         """Return whether the job could not begin, gives everything back, and waits."""
         back_off = self.start_back_off
         return back_off is not None and back_off.holds(int(self.generation or 0), self.now)
+
+    @property
+    def leaves_queue(self) -> str:
+        """Return why the job gives everything back and asks no queue, in words; empty: it does not."""
+        if self.job.spec.suspend:
+            return "the job is suspended"
+        return "the job could not begin and waits before it tries again" if self.backs_off else ""
 
     @property
     def stopping(self) -> bool:

@@ -24,6 +24,7 @@ from rlhf_operator.reconcile.observed.observed_pod import (
     PATIENCE,
     ObservedPod,
 )
+from rlhf_operator.reconcile.refusals import refusal_messages
 from rlhf_operator.reconcile.scaling import pod_places
 from rlhf_operator.reconcile.timestamps import rfc3339
 
@@ -59,7 +60,7 @@ def diagnose(
 ) -> list[str]:
     """Return what keeps pods from running, one sentence per cause, the gravest first."""
     listed = sorted(pods, key=lambda pod: (pod.group, pod.index))
-    messages = [_refused(job, refusals)] if refusals else []
+    messages = refusal_messages(job, refusals)
     stuck = [pod for pod in listed if pod.stuck(now)]
     causes = dict.fromkeys(pod.unschedulable for pod in stuck)
     messages += [_unschedulable(job, [pod for pod in stuck if pod.unschedulable == words]) for words in causes]
@@ -160,23 +161,6 @@ def _template(pods: Sequence[ObservedPod]) -> str:
 
 def _named_template(group: Group) -> str:
     return f"spec.{group}.template"
-
-
-def _refused(job: RLHFJob, refusals: Mapping[str, str]) -> str:
-    name, why = next(iter(sorted(refusals.items())))
-    more = f" and {len(refusals) - 1} more" if len(refusals) > 1 else ""
-    remedy = ""
-    if "exceeded quota" in why:
-        remedy = ": free quota in the namespace, or raise it"
-    elif "error looking up service account" in why:
-        remedy = (
-            f": create it in namespace {identity.namespace(job)}, or correct serviceAccountName in the pod template"
-        )
-    elif "violates PodSecurity" in why:
-        remedy = ": take what it names out of the pod template, or lower the Pod Security level of the namespace"
-    elif " per Container is " in why or " per Pod is " in why:
-        remedy = ": give resources in the pod template that the LimitRange of the namespace allows"
-    return f"{name}{more} cannot be created: {why}{remedy}"
 
 
 def _unschedulable(job: RLHFJob, stuck: list[ObservedPod]) -> str:

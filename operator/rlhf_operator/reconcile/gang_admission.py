@@ -16,10 +16,11 @@ from rlhf_operator.gang import choose, members
 from rlhf_operator.gang.apis import RESOURCES, kind_of
 from rlhf_operator.gang.backend import GangBackend, QueueGate, QueueingBackend, WorkloadReport
 from rlhf_operator.gang.none import NoGangBackend
-from rlhf_operator.reconcile.conditions import ConditionUpdate
+from rlhf_operator.reconcile.conditions import ConditionUpdate, StoredConditions
 from rlhf_operator.reconcile.diagnostics import occupied_names, unreadable_objects
 from rlhf_operator.reconcile.last_applied import fingerprint
 from rlhf_operator.reconcile.observed.observed_job import ObservedJob
+from rlhf_operator.reconcile.refusals import with_remedy
 from rlhf_operator.reconcile.revisions.pinning import PinnedJob
 
 Json = dict[str, Any]
@@ -46,6 +47,11 @@ class GangAdmission:
         """Return whether no pod may exist."""
         return self.gate is not None and not self.gate.open
 
+    @property
+    def limits(self) -> Mapping[str, int]:
+        """Return group -> pods that may exist, for groups of which the job wants more."""
+        return {} if self.gate is None else self.gate.limits
+
     def pod(self, job: RLHFJob, pod: Json) -> Json:
         """Return a pod of the job as its gang and its priority have it."""
         name = job.spec.scheduling.priority_class_name
@@ -54,14 +60,27 @@ class GangAdmission:
         return self.backend.join(job, pod)
 
 
-def admit_gang(pinned: PinnedJob, observed: ObservedJob) -> tuple[PinnedJob, GangAdmission]:
-    """Return the gang of a job, and the job with what is wrong with that."""
+def admit_gang(pinned: PinnedJob, stored: Mapping[str, Any], observed: ObservedJob) -> tuple[PinnedJob, GangAdmission]:
+    """Return the gang of a job, and the job with what is wrong with that.
+
+    A job that has started, and not ended since, goes on without a queue that it has not asked.
+    """
     job = pinned.job
     if job is None or not pinned.planned:
         return pinned, GangAdmission()
     choice = choose(job, observed.served)
     if choice.problem:
         return replace(pinned, problem=choice.problem, reason=choice.reason), GangAdmission(note=choice.note)
+    status = stored.get("status") or {}
+    started = bool(observed.pods or status.get("startTime"))
+    if choice.waits and not started:
+        return pinned, GangAdmission(gate=QueueGate(False, AdmittedReason.NOT_SERVED, choice.waits))
+    if choice.waits:
+        return pinned, GangAdmission(note=f"the job has started without a queue: {choice.waits}")
+    asked = observed.queue is not None and bool(observed.queue.requests_hash)
+    unqueued = StoredConditions.of(status).reason(ConditionType.ADMITTED) == AdmittedReason.NO_QUEUE
+    if isinstance(choice.backend, QueueingBackend) and started and unqueued and not asked:
+        return pinned, GangAdmission(note="the job has started without its queue, and asks for quota at its next start")
     backend, revision = choice.backend, pinned.revision if choice.backend.makes_objects else None
     if revision is None:
         return pinned, GangAdmission(note=choice.note)
@@ -112,16 +131,20 @@ def queue_report(
         return None
     pods = list(observed.pods.values())
     ready = all(
-        sum(pod.group == group and pod.ready and pod.active for pod in pods) >= count
+        sum(pod.group == group and pod.ready and pod.active for pod in pods)
+        >= min(count, gang.limits.get(group, count))
         for group, count in members.minimum(job).items()
     )
     return observed.queue.report(gang.gate, pods_left=bool(pods), ready=ready)
 
 
-def admitted_condition(job: RLHFJob, gang: GangAdmission, observed: ObservedJob) -> ConditionUpdate:
-    """Return the condition Admitted of a job that is not finished."""
+def admitted_condition(job: RLHFJob, gang: GangAdmission, observed: ObservedJob, leaves: str) -> ConditionUpdate:
+    """Return the condition Admitted of a job that is not finished. `leaves`: why it asks no queue; empty: it does."""
+    if gang.gate is not None and leaves:
+        return _leaving(gang.gate, leaves, pods_left=bool(observed.pods))
     if gang.gate is not None:
-        problems = [f"{name} is refused: {why}" for name, why in observed.refusals.items() if gang.closed]
+        refused = observed.refusals.items() if gang.closed else ()
+        problems = [f"{name} is refused: {with_remedy(job, why)}" for name, why in refused]
         problems += [*unreadable_objects(observed), *occupied_names(job, observed)] if gang.closed else []
         message = ". ".join(part for part in (gang.gate.message, gang.blocked, *problems) if part)
         return ConditionUpdate(ConditionType.ADMITTED, gang.gate.open, gang.gate.reason, message)
@@ -129,6 +152,18 @@ def admitted_condition(job: RLHFJob, gang: GangAdmission, observed: ObservedJob)
     if gang.backend.makes_objects:
         message += f"; gang: {gang.backend.mode}"
     return ConditionUpdate(ConditionType.ADMITTED, True, AdmittedReason.NO_QUEUE, message)
+
+
+def _leaving(gate: QueueGate, why: str, *, pods_left: bool) -> ConditionUpdate:
+    """Return the condition Admitted of a job that gives its reservation back when its last pod is gone."""
+    reserved = gate.open and pods_left
+    if pods_left:
+        message = f"{why}: its pods end, and then it leaves {gate.queue}"
+    else:
+        message = f"{why}: it is not in {gate.queue}, and no quota is reserved for it"
+    return ConditionUpdate(
+        ConditionType.ADMITTED, reserved, gate.reason if reserved else AdmittedReason.NOT_QUEUED, message
+    )
 
 
 def _compared(

@@ -186,7 +186,7 @@ def _run(context: ReconcileContext, failures: FailureCounts, deadline: datetime 
 def _leaving(context: ReconcileContext, versions: DesiredVersions) -> list[ObservedPod]:
     """Return the pods to delete in a job that runs, but for those that hang, which are not asked to end well."""
     leaving = (
-        *scaling.leaving_pods(context.job, context.pods, context.now),
+        *scaling.leaving_pods(context.sizes, context.pods, context.now),
         *rollout.replaced_pods(versions, context.sizes, context.pods, context.reading, context.now),
         *start_back_off.unable_to_start(context.job, context.pods, context.now),
     )
@@ -218,7 +218,7 @@ def _objects_to_apply(
     missing: list[tuple[Group, int]] = []
     if expire is not None and not context.gang.blocked:
         taken = observed.pods.keys() | observed.taken | pod_back_off.waiting(back_offs, context.now).keys()
-        missing = scaling.missing_pods(job, taken)[:MAX_PODS_PER_RECONCILE]
+        missing = scaling.missing_pods(job, context.sizes, taken)[:MAX_PODS_PER_RECONCILE]
     revision = pinned.revision if missing else None
     if revision is not None:
         pods = (revision.pod(group, index, versions.epochs.get(group, 0)) for group, index in missing)

@@ -54,7 +54,7 @@ def _plan(stored: Mapping[str, Any], observed: ObservedJob, now: datetime) -> Re
     if stored["metadata"].get("deletionTimestamp"):
         return finalizer.plan_of_deletion(stored, observed, now)
     pinned = pin_revision(parse_job(stored), stored, observed)
-    pinned, gang = admit_gang(pinned, observed)
+    pinned, gang = admit_gang(pinned, stored, observed)
     if pinned.planned and observed.dry_run_problem and not pinned.settled:
         pinned = replace(pinned, problem=observed.dry_run_problem, reason=PlannedReason.REFUSED)
     if pinned.job is None:
@@ -102,13 +102,14 @@ def _conditions(
     """Return what is observed of every condition."""
     updates = [lifecycle.planned(context)]
     if context.pinned.planned:
-        updates.append(admitted_condition(context.job, context.gang, context.observed))
+        updates.append(admitted_condition(context.job, context.gang, context.observed, context.leaves_queue))
     updates += actions.conditions
     if actions.finished or context.stopping:
         return updates
     [running] = [update.reason for update in actions.conditions if update.type is ConditionType.RUNNING]
     groups_before = context.status.get("groups") or []
-    updates.append(resizing_condition(context.conditions, running, groups_before, groups, context.pods))
+    limited = context.gang.gate.limited if context.gang.gate is not None else ""
+    updates.append(resizing_condition(context.conditions, running, groups_before, groups, context.pods, limited))
     restarting = restarting_condition(context.conditions, actions.versions, groups, context.pods, failures.restarts)
     return updates if restarting is None else [*updates, restarting]
 
@@ -161,7 +162,7 @@ def _with_gang(context: ReconcileContext, actions: PhaseActions) -> ReconcilePla
     plan = replace(actions.plan, delete=(*deletions(actions.leaving), *actions.plan.delete))
     if actions.finished:
         return plan
-    asked, given_back = (context.job, context.gang, context.observed), context.job.spec.suspend or context.backs_off
+    asked, given_back = (context.job, context.gang, context.observed), bool(context.leaves_queue)
     withdrawn = withdrawn_objects(*asked, given_back=given_back)
     return replace(plan, withdraw=withdrawn, report=queue_report(*asked, given_back=given_back))
 

@@ -26,9 +26,12 @@ _NOT_UP_YET: Final = frozenset({RunningReason.PENDING, RunningReason.STARTING, R
 _RESIZING: Final = frozenset({ResizingReason.SCALING_UP, ResizingReason.SCALING_DOWN})
 
 
-def pod_places(job: RLHFJob) -> Iterator[tuple[str, Group, int]]:
-    """Yield (pod name, group, index) of every pod the job should have, in the order in which they are made."""
-    for group, count in group_sizes(job).items():
+def pod_places(job: RLHFJob, sizes: Mapping[Group, int] | None = None) -> Iterator[tuple[str, Group, int]]:
+    """Yield (pod name, group, index) of every pod the job should have, in the order in which they are made.
+
+    `sizes`: pods of each group, where they are not those that the job wants.
+    """
+    for group, count in (group_sizes(job) if sizes is None else sizes).items():
         for index in range(count):
             yield identity.pod_name(job, group, index), group, index
 
@@ -38,15 +41,14 @@ def pod_groups(job: RLHFJob) -> dict[str, Group]:
     return {name: group for name, group, _ in pod_places(job)}
 
 
-def missing_pods(job: RLHFJob, taken: Collection[str]) -> list[tuple[Group, int]]:
-    """Return (group, index) of every pod the job should have whose name is not `taken`."""
-    return [(group, index) for name, group, index in pod_places(job) if name not in taken]
+def missing_pods(job: RLHFJob, sizes: Mapping[Group, int], taken: Collection[str]) -> list[tuple[Group, int]]:
+    """Return (group, index) of every pod within `sizes` whose name is not `taken`."""
+    return [(group, index) for name, group, index in pod_places(job, sizes) if name not in taken]
 
 
-def leaving_pods(job: RLHFJob, pods: Iterable[ObservedPod], now: datetime) -> list[ObservedPod]:
+def leaving_pods(sizes: Mapping[Group, int], pods: Iterable[ObservedPod], now: datetime) -> list[ObservedPod]:
     """Return the pods to delete in a job that runs: beyond the group's size, ended, or kept waiting by the kubelet for
     a restart that they asked for."""
-    sizes = group_sizes(job)
     leaving = []
     for pod in sorted(pods, key=lambda pod: (pod.group, -pod.index)):
         excess = pod.index >= sizes.get(pod.group, 0)
@@ -80,10 +82,12 @@ def resizing_condition(
     groups_before: Sequence[Mapping[str, Any]],
     groups: Sequence[Mapping[str, Any]],
     pods: Iterable[ObservedPod],
+    limited: str = "",
 ) -> ConditionUpdate:
     """Return the condition Resizing, from the sizes wanted before and now and the pods that are there.
 
-    `running_reason`: that of the condition Running now; `groups`: `status.groups`.
+    `running_reason`: that of the condition Running now; `groups`: `status.groups`; `limited`: why the job does not have
+    the size that its spec asks for; empty: it may have it.
     """
     sizes = {group["name"]: group["desired"] for group in groups}
     leaving = sorted(pod.name for pod in pods if pod.index >= sizes.get(pod.group, 0))
@@ -100,6 +104,8 @@ def resizing_condition(
         return ConditionUpdate(ConditionType.RESIZING, True, ResizingReason.SCALING_DOWN, text)
     if joining and running_reason not in _NOT_UP_YET:
         return ConditionUpdate(ConditionType.RESIZING, True, ResizingReason.SCALING_UP, "; ".join(joining))
+    if limited:
+        return ConditionUpdate(ConditionType.RESIZING, False, ResizingReason.LIMITED, limited)
     text = "all groups have the size that the spec asks for"
     return ConditionUpdate(ConditionType.RESIZING, False, ResizingReason.STABLE, text)
 

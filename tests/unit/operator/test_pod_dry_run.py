@@ -116,6 +116,21 @@ async def test_what_says_nothing_about_the_template_is_no_verdict(
     assert await trials.verdict("team/job", stored_job(), {}) == ""
 
 
+async def test_templates_that_are_refused_for_one_reason_are_told_together_with_the_remedy(
+    trials: Trials, server: TrialServer
+) -> None:
+    for group in ("coordinator", "generation", "inference", "training"):
+        name = "job-coordinator" if group == "coordinator" else f"job-{group}-0"
+        denied = f"pods \"{name}\" is forbidden: ValidatingAdmissionPolicy 'images' denied request: use our registry"
+        server.answers[group] = InvalidError(denied)
+    words = await trials.verdict("team/job", stored_job(), {})
+    assert words == (
+        "spec.coordinator.template, spec.generation.template, spec.inference.template, spec.training.template: the API "
+        "server refuses its pods: pods \"job-coordinator\" is forbidden: ValidatingAdmissionPolicy 'images' denied "
+        "request: use our registry: change what it names in the pod template, or ask whoever runs that policy"
+    )
+
+
 async def test_what_is_known_to_be_malformed_is_not_asked(trials: Trials, server: TrialServer) -> None:
     assert await trials.verdict("team/job", stored_job(training={"template": "text"}), {}) == ""
     assert server.tried == []

@@ -138,7 +138,7 @@ def test_a_schedulers_own_name_is_taken_from_the_template_that_gives_it_for_all_
         ({}, None, served(), "Disabled"),
         ({}, None, EVERY_API, "Native"),
         ({}, "team", EVERY_API, "Kueue"),
-        ({}, "team", served("scheduling.k8s.io/v1beta1"), "Native"),
+        ({}, "team", ServedApis(frozenset(["scheduling.k8s.io/v1beta1"]), ignores_labels=True), "Native"),
         (gang("Disabled"), "team", EVERY_API, "Disabled"),
         ({}, None, served("scheduling.volcano.sh/v1beta1", "scheduling.x-k8s.io/v1alpha1"), "Disabled"),
         ({"generation": {"template": {"spec": {"schedulerName": "volcano"}}}}, None, EVERY_API, "Volcano"),
@@ -161,10 +161,32 @@ def test_auto_takes_the_queue_then_the_scheduler_that_is_named_then_kubernetes_o
     assert choice.backend.mode == expected
 
 
-def test_a_label_that_nobody_reads_is_told() -> None:
-    choice = choose(job("team"), served())
-    assert "kueue.x-k8s.io/queue-name: team has no effect" in choice.note
-    assert "install Kueue" in choice.note
+def test_a_label_that_nobody_reads_keeps_the_job_waiting_and_says_how_to_go_on() -> None:
+    label = "the label kueue.x-k8s.io/queue-name: team asks for a queue"
+    choice = choose(job("team"), served("scheduling.k8s.io/v1beta1"))
+    assert choice.waits == (
+        f"{label}, and the cluster does not serve kueue.x-k8s.io/v1beta2 or kueue.x-k8s.io/v1beta1: install Kueue, or "
+        "remove the label to start without quota. Whoever runs the operator can let jobs start in spite of such "
+        "labels: scheduling.ignoreQueueLabels: true in the values of its chart"
+    )
+    assert choice.problem == ""
+    off = choose(job("team"), ServedApis(EVERY_API.apis, frozenset(["Kueue"])))
+    assert off.waits.startswith(f"{label}, and this operator may not use it: set scheduling.kueue: true")
+
+
+def test_a_label_may_be_ignored_where_the_operator_says_so_and_is_told() -> None:
+    choice = choose(job("team"), ServedApis(ignores_labels=True))
+    assert choice.waits == ""
+    assert "the label kueue.x-k8s.io/queue-name: team has no effect: the cluster does not serve" in choice.note
+
+
+@pytest.mark.parametrize("mode", ["Disabled", "Native", "Volcano", "Coscheduling"])
+def test_a_label_that_the_manifest_overrules_is_told(mode: str) -> None:
+    choice = choose(job("team", **gang(mode)), EVERY_API)
+    assert (choice.waits, choice.backend.mode) == ("", mode)
+    expected = f"the label kueue.x-k8s.io/queue-name: team has no effect with spec.scheduling.gang.mode: {mode}"
+    assert choice.note == expected
+    assert choose(job(**gang(mode)), EVERY_API).note == ""
 
 
 @pytest.mark.parametrize("mode", MODES)

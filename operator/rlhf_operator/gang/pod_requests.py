@@ -1,0 +1,82 @@
+"""How much one pod asks for, as the scheduler counts it.
+
+Rule: pure. The count is the sum of the containers and of the sidecars (init containers that restart always), or an init
+container with the sidecars that were started before it, if that is more. Requests that the pod states for itself
+(`spec.resources`) take the place of the count, and the overhead of its runtime is added. A limit without a request is
+the request, as the API server has it. Source: PodRequests of k8s.io/component-helpers, and the API server's defaults.
+"""
+
+from collections.abc import Iterable, Mapping
+from decimal import Decimal
+from typing import Any, Final
+
+from rlhf_operator.manifests.quantity import amount
+
+Json = dict[str, Any]
+Amounts = dict[str, Decimal]
+
+_POD_LEVEL: Final = ("cpu", "memory")
+_HUGE_PAGES: Final = "hugepages-"
+"""Prefix of resources that a pod may state for itself, too, and whose request is always the limit."""
+
+
+def pod_requests(spec: Mapping[str, Any]) -> Amounts:
+    """Return what a pod of this spec asks for, by resource."""
+    total = _container_requests(spec)
+    total |= {name: amount(value) for name, value in pod_level_requests(spec).items()}
+    return _added(total, _amounts((spec.get("overhead") or {}).items()))
+
+
+def pod_level_requests(spec: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the requests that a pod has for itself, with those that the API server takes from its limits."""
+    stated = spec.get("resources") or {}
+    if not stated:
+        return {}
+    counted = _container_requests(spec)
+    limits = {
+        name: value
+        for name, value in (stated.get("limits") or {}).items()
+        if name not in counted or name.startswith(_HUGE_PAGES)
+    }
+    return {
+        name: value
+        for name, value in {**limits, **(stated.get("requests") or {})}.items()
+        if name in _POD_LEVEL or name.startswith(_HUGE_PAGES)
+    }
+
+
+def is_sidecar(container: Mapping[str, Any]) -> bool:
+    """Return whether an init container runs beside all containers that start after it."""
+    return container.get("restartPolicy") == "Always"
+
+
+def _container_requests(spec: Mapping[str, Any]) -> Amounts:
+    """Return the most that the containers ask for at one time."""
+    total: Amounts = {}
+    for container in spec["containers"]:
+        total = _added(total, _requests(container))
+    sidecars: Amounts = {}
+    most: Amounts = {}
+    for container in spec.get("initContainers") or []:
+        beside = _added(sidecars, _requests(container))
+        most = _larger(most, beside)
+        if is_sidecar(container):
+            sidecars = beside
+    return _larger(_added(total, sidecars), most)
+
+
+def _requests(container: Mapping[str, Any]) -> Amounts:
+    resources = container.get("resources") or {}
+    return _amounts(((resources.get("limits") or {}) | (resources.get("requests") or {})).items())
+
+
+def _amounts(quantities: Iterable[tuple[str, Any]]) -> Amounts:
+    return {name: amount(value) for name, value in quantities}
+
+
+def _added(first: Amounts, second: Amounts) -> Amounts:
+    return {name: first.get(name, Decimal(0)) + second.get(name, Decimal(0)) for name in first | second}
+
+
+def _larger(first: Amounts, second: Amounts) -> Amounts:
+    return {name: max(first.get(name, Decimal(0)), second.get(name, Decimal(0))) for name in first | second}
