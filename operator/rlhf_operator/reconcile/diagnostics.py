@@ -21,6 +21,7 @@ from rlhf_operator.reconcile.observed.observed_pod import (
     CREATING,
     IMAGE_REASONS,
     INIT_FAILED,
+    PATIENCE,
     ObservedPod,
 )
 from rlhf_operator.reconcile.scaling import pod_places
@@ -106,10 +107,23 @@ def occupied_names(job: RLHFJob, observed: ObservedJob) -> list[str]:
     return [text]
 
 
-def requeue_after(pods: Iterable[ObservedPod], now: datetime) -> float | None:
-    """Return the seconds until something is said because of its age; None: nothing will be."""
-    ages = [now - pod.created for pod in pods if pod.created and pod.waiting == CREATING and pod.active]
-    return min(((SLOW - age).total_seconds() for age in ages if age < SLOW), default=None)
+def requeue_after(pods: Iterable[ObservedPod], reading: CoordinatorReading | None, now: datetime) -> float | None:
+    """Return the seconds until something is said because of its age; None: nothing will be.
+
+    A pod that does not get what it mounts is looked at again and again: nobody says that an object is there no more.
+    """
+    left: list[float] = []
+    for pod in pods:
+        if pod.created is None or not pod.active:
+            continue
+        age = now - pod.created
+        if pod.waiting == CREATING:
+            left.append((SLOW - age if age < SLOW else SLOW).total_seconds())
+        if pod.unschedulable and age < PATIENCE:
+            left.append((PATIENCE - age).total_seconds())
+        if pod.phase == "Running" and age < UNHEARD and reading is not None and reading.phase == "Starting":
+            left.append((UNHEARD - age).total_seconds())
+    return min(left, default=None)
 
 
 def _older(pod: ObservedPod, than: timedelta, now: datetime) -> bool:
