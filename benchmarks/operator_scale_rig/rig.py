@@ -55,12 +55,20 @@ class Rig:
     """Between `async with`: a cluster ready for a scenario; the operator is started by `start_operator`."""
 
     def __init__(
-        self, *, pods: int, concurrency: int, audit: bool = False, bare: bool = False, operator: Sequence[str] = ()
+        self,
+        *,
+        pods: int,
+        concurrency: int,
+        audit: bool = False,
+        bare: bool = False,
+        operator: Sequence[str] = (),
+        addresses: str = "",
     ) -> None:
         """`pods` of the scenario at most; `audit` has the API server write down every request of the operator.
 
-        `bare`: etcd and API server alone, so that pods are made and wait.
+        `bare`: etcd and API server alone, so that pods are made and wait. `addresses`: network of fake pods.
         """
+        self._addresses = addresses
         self._nodes = 0 if bare else max(2, -(-pods // PODS_A_NODE))
         self._arguments = operator
         self.concurrency = concurrency
@@ -72,7 +80,7 @@ class Rig:
         self._renewing: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> Self:
-        arguments = {}
+        arguments = {"kwok": [f"--cidr={self._addresses}"]} if self._addresses else {}
         self._folder = Path(os.environ.get("TMPDIR", "/tmp")) / f"operator-scale-{os.getpid()}"
         self._folder.mkdir(exist_ok=True)
         self._log = self._folder / "audit.log"

@@ -14,7 +14,7 @@ from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass
 from typing import Any
 
-from benchmarks.operator_scale_rig import processor_time
+from benchmarks.operator_scale_rig import coordinators, processor_time
 from benchmarks.operator_scale_rig.bare_client import place
 from benchmarks.operator_scale_rig.jobs import FEWEST_PODS, job
 from benchmarks.operator_scale_rig.rig import NAMESPACE, Rig
@@ -27,6 +27,8 @@ QUIET_SECONDS = 3.0
 RAW_PODS = 1000
 """Pods of the raw limit's measurement; it is a rate, so more add nothing."""
 KILLS = 5
+WORKING_PODS = 5
+"""Pods of each job of S8."""
 WRITES = frozenset({"create", "update", "patch", "delete", "deletecollection"})
 
 
@@ -49,10 +51,15 @@ class RigSettings:
         """`number`, shrunk."""
         return max(least, round(number * self.scale))
 
-    def rig(self, pods: int, *, audit: bool = False, nodes: bool = False) -> Rig:
-        """A cluster for a scenario; `nodes`: it needs some in any case."""
+    def rig(self, pods: int, *, audit: bool = False, nodes: bool = False, addresses: str = "") -> Rig:
+        """A cluster for a scenario; `nodes`: it needs some in any case; `addresses` of fake pods."""
         return Rig(
-            pods=pods, concurrency=self.concurrency, audit=audit, bare=self.bare and not nodes, operator=self.operator
+            pods=pods,
+            concurrency=self.concurrency,
+            audit=audit,
+            bare=self.bare and not nodes,
+            operator=self.operator,
+            addresses=addresses,
         )
 
 
@@ -309,6 +316,30 @@ async def unreachable(settings: RigSettings) -> Json:
     }
 
 
+async def at_work(settings: RigSettings) -> Json:
+    """S8: 200 running jobs of 5 pods whose coordinators answer; what the operator spends while nothing happens."""
+    jobs = settings.scaled(200, 2)
+    async with settings.rig(jobs * WORKING_PODS, audit=True, nodes=True, addresses=coordinators.ADDRESSES) as rig:
+        rig.start_operator()
+        posts = rig.client.posts([job(NAMESPACE, f"job-{item}", pods=WORKING_PODS) for item in range(jobs)])
+        await rig.client.all_at_once(posts, rig.concurrency)
+        await rig.until_count("S8, before", "Pod", NAMESPACE, jobs * WORKING_PODS)
+        await rig.until_running(NAMESPACE)
+        given = await coordinators.secrets_by_address(rig.client, NAMESPACE)
+        with coordinators.answering(given, WORKING_PODS - FEWEST_PODS + 1):
+            await asyncio.sleep(90)
+            result = await _idle(rig, 120.0)
+            running = json.loads(await rig.client.ask("GET", place(names.KIND, NAMESPACE)))["items"]
+    phases = Counter(_reason(item, "Running") for item in running)
+    return {"jobs": jobs, "pods": jobs * WORKING_PODS, "phases": dict(phases)} | {
+        name.replace("idle", "at_work"): value for name, value in result.items()
+    }
+
+
+def _reason(stored: Json, kind: str) -> str:
+    return next(str(each["reason"]) for each in stored["status"]["conditions"] if each["type"] == kind)
+
+
 SCENARIOS: dict[str, tuple[str, Callable[[RigSettings], Coroutine[Any, Any, Json]]]] = {
     "S1": ("one job with 1,000 pods", one_big_job),
     "S2": ("1,000 jobs of 4 pods", many_jobs),
@@ -316,4 +347,5 @@ SCENARIOS: dict[str, tuple[str, Callable[[RigSettings], Coroutine[Any, Any, Json
     "S4": ("5,000 waiting jobs, and S6: the operator restarted with them", idle_then_restart),
     "S5": ("one pod of 1,024 killed", one_killed),
     "S7": ("500 running jobs whose coordinators cannot be reached", unreachable),
+    "S8": ("200 running jobs of 5 pods whose coordinators answer", at_work),
 }

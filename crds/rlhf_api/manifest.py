@@ -1,13 +1,14 @@
 """Reads an RLHFJob manifest: YAML in, a checked job out, or everything that is wrong with it at once.
 
 The checks have an order: YAML, single fields (the models), rules that cross fields, values this version lacks. A
-manifest with a wrong field is still checked against every rule that does not read that field. `resolve` makes the
-defaults explicit that depend on other fields or on the manifest's folder. Only `read_text` opens a file, and only
-`resolve` asks whether a folder exists.
+manifest with a wrong field is still checked against every rule that does not read that field. Rules beyond CEL follow
+where every field is right. `resolve` makes the defaults explicit that depend on other fields or on the manifest's
+folder. Only `read_text` opens a file, and only `resolve` asks whether a folder exists.
 """
 
 import os
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -23,6 +24,7 @@ from rlhf_api.job.rewards import Reward
 from rlhf_api.job.rollout import Prompts, Rollout
 from rlhf_api.names import API_VERSION, GROUP, KIND
 from rlhf_api.problems import ManifestError, Problem
+from rlhf_api.rules.beyond_cel import refusals
 from rlhf_api.rules.rule import UnknownValueError, Values
 from rlhf_api.rules.table import IMMUTABLE, IMMUTABLE_MESSAGE, LAYOUT, LAYOUT_MESSAGE, RULES
 from rlhf_api.rules.unavailable import UNAVAILABLE
@@ -117,6 +119,10 @@ def checked_job(document: Document, source: str) -> RLHFJob:
     document.data.pop("status", None)  # written by the operator; the API server ignores it here too
     job, problems = _check_fields(document)
     problems += _check_rules(document, problems)
+    if job is not None:
+        blamed = {problem.field for problem in problems}
+        beyond = [problem for problem in refusals(job) if problem.field not in blamed]
+        problems += [replace(problem, line=document.line_of(problem.field)) for problem in beyond]
     if problems or job is None:
         raise ManifestError(sorted(problems, key=lambda problem: problem.line or 0), source)
     return job
@@ -124,7 +130,7 @@ def checked_job(document: Document, source: str) -> RLHFJob:
 
 def broken_rules(job: RLHFJob) -> list[Problem]:
     """Return the rules that a job breaks which was not read from a manifest, or not by this version."""
-    return _check_rules(Document(_plain(job)), [])
+    return [*_check_rules(Document(_plain(job)), []), *refusals(job)]
 
 
 def forbidden_changes(old: RLHFJob, new: RLHFJob, *, ended: bool = False) -> list[Problem]:

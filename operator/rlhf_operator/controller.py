@@ -153,9 +153,10 @@ class Controller:
             if not job["metadata"].get("deletionTimestamp"):
                 verdict = await self._trials.verdict(key, job, pods)
             kept = await self._revisions.current(key, uid, applied, job.get("status") or {}, pods)
-            starting = not pods or any(pod.phase == "Pending" for pod in pods.values())
+            mounting = any(pod.phase == "Pending" and pod.scheduled is not None for pod in pods.values())
+            needed = mounting or bool(self._coordinators.latest(key)[1])
             # The status is written before certificates are issued, so a job without one has none to read.
-            held = await self._certificates.current(key, uid, now, starting=starting) if job.get("status") else None
+            held = await self._certificates.current(key, uid, now, needed=needed) if job.get("status") else None
             expire = held.due if held else None
             coordinator = next((pod for pod in pods.values() if pod.group == Group.COORDINATOR), None)
             if held and coordinator and coordinator.active and coordinator.address and coordinator.phase == "Running":
@@ -209,7 +210,8 @@ class Controller:
         issue = partial(self._certificates.issue, key, parsed, self._clock()) if parsed else None
         requeue_after = await self._objects.apply(key, plan.apply, issue)
         wrote = plan.withdraw or plan.report or plan.status is not None
-        delays = [plan.requeue_after, requeue_after, delete_again, SETTLE_SECONDS if wrote else None]
+        reread = self._certificates.seconds_to_reread(key, self._clock())
+        delays = [plan.requeue_after, requeue_after, delete_again, reread, SETTLE_SECONDS if wrote else None]
         return min((delay for delay in delays if delay is not None), default=None)
 
     async def _write_status(self, key: str, job: Json, plan: ReconcilePlan) -> None:

@@ -7,6 +7,7 @@ its coordinator's pod, which needs no connection.
 """
 
 import asyncio
+import contextlib
 import logging
 import re
 from collections import Counter
@@ -32,7 +33,7 @@ log = logging.getLogger(__name__)
 TIMEOUT_SECONDS: Final = 3.0
 """A coordinator answers in milliseconds; its loop never blocks for seconds."""
 READ_EVERY_SECONDS: Final = 9.0
-"""Between two readings of a job; a little less than between two writes of progress."""
+"""Between two readings of a job; a little less than between two writes of progress. One costs half a millisecond."""
 LONGEST_PAUSE_SECONDS: Final = 72.0
 """Between two attempts at a coordinator that never answers, each of which holds a place among AT_ONCE for seconds."""
 AT_ONCE: Final = 64
@@ -69,17 +70,26 @@ class _Known:
     address: str
     certificates: Certificates
     channel: grpc.aio.Channel
+    before: CoordinatorReading | None = None
+    """Last reading of the coordinator that was at another address."""
     reading: CoordinatorReading | None = None
     problem: str = ""
     failures: int = 0
     """Attempts in a row without an answer."""
     sign: object = None
-    asked: float = float("-inf")
+    sizes: pb.ResizeRequest | None = None
+    """Sizes that it has not been told yet."""
+    woken: asyncio.Event = field(default_factory=asyncio.Event, repr=False)
+    """Set when it is worth asking at once."""
     task: asyncio.Task[None] | None = field(default=None, repr=False)
 
 
 class Coordinators:
-    """Latest readings by job key; `on_change(key)` is called when there is a new one, or a new reason for none."""
+    """Latest readings by job key, each read again and again until it is forgotten.
+
+    `on_change(key)` is called when a reading says something else than the one before, or when there is a new reason
+    for none: a job that goes on as it was costs no reconcile.
+    """
 
     def __init__(self, on_change: Callable[[str], None], port: int = COORDINATOR_PORT) -> None:
         self._on_change = on_change
@@ -91,31 +101,30 @@ class Coordinators:
     def latest(self, key: str) -> tuple[CoordinatorReading | None, str]:
         """Return (last reading, why there is no newer one)."""
         known = self._known.get(key)
-        return (None, "") if known is None else (known.reading, known.problem)
+        return (None, "") if known is None else (known.reading or known.before, known.problem)
 
     def refresh(self, key: str, address: str, certificates: Certificates, sign: object = None) -> None:
-        """Begins a reading unless one is in flight or recent; ever less often while there is no answer.
+        """Read the coordinator at this address from now on; ever less often while there is no answer.
 
         `sign` is what is seen of the coordinator's pod: when it is another than before, asking is worth it again.
         """
         known = self._known.get(key)
         if known is None or known.address != address or known.certificates != certificates:
-            before = known.reading if known else None
+            before = self.latest(key)[0]
             self.forget(key)
             known = self._known[key] = _Known(address, certificates, self._channel(address, certificates), before)
-        if known.sign != sign:
+            known.sign = sign
+            known.task = asyncio.create_task(self._read_on(key, known))
+        elif known.sign != sign:
             known.sign, known.failures = sign, 0
-        now = asyncio.get_running_loop().time()
-        if known.task is None and now - known.asked >= pause(known.failures):
-            known.asked = now
-            known.task = asyncio.create_task(self._read(key, known))
+            known.woken.set()
 
     def resize(self, key: str, replicas: Mapping[str, int]) -> None:
-        """Tells it the sizes of its groups, then reads again; nothing happens while something is in flight."""
-        known = self._known.get(key)
-        if known is not None and known.task is None:
-            known.asked = asyncio.get_running_loop().time()
-            known.task = asyncio.create_task(self._read(key, known, pb.ResizeRequest(replicas=replicas)))
+        """Tell it the sizes of its groups, then read again; sizes that it does not take are told again later."""
+        known, sizes = self._known.get(key), pb.ResizeRequest(replicas=replicas)
+        if known is not None and known.sizes != sizes:
+            known.sizes = sizes
+            known.woken.set()
 
     def forget(self, key: str) -> None:
         """Forget a job that runs no more."""
@@ -133,31 +142,37 @@ class Coordinators:
             self.forget(key)
         await asyncio.gather(*self._closing, return_exceptions=True)
 
-    async def _read(self, key: str, known: _Known, resize: pb.ResizeRequest | None = None) -> None:
+    async def _read_on(self, key: str, known: _Known) -> None:
+        while True:
+            if await self._read(key, known):
+                self._on_change(key)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(pause(known.failures)):
+                    await known.woken.wait()
+            known.woken.clear()
+
+    async def _read(self, key: str, known: _Known) -> bool:
+        """Read once; return whether there is news."""
+        before, problem = known.reading, known.problem
         try:
             async with self._slots:
                 stub: Any = CoordinatorStub(known.channel)
-                if resize is not None:
-                    await stub.Resize(resize, timeout=TIMEOUT_SECONDS)
+                if (sizes := known.sizes) is not None:
+                    await stub.Resize(sizes, timeout=TIMEOUT_SECONDS)
+                    # Others may have been asked for meanwhile.
+                    known.sizes = None if known.sizes is sizes else known.sizes
                 answer = await stub.GetStatus(pb.GetStatusRequest(), timeout=TIMEOUT_SECONDS)
-            reading = reading_of(answer, datetime.now(UTC))
+            known.reading = reading_of(answer, datetime.now(UTC))
         except grpc.aio.AioRpcError as error:
-            before = known.problem
             known.problem = f"its status could not be read ({error.code().name.lower().replace('_', ' ')})"
-            known.failures += 1
-            news = known.problem != before or resize is not None
         except Exception:
             log.exception("%s: what its coordinator answered cannot be taken in", key, extra={"job": key})
-            before, known.problem = known.problem, "its status could not be read (an error of the operator)"
-            known.failures += 1
-            news = known.problem != before
+            known.problem = "its status could not be read (an error of the operator)"
         else:
-            known.reading, known.problem, known.failures = reading, "", 0
-            news = True
-        finally:
-            known.task = None
-        if news:
-            self._on_change(key)
+            known.problem, known.failures = "", 0
+            return bool(problem) or sizes is not None or before is None or before.says_else(known.reading)
+        known.failures += 1
+        return known.problem != problem
 
     def _channel(self, address: str, certificates: Certificates) -> grpc.aio.Channel:
         credentials = grpc.ssl_channel_credentials(certificates.authority, certificates.key, certificates.certificate)

@@ -6,7 +6,7 @@ Reconcile says each transition once, so nothing is aggregated here.
 
 import asyncio
 import logging
-import uuid
+import time
 from datetime import UTC, datetime
 from typing import Any, Final
 
@@ -35,6 +35,7 @@ class EventPoster:
         self._instance = instance[:128]
         self._slots = asyncio.Semaphore(AT_ONCE)
         self._tasks: set[asyncio.Task[None]] = set()
+        self._last = 0
 
     def post(self, job: dict[str, Any], event: JobEvent) -> None:
         """Post an event soon, and log it at once."""
@@ -53,7 +54,7 @@ class EventPoster:
         return {
             "apiVersion": "events.k8s.io/v1",
             "kind": "Event",
-            "metadata": {"name": f"{meta['name']}.{uuid.uuid4().hex[:16]}", "namespace": meta["namespace"]},
+            "metadata": {"name": f"{meta['name']}.{self._number():016x}", "namespace": meta["namespace"]},
             "eventTime": datetime.now(UTC).isoformat(timespec="microseconds").replace("+00:00", "Z"),
             "reportingController": REPORTER,
             "reportingInstance": self._instance,
@@ -70,6 +71,11 @@ class EventPoster:
                 "resourceVersion": meta["resourceVersion"],
             },
         }
+
+    def _number(self) -> int:
+        """Return the nanoseconds since 1970, each number once: kubectl lists events by their names."""
+        self._last = max(self._last + 1, time.time_ns())
+        return self._last
 
     async def _post(self, manifest: dict[str, Any]) -> None:
         try:

@@ -1,9 +1,10 @@
 """The certificates of jobs as the cluster holds them: read, judged, issued and renewed.
 
 Two Secrets a job: one that its pods mount, one with the authority's key that none does. Owns a memory of what was
-read, good for a while. Rule: an existing authority is never replaced, as processes that run trust it alone; creating
-and not overwriting decides when two operators issue at once. Dying between the two writes leaves an authority without
-a certificate, which the next visit issues. A Secret that the job does not control is neither read nor written.
+read: good while all pods are up and the coordinator answers, as pods keep what they have mounted. Rule: an existing
+authority is never replaced, as processes that run trust it alone; creating and not overwriting decides when two
+operators issue at once. Dying between the two writes leaves an authority without a certificate, which the next visit
+issues. A Secret that the job does not control is neither read nor written.
 """
 
 import base64
@@ -23,10 +24,8 @@ from rlhf_operator.manifests import identity
 from rlhf_operator.manifests.configuration import secret
 from rlhf_operator.untrusted import owner_of
 
-REREAD_INTERVAL: Final = timedelta(minutes=1)
-"""How long a Secret is taken to be as it was read, while all pods are up: one small read a minute of a running job."""
-STARTING_REREAD_INTERVAL: Final = timedelta(seconds=10)
-"""The same while pods are starting: they hang when the Secret is gone."""
+REREAD_INTERVAL: Final = timedelta(seconds=10)
+"""How long a Secret is taken to be as it was read, while somebody needs it or it may be another one."""
 KEY: Final = "ca.key"
 
 
@@ -48,17 +47,25 @@ class JobCertificates:
         """`lifetime` of the certificates that are issued from now on."""
         self._client, self._lifetime = client, lifetime
         self._certificates: dict[str, StoredCertificates] = {}
+        self._doubted: set[str] = set()
+        """Jobs whose Secret is needed, and was read too lately to be read again."""
 
     def forget(self, key: str) -> None:
         """Drop what is remembered of a job that is gone."""
         self._certificates.pop(key, None)
+        self._doubted.discard(key)
 
-    async def current(self, key: str, uid: str, now: datetime, *, starting: bool) -> StoredCertificates | None:
-        """Return what the job's Secret holds; None when there is none that can be used."""
+    async def current(self, key: str, uid: str, now: datetime, *, needed: bool) -> StoredCertificates | None:
+        """Return what the job's Secret holds; None when there is none that can be used.
+
+        `needed`: a pod starts and hangs when the Secret is gone, or the coordinator does not answer by what was read.
+        """
+        if needed:
+            self._doubted.add(key)
         held = self._certificates.get(key)
-        patience = STARTING_REREAD_INTERVAL if starting else REREAD_INTERVAL
-        if held is not None and held.uid == uid and now - held.read < patience:
+        if held is not None and held.uid == uid and (key not in self._doubted or now - held.read < REREAD_INTERVAL):
             return held
+        self._doubted.discard(key)
         namespace, _, name = key.partition("/")
         body = await self._client.get("Secret", namespace, f"{name}-certificates")
         result = _usable(body, uid)
@@ -67,6 +74,13 @@ class JobCertificates:
             return None
         self._certificates[key] = held = StoredCertificates(uid, result, due(result), now)
         return held
+
+    def seconds_to_reread(self, key: str, now: datetime) -> float | None:
+        """Return the seconds until a Secret that is needed is read again; None: none is."""
+        held = self._certificates.get(key)
+        if held is None or key not in self._doubted:
+            return None
+        return max(0.0, (held.read + REREAD_INTERVAL - now).total_seconds())
 
     async def issue(self, key: str, job: RLHFJob, now: datetime) -> None:
         """Write a new certificate of the job's authority into its Secret."""

@@ -4,7 +4,7 @@ Rule: creating comes first. What exists is changed only when the job, by its uid
 ownerReferences, and the change names the uid of the object that was seen, so that it fails when it is another by now.
 Labels make nothing ours. What has a name that the job needs and is not the job's is left as it is, and told; while one
 of those stands in the way no pod is made, as it would run with what somebody else wrote, or behind no NetworkPolicy.
-Remembers what was refused, until the next attempt.
+Remembers what was refused, until the next attempt, which comes ever later while the plan is the same.
 """
 
 import asyncio
@@ -22,6 +22,8 @@ from rlhf_operator.api_client.transport import CONCURRENCY
 from rlhf_operator.gang.apis import RESOURCES, kind_of
 from rlhf_operator.index import Index
 from rlhf_operator.reconcile import PodDeletion, PoolLabel
+from rlhf_operator.reconcile.last_applied import FINGERPRINT
+from rlhf_operator.reconcile.phases import REFUSED_RETRY_SECONDS
 from rlhf_operator.untrusted import describe_finalizers, finalizers_of, owner_of
 from rlhf_operator.user_code_config_maps import given
 
@@ -39,6 +41,10 @@ DELETE_AGAIN_SECONDS: Final = 60.0
 """Until the deletion of a pod that is still there is asked for again: a finalizer may keep it for days."""
 LEAVING_SECONDS: Final = 2.0
 """Until an object of an earlier job of this name is looked at again: the garbage collector takes about a second."""
+LONGEST_PAUSE_SECONDS: Final = 300.0
+"""Between two attempts at what the API server keeps refusing; the first pause is REFUSED_RETRY_SECONDS, and each one
+twice as long as the one before. A plan that asks for something else is carried out at once."""
+clock: Callable[[], float] = time.monotonic
 
 
 class OccupiedError(RefusedError):
@@ -74,6 +80,12 @@ class WriteResult:
     """One of them is of an earlier job of this name."""
     written: bool = False
     """Anything was."""
+    planned: frozenset[tuple[str, str]] = frozenset()
+    """(name, fingerprint) of everything that was to be written."""
+    attempts: int = 0
+    """Attempts in a row that the API server refused."""
+    again: float = 0.0
+    """When what was refused may be tried again, by `clock`."""
 
     @property
     def unwritten(self) -> dict[str, str]:
@@ -158,16 +170,24 @@ class JobObjects:
 
         Raises ApiError of anything but a refusal.
         """
+        before, write_result = self.last(key), WriteResult(planned=frozenset(map(_identity, manifests)))
+        waits = bool(before.refused) and clock() < before.again and before.planned == write_result.planned
+        if waits:
+            names_left = [manifest for manifest in manifests if manifest["metadata"]["name"] not in before.refused]
+            manifests = [manifest for manifest in names_left if manifest["kind"] != "Pod"]
         others = [manifest for manifest in manifests if manifest["kind"] != "Pod"]
         pods = [manifest for manifest in manifests if manifest["kind"] == "Pod"]
-        write_result = WriteResult()
         first = [partial(self._issue, key, issue, write_result)] if issue else []
         await all_of([*first, *(partial(self._write, key, other, write_result) for other in others)])
         pods, lacking = await given(self._client, pods)
-        # What was refused for one is refused for the next.
-        await all_of([partial(self._write, key, pod, write_result) for pod in pods], lambda: not write_result.held_up)
-        write_result.refused |= lacking
-        before = self._rounds.pop(key, WriteResult())
+        writes = [partial(self._write, key, pod, write_result) for pod in pods]
+        # What was refused for one is refused for the next; after a refusal one pod finds out whether it still is.
+        alone = 1 if before.attempts else 0
+        await all_of(writes[:alone], lambda: not write_result.held_up)
+        await all_of(writes[alone:], lambda: not write_result.held_up)
+        _plan_retry(write_result, before, waits=waits)
+        write_result.refused |= before.refused if waits else lacking
+        self._rounds.pop(key, None)
         if write_result.held_up or write_result.kept:
             self._rounds[key] = write_result
         news = bool(before.unwritten) != bool(write_result.unwritten) or before.occupied != write_result.occupied
@@ -247,7 +267,7 @@ class JobObjects:
 
         What was asked for a moment ago is not asked for again: whatever keeps the pod has heard it.
         """
-        now = time.monotonic()
+        now = clock()
         recent = {item: at for item, at in self._deletions.get(key, {}).items() if now - at < DELETE_AGAIN_SECONDS}
         self._deletions[key] = recent
         delete = partial(self._client.delete, "Pod", key.partition("/")[0])
@@ -261,6 +281,23 @@ class JobObjects:
         if not recent:
             del self._deletions[key]
         return SETTLE_SECONDS if wanted else DELETE_AGAIN_SECONDS if pods else None
+
+
+def _identity(manifest: Json) -> tuple[str, str]:
+    meta = manifest["metadata"]
+    return str(meta["name"]), str((meta.get("annotations") or {}).get(FINGERPRINT))
+
+
+def _plan_retry(write_result: WriteResult, before: WriteResult, *, waits: bool) -> None:
+    """Set when what was refused is tried again; `waits`: it was not tried now."""
+    if waits:
+        write_result.attempts, write_result.again = before.attempts, before.again
+        return
+    pause = LEAVING_SECONDS if write_result.leaving else REFUSED_RETRY_SECONDS
+    if write_result.refused and not write_result.leaving:
+        write_result.attempts = before.attempts + 1
+        pause = min(LONGEST_PAUSE_SECONDS, pause * 2.0 ** min(before.attempts, 16))
+    write_result.again = clock() + pause
 
 
 async def all_of(

@@ -88,6 +88,13 @@ def render(values: dict[str, Any] | None = None, *served: str) -> Objects:
     return {(item["kind"], item["metadata"]["name"]): item for item in safe_load_all}
 
 
+def notes(*arguments: str) -> str:
+    """What helm says after an installation with these arguments."""
+    command = [str(binary("helm")), "install", RELEASE, str(CHART), "--dry-run=client", *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    return done.stdout.partition("NOTES:")[2]
+
+
 def pod(objects: Objects, name: str = RELEASE) -> dict[str, Any]:
     """Spec of the operator's pods."""
     spec: dict[str, Any] = objects["Deployment", name]["spec"]["template"]["spec"]

@@ -26,6 +26,7 @@ from .chart import (
     USED,
     Objects,
     flat,
+    notes,
     pod,
     render,
     triples,
@@ -390,3 +391,12 @@ def test_without_a_collector_nothing_is_named_and_let_out(tracing: dict[str, Any
     rendered = render({"tracing": tracing, "networkPolicy": {"enabled": True}})
     assert "OTEL" not in str(pod(rendered)["containers"][0]["env"])
     assert len(egress(rendered)) == 3
+
+
+def test_images_that_are_not_published_are_told_when_the_chart_is_installed() -> None:
+    told = "The images coordinator, operator, worker-vllm, worker of ghcr.io/rlhf-operator are not published"
+    assert told in notes()
+    assert "--set image.registry=registry.example.com" in notes()
+    some = notes("--set=image.operator.repository=mine/operator,image.worker.repository=mine/worker")
+    assert "The images coordinator, worker-vllm of ghcr.io" in some
+    assert "not published" not in notes("--set=image.registry=registry.example.com")

@@ -215,7 +215,7 @@ def test_what_is_ours_comes_back_when_somebody_deletes_it(cluster: Cluster, seen
         return result not in ("", old[name])
 
     for each in ours:
-        # The Secret is read once a minute while all is well; a pod that starts makes that ten seconds.
+        # The Secret is not read while all is well: a pod that starts needs it.
         if each.startswith("secret"):
             cluster.kubectl("delete", "pod/job-generation-1", seen.where)
         seen.until(each, lambda each=each: back(each))

@@ -42,6 +42,7 @@ OTHER_MEANINGS = {
     "coordinator/rlhf_coordinator/training/checkpoint_saver.py": ({"reward"}, METRIC),
     "coordinator/rlhf_coordinator/training/schedule_": ({"cost"}, "what a stage takes"),
     "operator/rlhf_operator/manifests/": ({"reward"}, REWARD_SOURCE),
+    "operator/rlhf_operator/manifests/pod_rules.py": ({"reference"}, "the name of an image"),
     "operator/rlhf_operator/reconcile/job_status.py": ({"reward"}, METRIC),
     "cli/rlhf_cli/": ({"reward"}, METRIC),
     "cli/rlhf_cli/samples.py": ({"tokens"}, METRIC),

@@ -7,5 +7,6 @@ A rule is one value (`rule.Rule`): the field to blame, CEL, the same check in Py
 and the command line both read it, and a test runs both over the same manifests. To add a rule, add a `Rule` to the
 module of its subject (`placement`, `paths`, `reward`, `failure`; else `table`), and its rows to
 tests/support/manifest_tables/. `common_rules` has rules that occur often, `advice` the warnings, which CEL does not
-have, and `unavailable` the values that this version cannot do yet. No rule touches files.
+have, `beyond_cel` the rules that Python alone judges (addresses, user code, sizes), and `unavailable` the values that
+this version cannot do yet. No rule touches files.
 """

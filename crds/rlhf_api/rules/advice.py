@@ -11,6 +11,7 @@ from rlhf_api.job import RLHFJob
 from rlhf_api.job.failure import FailureRule
 from rlhf_api.names import ExitCode, Group
 from rlhf_api.problems import Problem, Severity
+from rlhf_api.rules.beyond_cel import warnings
 
 _RULES: Final = "spec.runPolicy.failurePolicy.rules"
 _CODES: Final = frozenset(range(1, 256)) - {int(ExitCode.RESTART)}
@@ -22,14 +23,9 @@ Match = tuple[str, object]
 
 def advice(job: RLHFJob) -> list[Problem]:
     """Return the warnings about a valid job."""
-    return [
-        Problem(field, value, message, severity=Severity.WARNING)
-        for field, value, message in (
-            *_warm_up(job),
-            *_trained_for_nobody(job),
-            *_unreachable(job.spec.run_policy.failure_policy.rules),
-        )
-    ]
+    idle = (*_warm_up(job), *_trained_for_nobody(job), *_unreachable(job.spec.run_policy.failure_policy.rules))
+    listed = [Problem(field, value, message, severity=Severity.WARNING) for field, value, message in idle]
+    return [*listed, *warnings(job)]
 
 
 def optimizer_steps(job: RLHFJob) -> int:

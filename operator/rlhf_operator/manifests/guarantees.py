@@ -11,7 +11,8 @@ from typing import Any, Final
 
 from rlhf_api.names import GROUP
 from rlhf_api.problems import Problem
-from rlhf_operator.manifests import engine_pods, user_code_mounts
+from rlhf_operator.manifests import claimed_devices, engine_pods, user_code_mounts
+from rlhf_operator.manifests.own_folders import mount_problem
 from rlhf_operator.manifests.pods import CONTAINER, GPU_RESOURCE
 from rlhf_operator.manifests.quantity import amount
 
@@ -26,20 +27,29 @@ _DEVELOPERS_ROUTES: Final = "VLLM_SERVER_DEV_MODE"
 _OWN_VARIABLES: Final = ("RLHF_", "OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS")
 _OWN_LABELS: Final = (f"{GROUP}/", "app.kubernetes.io/")
 _OWN_VOLUMES: Final = frozenset({"certificates", "job", "run"})
-_OWN_FOLDER: Final = "/etc/rlhf"
 _METADATA: Final = frozenset({"labels", "annotations", "creationTimestamp"})
 """What pods take of a template's metadata; the time is what `kubectl create --dry-run` writes, and null."""
 _VOLUME_SOURCES: Final = frozenset(
-    {"configMap", "csi", "downwardAPI", "emptyDir", "ephemeral", "persistentVolumeClaim", "projected", "secret"}
+    {
+        "configMap",
+        "csi",
+        "downwardAPI",
+        "emptyDir",
+        "ephemeral",
+        "image",
+        "persistentVolumeClaim",
+        "projected",
+        "secret",
+    }
 )
 """What the restricted Pod Security level admits."""
 _DEVICES: Final = re.compile(r"nvidia\.com/(gpu|mig-).*|amd\.com/gpu.*|gpu\.intel\.com/.*|google\.com/tpu|.*/gpu")
 """Resources that are devices to compute on."""
 
 
-def problems_of(template: Json, path: str, gpus: int, shared: int = 0) -> Iterator[Problem]:
+def problems_of(template: Json, path: str, gpus: int, shared: int = 0, devices: str = "") -> Iterator[Problem]:
     """Yield what a template asks for and does not get; `gpus` is what our container has, `shared` the bytes to which
-    we bound its /dev/shm, 0 for no bound.
+    we bound its /dev/shm, 0 for no bound, `devices` those on which its processes compute.
     """
     metadata, spec = template.get("metadata") or {}, template.get("spec") or {}
     for name in metadata.get("labels") or {}:
@@ -55,7 +65,7 @@ def problems_of(template: Json, path: str, gpus: int, shared: int = 0) -> Iterat
             if kind == "initContainers" and container.get("name") == CONTAINER:
                 yield Problem(f"{where}.name", CONTAINER, "is the name of our own container; choose another")
                 continue
-            yield from _container(container, where)
+            yield from _container(container, where, devices)
             yield from _devices(container, where, path, gpus)
             if container.get("name") == CONTAINER and not _own_shared_memory(spec, container):
                 yield from _memory(container, where, shared)
@@ -73,7 +83,7 @@ def _spec(spec: Json, path: str) -> Iterator[Problem]:
         yield from _volume(volume, f"{path}.volumes[{index}]")
 
 
-def _container(container: Json, path: str) -> Iterator[Problem]:
+def _container(container: Json, path: str, devices: str) -> Iterator[Problem]:
     context = container.get("securityContext") or {}
     yield from _security(context, f"{path}.securityContext")
     for index, port in enumerate(container.get("ports") or []):
@@ -89,19 +99,21 @@ def _container(container: Json, path: str) -> Iterator[Problem]:
     if context.get("readOnlyRootFilesystem") is False:
         field = f"{path}.securityContext.readOnlyRootFilesystem"
         yield Problem(field, False, "must be true; write to /tmp or a volume")
-    for index, mount in enumerate(container.get("volumeMounts") or []):
-        if str(mount.get("mountPath", "")).startswith(_OWN_FOLDER):
-            where = f"{path}.volumeMounts[{index}].mountPath"
-            yield Problem(where, mount["mountPath"], "is the operator's own folder")
-    yield from _variables(container, path)
+    for field, key in (("volumeMounts", "mountPath"), ("volumeDevices", "devicePath")):
+        for index, mount in enumerate(container.get(field) or []):
+            if (place := mount.get(key)) and (wrong := mount_problem(place)):
+                yield Problem(f"{path}.{field}[{index}].{key}", place, wrong)
+    yield from _variables(container, path, devices)
 
 
-def _variables(container: Json, path: str) -> Iterator[Problem]:
+def _variables(container: Json, path: str, devices: str) -> Iterator[Problem]:
     for index, variable in enumerate(container.get("env") or []):
         name = str(variable.get("name", ""))
         where = f"{path}.env[{index}].name"
         if name == _DEVELOPERS_ROUTES:
             yield Problem(where, name, "opens routes by which whoever reaches the port controls the engine: remove it")
+        elif name == claimed_devices.VARIABLE and devices and (container.get("resources") or {}).get("claims"):
+            yield from claimed_devices.problems_of_variable(variable, f"{path}.env[{index}].value", devices)
         elif name.startswith(_OWN_VARIABLES) and name not in USERS_VARIABLES:
             yield Problem(where, name, "is set by the operator; see cpuThreads for threads")
 
@@ -142,6 +154,9 @@ def _devices(container: Json, path: str, template: str, gpus: int) -> Iterator[P
     group = template.removesuffix(".template")
     coordinator = group == "spec.coordinator"
     remedy = "the coordinator computes on CPU" if coordinator else f"use {group}.gpusPerReplica"
+    if ours and claimed_devices.gives_gpus(container):
+        yield from claimed_devices.problems_of(container, path, group, gpus)
+        return
     for kind in ("limits", "requests"):
         for name, value in (resources.get(kind) or {}).items():
             same = name == GPU_RESOURCE and amount(value) == gpus
@@ -151,6 +166,8 @@ def _devices(container: Json, path: str, template: str, gpus: int) -> Iterator[P
                 yield Problem(f"{path}.resources.{kind}.{name}", value, message)
     if ours and not gpus and resources.get("claims"):
         message = f"what is claimed would idle, as the process computes on CPU: remove it, {remedy}"
+        if not coordinator:
+            message += f", or set {claimed_devices.VARIABLE} to cuda:0 in env where the claim gives the GPU"
         yield Problem(f"{path}.resources.claims", resources["claims"], message)
 
 

@@ -9,7 +9,7 @@ from typing import Final
 from rlhf_api.job import RLHFJob
 from rlhf_api.names import Group
 from rlhf_api.problems import Problem, Severity
-from rlhf_operator.manifests import checkpoint_volumes
+from rlhf_operator.manifests import checkpoint_volumes, loopback_urls
 from rlhf_operator.manifests.pods import coordinator_pod
 from rlhf_operator.manifests.rendering import mounting, unused_template, worker
 from rlhf_operator.manifests.template import problems_of
@@ -19,11 +19,11 @@ _GROUPS: Final = (Group.GENERATION, Group.INFERENCE, Group.TRAINING)
 
 def problems_of_pods(job: RLHFJob) -> list[Problem]:
     """Return what is wrong with the templates of a resolved job, also of groups that have no pods for now, and with
-    where its pods keep checkpoints.
+    where its pods keep checkpoints; warnings are among them.
     """
     problems = list(_of_templates(job))
     if not any(problem.severity is Severity.ERROR for problem in problems):
-        problems += checkpoint_volumes.problems_of(job)
+        problems += [*checkpoint_volumes.problems_of(job), *loopback_urls.problems_of(job)]
     return problems
 
 

@@ -44,12 +44,20 @@ def _problems(template: Json, path: str, own_container: str, own_volumes: Set[st
     volumes = spec.get("volumes") or []
     yield from _volumes(volumes, f"{path}.volumes")
     mountable = own_volumes | {str(volume.get("name")) for volume in volumes}
+    claims = spec.get("resourceClaims") or []
+    yield from _claims(claims, f"{path}.resourceClaims")
+    claimed = {str(claim.get("name")) for claim in claims}
     names: set[str] = set()
     for kind in ("initContainers", "containers"):
         for index, container in enumerate(spec.get(kind) or []):
             where, name = f"{path}.{kind}[{index}]", container.get("name")
             yield from _taken(f"{where}.name", name, names, "the name of a container")
             yield from _container(container, where, mountable, ours=kind == "containers" and name == own_container)
+            for place, claim in enumerate((container.get("resources") or {}).get("claims") or []):
+                if claim.get("name") not in claimed:
+                    known = ", ".join(sorted(claimed)) or "none"
+                    message = f"no claim has this name: add it to spec.resourceClaims, or use one of {known}"
+                    yield Problem(f"{where}.resources.claims[{place}].name", claim.get("name"), message)
 
 
 def _metadata(metadata: Json, path: str) -> Iterator[Problem]:
@@ -89,11 +97,26 @@ def _volumes(volumes: Sequence[Json], path: str) -> Iterator[Problem]:
         if len(sources) != 1:
             given = " and ".join(sources) or "none"
             yield Problem(where, volume, f"needs exactly one source, such as persistentVolumeClaim, and has {given}")
+        if volume.get("image") is not None and not volume["image"].get("reference"):
+            yield Problem(f"{where}.image.reference", None, "is required: name an image, such as registry/model:v1")
         for source, field in (("configMap", "name"), ("secret", "secretName"), ("persistentVolumeClaim", "claimName")):
             if volume.get(source) is None:
                 continue
             name = volume[source].get(field) or ""
             yield from _said(f"{where}.{source}.{field}", name, name_problem(name))
+
+
+def _claims(claims: Sequence[Json], path: str) -> Iterator[Problem]:
+    names: set[str] = set()
+    for index, claim in enumerate(claims):
+        where = f"{path}[{index}]"
+        yield from _taken(f"{where}.name", claim.get("name"), names, "the name of a claim")
+        sources = [name for name in ("resourceClaimName", "resourceClaimTemplateName") if claim.get(name)]
+        if len(sources) != 1:
+            message = "needs exactly one of resourceClaimName, resourceClaimTemplateName"
+            yield Problem(where, claim, message)
+        for name in sources:
+            yield from _said(f"{where}.{name}", claim[name], name_problem(claim[name]))
 
 
 def _container(container: Json, path: str, volumes: Set[str], *, ours: bool) -> Iterator[Problem]:

@@ -15,7 +15,7 @@ from rlhf_api.nesting import too_deep
 from rlhf_api.problems import ManifestError, Problem, Severity
 from rlhf_api.structural_schema import without_nulls
 from rlhf_operator.bounded_cache import cached
-from rlhf_operator.manifests import guarantees, pod_rules, pod_schema
+from rlhf_operator.manifests import claimed_devices, guarantees, pod_rules, pod_schema
 from rlhf_operator.manifests.engine_pods import shared_bytes
 from rlhf_operator.manifests.pods import CONTAINER, CONTAINER_SECURITY, GPU_RESOURCE, TMP
 from rlhf_operator.manifests.quantity import amount
@@ -66,18 +66,21 @@ def problems_of(template: object, path: str, ours: Mapping[str, Any]) -> tuple[P
     gpus = int(container["resources"].get("limits", {}).get(GPU_RESOURCE, 0))
     text, volumes = json.dumps(template, sort_keys=True), ours["spec"]["volumes"]
     names = frozenset(str(volume.get("name")) for volume in volumes)
-    return _problems(text, path, names, gpus, shared_bytes(volumes))
+    devices = next((each["value"] for each in container["env"] if each["name"] == claimed_devices.VARIABLE), "")
+    return _problems(text, path, names, gpus, shared_bytes(volumes), devices)
 
 
 @cached(REMEMBERED)
-def _problems(text: str, path: str, volumes: frozenset[str], gpus: int, shared: int) -> tuple[Problem, ...]:
+def _problems(
+    text: str, path: str, volumes: frozenset[str], gpus: int, shared: int, devices: str
+) -> tuple[Problem, ...]:
     if len(text) > MAX_CHARACTERS:
         return (Problem(path, None, f"has {len(text)} characters as JSON: must be at most {MAX_CHARACTERS}"),)
     template = json.loads(text)
     problems = list(islice(pod_schema.problems_of(template, path), MAX_PROBLEMS))
     if all(problem.severity is Severity.SERVER for problem in problems):
         # Of what is of the wrong type no more can be said.
-        problems += islice(guarantees.problems_of(template, path, gpus, shared), MAX_PROBLEMS)
+        problems += islice(guarantees.problems_of(template, path, gpus, shared, devices), MAX_PROBLEMS)
         problems += islice(pod_rules.problems_of(template, path, CONTAINER, volumes), MAX_PROBLEMS)
     return tuple(problems[:MAX_PROBLEMS])
 
@@ -116,21 +119,17 @@ def merge_pod(ours: Json, template: Mapping[str, Any], labels: Mapping[str, str]
 
 def _within_limits(ours: Json, theirs: Mapping[str, Any]) -> Json:
     """Return our pod without a default request above the template's limit: where none is said, the request is the
-    limit.
+    limit. GPUs that a claim gives are not asked for again.
     """
-    limits = next(
-        (
-            (container.get("resources") or {}).get("limits") or {}
-            for container in theirs.get("containers") or ()
-            if container.get("name") == CONTAINER
-        ),
-        {},
-    )
+    counterpart = next((each for each in theirs.get("containers") or () if each.get("name") == CONTAINER), {})
+    limits = (counterpart.get("resources") or {}).get("limits") or {}
     container = ours["containers"][0]
-    requests = container["resources"].get("requests", {})
+    resources = container["resources"]
+    if claimed_devices.gives_gpus(counterpart):
+        resources = claimed_devices.without_gpus(resources, GPU_RESOURCE)
+    requests = resources.get("requests", {})
     kept = {name: value for name, value in requests.items() if amount(value) <= amount(limits.get(name, value))}
-    resources = container["resources"] | {"requests": kept}
-    return {**ours, "containers": [{**container, "resources": resources}]}
+    return {**ours, "containers": [{**container, "resources": resources | {"requests": kept}}]}
 
 
 def _give_tmp(container: Json) -> None:
@@ -171,6 +170,6 @@ def _merge_list(theirs: list[Json], ours: list[Json], key: str) -> list[Json]:
             merged.append(item)
             continue
         left.remove(counterpart)
-        replaced = item.get(key) in guarantees.USERS_VARIABLES | _USERS_VOLUMES
+        replaced = item.get(key) in guarantees.USERS_VARIABLES | _USERS_VOLUMES | {claimed_devices.VARIABLE}
         merged.append(counterpart if replaced else _merge(counterpart, item))
     return merged + left

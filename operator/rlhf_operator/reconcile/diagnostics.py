@@ -13,6 +13,7 @@ from typing import Any, Final
 from rlhf_api.job import RLHFJob
 from rlhf_api.names import COORDINATOR_PORT, Group
 from rlhf_operator.manifests import identity
+from rlhf_operator.manifests.pods import CONTAINER
 from rlhf_operator.reconcile.failures import hung_workers
 from rlhf_operator.reconcile.failures.exit_messages import how_it_ended
 from rlhf_operator.reconcile.observed.observed_job import CoordinatorReading, ObservedJob
@@ -21,6 +22,7 @@ from rlhf_operator.reconcile.observed.observed_pod import (
     CREATING,
     IMAGE_REASONS,
     INIT_FAILED,
+    INIT_RUNS,
     PATIENCE,
     ObservedPod,
 )
@@ -70,11 +72,11 @@ def diagnose(
         for gate in dict.fromkeys(gate for pod in gated for gate in pod.gates)
     ]
     if images := [pod for pod in listed if pod.waiting in IMAGE_REASONS]:
-        words = images[0].waiting_message or images[0].waiting
-        remedy = f"correct the image in {_template(images)}, or give imagePullSecrets there"
-        messages.append(f"{_named(images)} cannot get the image ({words}): {remedy}")
+        messages.append(_without_image(job, images))
     if broken := [pod for pod in listed if pod.waiting in CONFIG_REASONS]:
         messages.append(_broken(job, broken))
+    if initializing := [pod for pod in listed if pod.waiting == INIT_RUNS and pod.active]:
+        messages.append(_initializing(initializing))
     if slow := [pod for pod in listed if pod.waiting == CREATING and pod.active and _older(pod, SLOW, now)]:
         messages.append(_slow(job, slow))
     for pod in [pod for pod in listed if pod.waiting == "CrashLoopBackOff" and pod.end][:SHOWN]:
@@ -138,14 +140,23 @@ def occupied_names(job: RLHFJob, observed: ObservedJob) -> list[str]:
     return [text]
 
 
-def requeue_after(pods: Iterable[ObservedPod], now: datetime) -> float | None:
-    """Return the seconds until something is said because of its age; None: nothing will be."""
-    waits = [
-        (SLOW if pod.waiting == CREATING else PATIENCE) - (now - pod.created)
-        for pod in pods
-        if pod.created and pod.active and (pod.waiting == CREATING or pod.gates)
-    ]
-    return min((wait.total_seconds() for wait in waits if wait > timedelta()), default=None)
+def requeue_after(pods: Iterable[ObservedPod], reading: CoordinatorReading | None, now: datetime) -> float | None:
+    """Return the seconds until something is said because of its age; None: nothing will be.
+
+    A pod that does not get what it mounts is looked at again and again: nobody says that an object is there no more.
+    """
+    left: list[float] = []
+    for pod in pods:
+        if pod.created is None or not pod.active:
+            continue
+        age = now - pod.created
+        if pod.waiting == CREATING:
+            left.append((SLOW - age if age < SLOW else SLOW).total_seconds())
+        if (pod.unschedulable or pod.gates) and age < PATIENCE:
+            left.append((PATIENCE - age).total_seconds())
+        if pod.phase == "Running" and age < UNHEARD and reading is not None and reading.phase == "Starting":
+            left.append((UNHEARD - age).total_seconds())
+    return min(left, default=None)
 
 
 def _older(pod: ObservedPod, than: timedelta, now: datetime) -> bool:
@@ -173,10 +184,12 @@ def _unschedulable(job: RLHFJob, stuck: list[ObservedPod]) -> str:
             f"see that the claim exists in namespace {identity.namespace(job)} and can be bound (kubectl get pvc), or "
             f"correct the volumes of the pod template ({shared})"
         )
-    if "node affinity/selector" in words:
+    # Nodes that lack room are those that the pod selects; the others are not meant.
+    if "node affinity/selector" in words and "Insufficient" not in words:
         remedies.append(f"correct nodeSelector or affinity in {template}, or label a node so")
-    if "untolerated taint" in words:
-        remedies.append(f"add a toleration to {template}, where the taint is meant for such pods")
+    if "untolerated taint" in words and (taints := _meant_taints(words)) is not None:
+        named = f" {' or '.join(taints)}" if taints else ""
+        remedies.append(f"add a toleration to {template}, where the taint{named} is meant for such pods")
     if "volume node affinity" in words:
         remedies.append("let the pods go where their volume is, or use a volume that all nodes reach")
     if "Insufficient" in words or not remedies:
@@ -188,6 +201,18 @@ def _unschedulable(job: RLHFJob, stuck: list[ObservedPod]) -> str:
 
 _NOISE: Final = re.compile(r"\.? no new claims to deallocate|,? preemption: ")
 """What follows is about other pods than ours."""
+
+
+def _meant_taints(words: str) -> list[str] | None:
+    """Return the taints that may be meant for pods of jobs, empty where none is named; None: all are of the cluster's
+    own, on nodes of its control plane and on nodes that are not well."""
+    named = list(dict.fromkeys(_TAINT.findall(words)))
+    meant = [key for key in named if not key.startswith(_OF_CLUSTER)]
+    return meant if meant or not named else None
+
+
+_TAINT: Final = re.compile(r"untolerated taint(?:\(s\))? \{([^:}]+)")
+_OF_CLUSTER: Final = ("node-role.kubernetes.io/", "node.kubernetes.io/", "node.cloudprovider.kubernetes.io/")
 
 
 def _more(job: RLHFJob, stuck: list[ObservedPod]) -> str:
@@ -211,6 +236,32 @@ def _broken(job: RLHFJob, broken: list[ObservedPod]) -> str:
     else:
         remedy = f"correct the image or the container in {template}"
     return f"{_named(broken)} cannot be started ({first.waiting}: {words}): {remedy}"
+
+
+def _without_image(job: RLHFJob, images: list[ObservedPod]) -> str:
+    words, template = images[0].waiting_message or images[0].waiting, _template(images)
+    remedy = f"correct the image in {template}, or give imagePullSecrets there"
+    if not words.startswith("init container") and not _names_image(job, images[0].group):
+        remedy = (
+            f"{template} names none, so it is the operator's default: push it there, or have the operator installed "
+            "with one that is there (image.registry of the chart; it holds for jobs that start anew), or name one in "
+            f"{template}"
+        )
+    return f"{_named(images)} cannot get the image ({words}): {remedy}"
+
+
+def _names_image(job: RLHFJob, group: Group) -> bool:
+    containers = (getattr(job.spec, group).template.get("spec") or {}).get("containers") or []
+    return any(container.get("name") == CONTAINER and container.get("image") for container in containers)
+
+
+def _initializing(pods: list[ObservedPod]) -> str:
+    name, _, since = pods[0].waiting_message.partition(" ")
+    wait = "waits for its" if len(pods) == 1 else "wait for their"
+    return (
+        f"{_named(pods)} {wait} init container {name}, which runs since {since}: "
+        f"`kubectl logs {pods[0].name} -c {name}` says what it does"
+    )
 
 
 def _slow(job: RLHFJob, slow: list[ObservedPod]) -> str:

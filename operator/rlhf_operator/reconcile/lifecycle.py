@@ -67,6 +67,16 @@ def expiry(job: RLHFJob, status: Mapping[str, Any]) -> datetime | None:
     return None if seconds is None or finished is None else finished + timedelta(seconds=seconds)
 
 
+def reading_expires(context: ReconcileContext) -> float | None:
+    """Return the seconds until a coordinator that does not answer any more counts as one that says nothing; None: it
+    answers, or never did. A new reading, and a reason for none, come by themselves."""
+    reading = context.reading
+    if reading is None or not context.observed.unreachable:
+        return None
+    left = reading.at + READING_VALID_FOR + timedelta(seconds=1) - context.now
+    return left.total_seconds() if left > timedelta() else None
+
+
 def planned(context: ReconcileContext) -> ConditionUpdate:
     """Return the condition Planned: whether pods may be made from the manifest."""
     pinned = context.pinned

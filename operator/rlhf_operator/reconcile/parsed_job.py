@@ -59,7 +59,10 @@ class ParsedJob:
     @cached_property
     def warnings(self) -> str:
         """Return what the job can be started with and does not do what it seems to; empty when there is nothing."""
-        return "" if self.job is None else _listed(advice(self.job))
+        if self.job is None:
+            return ""
+        of_pods = [problem for problem in problems_of_pods(self.job) if problem.severity is Severity.WARNING]
+        return _listed([*of_pods, *advice(self.job)])
 
     @cached_property
     def template_hashes(self) -> Mapping[Group, str]:

@@ -14,7 +14,7 @@ from rlhf_api.names import Group
 from rlhf_operator.gang.apis import kind_of
 from rlhf_operator.manifests import identity
 from rlhf_operator.manifests.rendering import plain
-from rlhf_operator.reconcile import diagnostics, forced_deletion, job_status, lifecycle, rollout, scaling
+from rlhf_operator.reconcile import diagnostics, forced_deletion, lifecycle, rollout, scaling
 from rlhf_operator.reconcile.conditions import ConditionUpdate, merged, written
 from rlhf_operator.reconcile.context import ReconcileContext
 from rlhf_operator.reconcile.failures import hung_workers, pod_back_off, start_back_off
@@ -22,7 +22,7 @@ from rlhf_operator.reconcile.failures.failure_counter import FailureCounts
 from rlhf_operator.reconcile.failures.pod_back_off import PodBackOff
 from rlhf_operator.reconcile.gang_admission import gang_objects
 from rlhf_operator.reconcile.last_applied import with_fingerprint
-from rlhf_operator.reconcile.observed.observed_pod import PATIENCE, ObservedPod
+from rlhf_operator.reconcile.observed.observed_pod import ObservedPod
 from rlhf_operator.reconcile.reconcile_plan import PodDeletion, ReconcilePlan, deletions
 from rlhf_operator.reconcile.rollout import DesiredVersions
 from rlhf_operator.reconcile.timestamps import rfc3339, seconds_until, soonest
@@ -250,11 +250,10 @@ def _requeue_after(
             REFUSED_RETRY_SECONDS if context.write_refused or context.gang.blocked else None,
             DRY_RUN_RETRY_SECONDS if context.observed.dry_run_problem else None,
             0.0 if applied >= MAX_PODS_PER_RECONCILE and not context.write_refused else None,
-            job_status.PROGRESS_SECONDS if context.coordinator_runs else None,
-            PATIENCE.total_seconds() if any(pod.unschedulable for pod in pods) else None,
-            diagnostics.requeue_after(pods, now),
+            lifecycle.reading_expires(context),
+            diagnostics.requeue_after(pods, context.reading, now),
             pod_back_off.requeue_after(back_offs, now),
-            start_back_off.requeue_after(job, pods, now),
+            start_back_off.requeue_after(job, pods, context.reading, now),
             scaling.next_farewell(pods, now),
             seconds_until(context.observed.certificates_expire, now),
             hung_workers.next_lost(job, pods, context.reading, now),

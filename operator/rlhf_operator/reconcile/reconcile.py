@@ -174,7 +174,10 @@ def _write_when_due(
     written = context.observed.status_written
     age = math.inf if written is None else (context.now - written).total_seconds()
     if not job_status.differs(status, context.status):
-        return plan if age < job_status.PROGRESS_SECONDS else replace(plan, labels=_pool_labels(context, plan))
+        labels = _pool_labels(context, plan)
+        if labels and (left := job_status.PROGRESS_SECONDS - age) > 0:
+            return replace(plan, requeue_after=soonest((plan.requeue_after, left)))
+        return replace(plan, labels=labels)
     held = job_status.seconds_to_hold(status, context.status, age)
     if held is not None:
         return replace(plan, requeue_after=soonest((plan.requeue_after, held)))

@@ -53,12 +53,19 @@ class DesiredVersions:
 
     def outdated(self, pod: ObservedPod) -> bool:
         """Return whether its template is another one by now, and it is to be replaced."""
-        return self.differs(pod) and not (self.keeps_coordinator and pod.group == Group.COORDINATOR)
+        return self._differs(pod) and not self._is_needed(pod)
 
-    def differs(self, pod: ObservedPod) -> bool:
-        """Return whether its template is another one by now."""
+    def keeps(self, pod: ObservedPod) -> bool:
+        """Return whether its template is another one by now, and it goes on all the same."""
+        return self._differs(pod) and self._is_needed(pod)
+
+    def _differs(self, pod: ObservedPod) -> bool:
         wanted = self.hashes.get(pod.group, "")
         return bool(wanted and pod.template_hash) and pod.template_hash != wanted
+
+    def _is_needed(self, pod: ObservedPod) -> bool:
+        """Return whether something is lost with it: nothing is with a coordinator that never ran."""
+        return self.keeps_coordinator and pod.group == Group.COORDINATOR and pod.began is not None
 
 
 def desired_versions(
@@ -123,7 +130,7 @@ def restarting_condition(
     up = all(group["ready"] >= group["desired"] for group in groups)
     if stored.holds(kind) and (any(versions.of_earlier_epoch(pod) for pod in pods) or not up):
         return None
-    if any(pod.group == Group.COORDINATOR and pod.active and versions.differs(pod) for pod in pods):
+    if any(pod.active and versions.keeps(pod) for pod in pods):
         return ConditionUpdate(kind, False, RestartingReason.KEPT, KEPT_MESSAGE)
     return ConditionUpdate(kind, False, RestartingReason.NONE, NONE_MESSAGE)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import copy
+import time
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -18,6 +19,7 @@ from rlhf_operator import controller as controller_module
 from rlhf_operator import job_objects
 from rlhf_operator.api_client.errors import ApiError, ConflictError, RefusedError, UnavailableError
 from rlhf_operator.reconcile import ReconcilePlan, job_status
+from rlhf_operator.reconcile.phases import REFUSED_RETRY_SECONDS
 
 Json = dict[str, Any]
 PODS = ["job-coordinator", "job-generation-0", "job-inference-0", "job-training-0"]
@@ -76,7 +78,9 @@ async def test_a_job_gets_its_objects_and_a_settled_one_costs_no_write(server: F
     [(500, True), (409, False), (403, False)],
     ids=["answer lost", "conflict", "forbidden"],
 )
-async def test_whichever_write_fails_once_the_job_gets_the_same_objects_once(code: int, after: bool) -> None:
+async def test_whichever_write_fails_once_the_job_gets_the_same_objects_once(
+    code: int, after: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     expected, undisturbed_writes = await undisturbed()
     for failing in range(len(undisturbed_writes)):
         async with FakeApiServer() as server:
@@ -95,7 +99,9 @@ async def test_whichever_write_fails_once_the_job_gets_the_same_objects_once(cod
                 await operator.settle()
                 if code == 403 and made(server) != expected:
                     # What was refused is told first, and tried again when its time has come.
+                    monkeypatch.setattr(job_objects, "clock", lambda: time.monotonic() + REFUSED_RETRY_SECONDS)
                     await operator.settle()
+                    monkeypatch.setattr(job_objects, "clock", time.monotonic)
             assert made(server) == expected, f"write {failing}: {undisturbed_writes[failing]}"
 
 

@@ -39,20 +39,22 @@ async def test_silence_is_told_once_and_a_sign_of_life_is_followed_at_once(
 
     monkeypatch.setattr(coordinator_client, "CoordinatorStub", counted)
 
-    async def ask(sign: str) -> None:
-        coordinators.refresh("team/job", "127.0.0.1", certificates, sign)
+    async def until_asked(times: int) -> None:
         async with asyncio.timeout(60):
-            while (known := coordinators._known["team/job"]).task is not None:
-                await asyncio.wait([known.task])
+            while len(attempts) < times or not reported:  # noqa: ASYNC110 attempts are counted, not signalled
+                await asyncio.sleep(0.01)
 
-    for _ in range(3):
-        await ask("starting")
-    assert coordinators.latest("team/job") == (None, "its status could not be read (unavailable)")
-    assert (reported, len(attempts)) == (["team/job"], 3)
+    coordinators.refresh("team/job", "127.0.0.1", certificates, "starting")
+    await until_asked(3)
     monkeypatch.setattr(coordinator_client, "READ_EVERY_SECONDS", 9.0)
-    coordinators._known["team/job"].asked -= 10
-    await ask("starting")
-    assert len(attempts) == 3
-    await ask("ready")
-    assert len(attempts) == 4
+    await asyncio.sleep(0.2)
+    assert coordinators.latest("team/job") == (None, "its status could not be read (unavailable)")
+    assert reported == ["team/job"]
+    known = len(attempts)
+    coordinators.refresh("team/job", "127.0.0.1", certificates, "starting")
+    await asyncio.sleep(0.2)
+    assert len(attempts) == known
+    coordinators.refresh("team/job", "127.0.0.1", certificates, "ready")
+    await until_asked(known + 1)
+    assert reported == ["team/job"]
     await coordinators.close()

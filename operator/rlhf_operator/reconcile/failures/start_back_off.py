@@ -18,7 +18,7 @@ from typing import Any, Final
 from rlhf_api.job import RLHFJob
 from rlhf_api.names import Group
 from rlhf_operator.gang import members
-from rlhf_operator.reconcile.observed.observed_job import CoordinatorReading
+from rlhf_operator.reconcile.observed.observed_job import NOT_AT_WORK, CoordinatorReading
 from rlhf_operator.reconcile.observed.observed_pod import CONFIG_REASONS, CREATING, IMAGE_REASONS, ObservedPod
 from rlhf_operator.reconcile.timestamps import rfc3339, time_of
 
@@ -26,8 +26,6 @@ Json = dict[str, Any]
 
 FIRST: Final = timedelta(seconds=60)
 LONGEST: Final = timedelta(hours=1)
-NOT_AT_WORK: Final = frozenset({"Starting", "Recovering"})
-"""Phases of a coordinator that waits for workers."""
 MARGIN: Final = timedelta(seconds=60)
 """Beyond startTimeoutSeconds: a coordinator restarts what is stuck at that time, which may be the cure."""
 READ_LATELY: Final = timedelta(seconds=60)
@@ -105,10 +103,18 @@ def unable_to_start(job: RLHFJob, pods: Iterable[ObservedPod], now: datetime) ->
     return _overdue(job, listed, now) if _enough(job, listed) else []
 
 
-def requeue_after(job: RLHFJob, pods: Iterable[ObservedPod], now: datetime) -> float | None:
-    """Return the seconds until a pod has been kept from starting for too long; None: none will be."""
+def requeue_after(
+    job: RLHFJob, pods: Iterable[ObservedPod], reading: CoordinatorReading | None, now: datetime
+) -> float | None:
+    """Return the seconds until a pod has been kept from starting for too long, or the coordinator has waited for too
+    long; None: neither will be."""
+    listed = list(pods)
     limit = timedelta(seconds=job.spec.run_policy.pod_start_timeout_seconds)
-    left = [(since + limit - now).total_seconds() for pod in pods if (since := _kept_since(pod)) is not None and limit]
+    ends = [since + limit for pod in listed if (since := _kept_since(pod)) is not None and limit]
+    began = _began(listed)
+    if began is not None and reading is not None and reading.phase in NOT_AT_WORK:
+        ends.append(began + _patience(job))
+    left = [(end - now).total_seconds() for end in ends]
     return min((seconds for seconds in left if seconds > 0), default=None)
 
 
@@ -122,16 +128,23 @@ def _cannot_begin(job: RLHFJob, pods: Iterable[ObservedPod], reading: Coordinato
         words = f"{first.waiting}: {first.waiting_message}" if first.waiting_message else first.waiting
         more = f", as {len(overdue) - 1} more are" if len(overdue) > 1 else ""
         return f"{first.name} has a node since {rfc3339(since)} and is kept from starting ({words}){more}"
-    limit = timedelta(seconds=job.spec.run_policy.start_timeout_seconds) + MARGIN
-    began = [pod.running for pod in listed if pod.running is not None and pod.active]
+    began = _began(listed)
     waits = reading is not None and now - reading.at <= READ_LATELY and reading.phase in NOT_AT_WORK
-    if not waits or reading is None or not began or not _enough(job, listed):
+    if not waits or reading is None or began is None or not _enough(job, listed):
         return ""
-    if now - max(began) < limit:
+    if now - began < _patience(job):
         return ""
     what = reading.waiting_for[0] if reading.waiting_for else "its workers"
-    begun = rfc3339(max(began))
-    return f"what an iteration needs runs since {begun}, and the coordinator still waits for {_lasting(what)}"
+    return f"what an iteration needs runs since {rfc3339(began)}, and the coordinator still waits for {_lasting(what)}"
+
+
+def _began(pods: Iterable[ObservedPod]) -> datetime | None:
+    """Return when the last of the pods that run began to; None: none runs."""
+    return max((pod.running for pod in pods if pod.running is not None and pod.active), default=None)
+
+
+def _patience(job: RLHFJob) -> timedelta:
+    return timedelta(seconds=job.spec.run_policy.start_timeout_seconds) + MARGIN
 
 
 def _lasting(message: str) -> str:

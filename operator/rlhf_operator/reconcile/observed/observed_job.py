@@ -4,8 +4,9 @@ Rule: data only. What is not known is absent, never guessed.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime
+from typing import Any, Final
 
 from rlhf_operator.gang.apis import ServedApis
 from rlhf_operator.gang.backend import QueueState
@@ -13,6 +14,9 @@ from rlhf_operator.manifests import Images
 from rlhf_operator.reconcile.observed.observed_pod import ObservedPod
 from rlhf_operator.reconcile.observed.stored_revision import StoredRevision
 from rlhf_operator.untrusted import DeletedObject, UnreadableObject
+
+NOT_AT_WORK: Final = frozenset({"Starting", "Recovering"})
+"""Phases of a coordinator that waits for workers."""
 
 
 @dataclass(frozen=True)
@@ -59,6 +63,16 @@ class CoordinatorReading:
     """When and why drafting was last switched off or on; empty: this coordinator has not seen it."""
     predicted_seconds: float = 0.0
     """Of generation and inference under it; 0: not predicted."""
+
+    def says_else(self, other: "CoordinatorReading") -> bool:
+        """Return whether a later reading is news: in more than times, which pass by themselves.
+
+        What a coordinator at work waits for is shown to nobody.
+        """
+        same: dict[str, Any] = {"at": self.at, "seconds_left": self.seconds_left, "silent": self.silent}
+        if self.phase not in NOT_AT_WORK:
+            same["waiting_for"] = self.waiting_for
+        return self.silent.keys() != other.silent.keys() or replace(other, **same) != self
 
 
 @dataclass(frozen=True)

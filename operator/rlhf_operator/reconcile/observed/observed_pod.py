@@ -14,6 +14,8 @@ PATIENCE: Final = timedelta(seconds=10)
 """Time a new pod may be without a node: claims are bound, and nodes appear, within seconds."""
 INIT_FAILED: Final = "Init:Error"
 """Reason of a pod whose init container fails, as kubectl shows it; the kubelet runs it again."""
+INIT_RUNS: Final = "Init:Running"
+"""Reason of a pod whose init container runs and is not done; the message has its name and since when."""
 IMAGE_REASONS: Final = frozenset(
     {"ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull", "ImageInspectError"}
 )

@@ -21,7 +21,7 @@ from rlhf_api import names
 from rlhf_api.job.failure import START_UP
 from rlhf_operator.manifests.pods import CONTAINER
 from rlhf_operator.reconcile.observed.malformed_pod import misshapen
-from rlhf_operator.reconcile.observed.observed_pod import INIT_FAILED, ObservedPod, PodEnd
+from rlhf_operator.reconcile.observed.observed_pod import INIT_FAILED, INIT_RUNS, ObservedPod, PodEnd
 from rlhf_operator.reconcile.observed.termination_log import last_report, readable
 from rlhf_operator.untrusted import (
     LISTED_MAX,
@@ -242,6 +242,9 @@ def _init_problem(status: Json) -> Json | None:
             return {"reason": INIT_FAILED, "message": f"{name} ended with exit code {_code(ended)}: {last}"}
         if waiting.get("message"):
             return {"reason": waiting.get("reason"), "message": f"init container {name}: {_words(waiting['message'])}"}
+        # A sidecar that has started goes on beside the others.
+        if (running := state.get("running")) and not container.get("started"):
+            return {"reason": INIT_RUNS, "message": f"{name} {_word(running.get('startedAt'))}"}
     return None
 
 

@@ -158,6 +158,7 @@ def test_devices_are_the_manifests_to_ask_for(name: str) -> None:
     assert problem.field == f"{PATH}.spec.containers[0].resources.limits.{name}"
     assert "use spec.generation.gpusPerReplica" in problem.message
     claims = worker(resources={"claims": [{"name": "gpu"}]})
+    claims["spec"]["resourceClaims"] = [{"name": "gpu", "resourceClaimName": "gpu"}]
     [problem] = found(claims | {"metadata": {}})
     assert problem.field == f"{PATH}.spec.containers[0].resources.claims"
 

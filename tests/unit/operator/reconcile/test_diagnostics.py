@@ -61,6 +61,111 @@ def test_the_remedy_follows_the_schedulers_words(words: str, remedy: str) -> Non
     assert f"no node can take job-generation-0 ({words.rstrip('.')}): {remedy}" in diagnosis(cluster)
 
 
+TAINT = "node(s) had untolerated taint"
+
+
+@pytest.mark.parametrize(
+    ("words", "remedies"),
+    [
+        (
+            (
+                f"0/5 nodes are available: 1 {TAINT} {{node-role.kubernetes.io/control-plane: }}, "
+                f"1 {TAINT} {{node.kubernetes.io/unreachable: }}, 3 Insufficient nvidia.com/gpu"
+            ),
+            "add nodes, free some, or lower spec.generation.replicas. ",
+        ),
+        (
+            "0/5 nodes are available: 2 node(s) didn't match Pod's node affinity/selector, 3 Insufficient cpu",
+            "add nodes, free some, or lower spec.generation.replicas. ",
+        ),
+        (
+            f"0/5 nodes are available: 2 Insufficient nvidia.com/gpu, 3 {TAINT} {{nvidia.com/gpu: }}",
+            (
+                "add nodes, free some, or lower spec.generation.replicas; "
+                "add a toleration to spec.generation.template, "
+                "where the taint nvidia.com/gpu is meant for such pods. "
+            ),
+        ),
+        (
+            (
+                f"0/5 nodes are available: 1 {TAINT} {{node-role.kubernetes.io/control-plane: }}, "
+                "4 node(s) didn't match Pod's node affinity/selector"
+            ),
+            "correct nodeSelector or affinity in spec.generation.template, or label a node so. ",
+        ),
+        (
+            "0/1 nodes are available: 1 node(s) had untolerated taint {node.kubernetes.io/not-ready: }",
+            "add nodes, free some, or lower spec.generation.replicas. ",
+        ),
+    ],
+)
+def test_the_remedy_is_not_that_of_nodes_which_the_pod_is_not_meant_for(words: str, remedies: str) -> None:
+    cluster = begun()
+    cluster.cannot_schedule("generation-0", words)
+    cluster.later(11)
+    cluster.settle()
+    assert f"no node can take job-generation-0 ({words}): {remedies}" in diagnosis(cluster)
+
+
+IMAGE = "Back-off pulling image: not found"
+
+
+def test_the_default_image_is_corrected_where_the_operator_is_installed() -> None:
+    cluster = begun()
+    cluster.wait_with("generation-0", "ImagePullBackOff", IMAGE)
+    cluster.later(11)
+    cluster.settle()
+    assert diagnosis(cluster).startswith(
+        f"job-generation-0 cannot get the image ({IMAGE}): spec.generation.template names none, so it is the "
+        "operator's default: push it there, or have the operator installed with one that is there (image.registry of "
+        "the chart; it holds for jobs that start anew), or name one in spec.generation.template. "
+    )
+
+
+def test_an_image_of_the_template_is_corrected_there() -> None:
+    template = {"spec": {"containers": [{"name": "worker", "image": "mine:1"}]}}
+    cluster = begun(generation={"replicas": 2, "template": template})
+    cluster.wait_with("generation-0", "ImagePullBackOff", IMAGE)
+    cluster.later(11)
+    cluster.settle()
+    remedy = "correct the image in spec.generation.template, or give imagePullSecrets there. "
+    assert diagnosis(cluster).startswith(f"job-generation-0 cannot get the image ({IMAGE}): {remedy}")
+
+
+def initializing(cluster: SimulatedCluster, worker: str, *inits: dict[str, Any]) -> None:
+    waiting = {"state": {"waiting": {"reason": "PodInitializing"}}}
+    status = cluster.pods[f"job-{worker}"]["status"]
+    status["initContainerStatuses"] = list(inits)
+    status["containerStatuses"] = [{"name": "worker", **waiting}]
+
+
+def test_an_init_container_that_runs_is_named_with_its_pod() -> None:
+    cluster = begun()
+    running = {"running": {"startedAt": "2026-08-22T10:00:05Z"}}
+    done = {"name": "certs", "ready": True, "state": {"terminated": {"exitCode": 0}}}
+    sidecar = {"name": "proxy", "started": True, "state": running}
+    later = {"name": "unpack", "state": {"waiting": {"reason": "PodInitializing"}}}
+    for worker in ("generation-0", "generation-1"):
+        initializing(cluster, worker, done, sidecar, {"name": "fetch", "state": running}, later)
+    cluster.later(11)
+    cluster.settle()
+    assert diagnosis(cluster).startswith(
+        "job-generation-0, job-generation-1 wait for their init container fetch, which runs since "
+        "2026-08-22T10:00:05Z: `kubectl logs job-generation-0 -c fetch` says what it does. 0 of 6 pods are ready"
+    )
+
+
+def test_an_init_container_that_waits_is_named_with_its_pod() -> None:
+    cluster = begun()
+    done = {"name": "certs", "ready": True, "state": {"terminated": {"exitCode": 0}}}
+    pulling = {"waiting": {"reason": "ImagePullBackOff", "message": "Back-off pulling image x"}}
+    initializing(cluster, "generation-0", done, {"name": "fetch", "state": pulling})
+    cluster.later(11)
+    cluster.settle()
+    words = "job-generation-0 cannot get the image (init container fetch: Back-off pulling image x): correct the image"
+    assert diagnosis(cluster).startswith(words)
+
+
 def test_causes_that_differ_are_told_each_and_causes_that_come_together_have_both_remedies() -> None:
     cluster = begun()
     cluster.cannot_schedule(

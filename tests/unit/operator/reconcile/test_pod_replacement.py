@@ -140,6 +140,21 @@ def test_without_checkpoints_a_changed_setting_waits_and_the_job_says_so() -> No
     assert cluster.events[-1] == "SettingsKept"
 
 
+def test_a_coordinator_that_never_ran_is_replaced_as_nothing_is_lost_with_it() -> None:
+    cluster = SimulatedCluster(checkpoints=None)
+    cluster.settle()
+    cluster.wait_with("coordinator", "ImagePullBackOff", "not found")
+    cluster.job["spec"]["coordinator"] = {}
+    change(cluster, "coordinator", template=template_with_image("right:1"))
+    cluster.settle()
+    assert "job-coordinator" in cluster.deleting
+    assert "SettingsKept" not in cluster.events
+    cluster.finish_deletions()
+    cluster.settle()
+    assert cluster.image("coordinator") == "right:1"
+    assert cluster.condition("Restarting")["reason"] != "SettingsKept"
+
+
 def test_neither_another_size_nor_another_operator_makes_pods_outdated() -> None:
     cluster = SimulatedCluster(checkpoints=CHECKPOINTS).begin()
     for body in cluster.pods.values():

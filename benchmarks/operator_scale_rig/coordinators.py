@@ -1,0 +1,92 @@
+"""Coordinators of fake pods: one process that answers at the address of every one, by the certificates of its job.
+
+Fake pods have addresses of the loopback network (`ADDRESSES`), at which this process can listen. Every coordinator is
+in the middle of an iteration: nothing is new from one answer to the next but the time that is left, and every
+ITERATION_SECONDS another iteration is done.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import json
+import multiprocessing
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import grpc
+from benchmarks.operator_scale_rig.bare_client import BareClient, place
+
+from rlhf_api import control_pb2 as pb
+from rlhf_api.control_pb2_grpc import CoordinatorServicer, add_CoordinatorServicer_to_server
+from rlhf_api.names import COORDINATOR_PORT, LABEL_GROUP, LABEL_JOB_NAME, Group
+
+Json = dict[str, Any]
+ADDRESSES = "127.16.0.1/16"
+ITERATION_SECONDS = 300.0
+ITERATIONS = 100
+
+
+class _Coordinator(CoordinatorServicer):
+    def __init__(self, offset: float, generation: int) -> None:
+        self._begun, self._generation = time.monotonic() - offset, generation
+
+    async def GetStatus(self, request: object, context: object) -> pb.JobStatus:  # noqa: N802 gRPC names it
+        passed = time.monotonic() - self._begun
+        iteration = int(passed / ITERATION_SECONDS)
+        workers = [*(f"generation-{index}" for index in range(self._generation)), "inference-0", "training-0"]
+        return pb.JobStatus(
+            job="job",
+            phase="Generating",
+            iteration=iteration,
+            iterations=ITERATIONS,
+            metrics={"reward": 0.5 + iteration / 1000, "seconds/iteration": ITERATION_SECONDS},
+            seconds_left=ITERATIONS * ITERATION_SECONDS - passed,
+            replicas={"generation": self._generation, "inference": 1, "training": 1},
+            workers=[pb.WorkerStatus(worker=name, state="Busy", engine="torch") for name in workers],
+        )
+
+
+async def _serve(given: list[tuple[str, dict[str, bytes]]], generation: int) -> None:
+    servers = []
+    for number, (address, files) in enumerate(given):
+        server = grpc.aio.server()
+        offset = ITERATION_SECONDS * number / len(given)
+        add_CoordinatorServicer_to_server(_Coordinator(offset, generation), server)
+        keys = [(files["tls.key"], files["tls.crt"])]
+        credentials = grpc.ssl_server_credentials(keys, files["ca.crt"], require_client_auth=True)
+        server.add_secure_port(f"{address}:{COORDINATOR_PORT}", credentials)
+        await server.start()
+        servers.append(server)
+    await asyncio.Event().wait()
+
+
+def _run(given: list[tuple[str, dict[str, bytes]]], generation: int) -> None:
+    asyncio.run(_serve(given, generation))
+
+
+async def secrets_by_address(client: BareClient, namespace: str) -> list[tuple[str, dict[str, bytes]]]:
+    """(address of the coordinator's pod, files of its job's Secret) of every job of a namespace."""
+    listed = json.loads(
+        await client.ask("GET", f"{place('Pod', namespace)}?labelSelector={LABEL_GROUP}={Group.COORDINATOR}")
+    )
+    result = []
+    for pod in listed["items"]:
+        path = f"{place('Secret', namespace)}/{pod['metadata']['labels'][LABEL_JOB_NAME]}-certificates"
+        data = json.loads(await client.ask("GET", path))["data"]
+        result.append((pod["status"]["podIP"], {name: base64.b64decode(value) for name, value in data.items()}))
+    return result
+
+
+@contextmanager
+def answering(given: list[tuple[str, dict[str, bytes]]], generation: int) -> Iterator[None]:
+    """Answer as the coordinators of all these jobs, in a process of their own."""
+    process = multiprocessing.get_context("spawn").Process(target=_run, args=(given, generation), daemon=True)
+    process.start()
+    try:
+        yield
+    finally:
+        process.terminate()
+        process.join()

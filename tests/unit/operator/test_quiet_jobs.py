@@ -1,0 +1,149 @@
+"""A job that runs and to which nothing happens costs neither a read of the API server nor a reconcile."""
+
+import asyncio
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from typing import Any, cast
+
+import grpc
+import pytest
+from tests.support.simulated_cluster import SimulatedCluster
+
+from rlhf_api import control_pb2 as pb
+from rlhf_api.control_pb2_grpc import CoordinatorServicer, add_CoordinatorServicer_to_server
+from rlhf_operator import coordinator_client, job_certificates
+from rlhf_operator.api_client.client import KubernetesClient
+from rlhf_operator.certificates import Certificates, new_authority
+from rlhf_operator.coordinator_client import Coordinators, reading_of
+from rlhf_operator.job_certificates import JobCertificates
+from rlhf_operator.manifests.configuration import secret
+from rlhf_operator.reconcile.parsed_job import parse_job
+
+NOW = datetime(2026, 11, 28, 12, 0, 0, tzinfo=UTC)
+KEY = "team/job"
+
+
+@pytest.fixture(scope="module")
+def certificates() -> Certificates:
+    now = datetime.now(UTC)
+    return new_authority("job", now).issue([], now)
+
+
+async def until(holds: Callable[[], bool]) -> None:
+    async with asyncio.timeout(60):
+        while not holds():  # noqa: ASYNC110 a server of another library signals nothing
+            await asyncio.sleep(0.01)
+
+
+def test_a_job_at_work_needs_no_reconcile_while_nothing_happens() -> None:
+    cluster = SimulatedCluster().begin()
+    cluster.later(11)
+    cluster.settle()
+    wait = cluster.plan().requeue_after
+    assert wait is None or wait > 3600
+
+
+def test_a_job_whose_coordinator_cannot_be_read_needs_none_either() -> None:
+    cluster = SimulatedCluster().begin()
+    cluster.reading = None
+    cluster.later(11)
+    cluster.settle()
+    wait = cluster.plan().requeue_after
+    assert wait is None or wait > 3600
+
+
+def test_a_reading_is_news_when_it_says_something_else() -> None:
+    said: dict[str, Any] = {"phase": "Generating", "iteration": 3, "iterations": 9, "seconds_left": 90.0}
+    first = reading_of(pb.JobStatus(**said, waiting_for=["generation-0 to decode (3 s)"]), NOW)
+    said["seconds_left"] = 81.0
+    later = NOW + timedelta(seconds=9)
+    again = reading_of(pb.JobStatus(**said, waiting_for=["generation-0 to decode (12 s)"]), later)
+    assert not first.says_else(again)
+    assert first.says_else(reading_of(pb.JobStatus(**said | {"iteration": 4}), later))
+    lost = [pb.WorkerStatus(worker="generation-0", state="Lost", silent_seconds=40.0)]
+    assert first.says_else(reading_of(pb.JobStatus(**said, workers=lost), later))
+    waits = [reading_of(pb.JobStatus(phase="Starting", waiting_for=[text]), NOW) for text in ("a", "b")]
+    assert waits[0].says_else(waits[1])
+
+
+class Stored:
+    """An API server that holds one Secret, and counts how often it is read."""
+
+    def __init__(self, body: dict[str, Any]) -> None:
+        self.body: dict[str, Any] | None = body
+        self.reads = 0
+
+    async def get(self, kind: str, namespace: str, name: str) -> dict[str, Any] | None:
+        self.reads += 1
+        return self.body
+
+
+async def test_the_secret_is_read_again_when_it_is_needed_alone(certificates: Certificates) -> None:
+    cluster = SimulatedCluster()
+    job = parse_job(cluster.job).job
+    assert job is not None
+    stored = Stored(secret(job, certificates.data()))
+    held = JobCertificates(cast(KubernetesClient, stored))
+    for minute in range(120):
+        assert await held.current(KEY, "job-uid", NOW + timedelta(minutes=minute), needed=False)
+    assert stored.reads == 1
+    now = NOW + timedelta(seconds=job_certificates.REREAD_INTERVAL.total_seconds() - 1)
+    # A pod starts: what was read a moment ago is read again as soon as it may be, and the end of the start is no end.
+    assert await held.current(KEY, "job-uid", now, needed=True)
+    assert (stored.reads, held.seconds_to_reread(KEY, now)) == (1, 1.0)
+    stored.body = None
+    assert await held.current(KEY, "job-uid", now + timedelta(seconds=1), needed=False) is None
+    assert (stored.reads, held.seconds_to_reread(KEY, now)) == (2, None)
+
+
+class Coordinator(CoordinatorServicer):
+    """Answers as it is told."""
+
+    def __init__(self) -> None:
+        self.status = pb.JobStatus(phase="Generating", iteration=1, iterations=9)
+        self.asked = 0
+
+    async def GetStatus(self, request: Any, context: Any) -> pb.JobStatus:  # noqa: N802 gRPC names it
+        self.asked += 1
+        self.status.seconds_left = 1000.0 - self.asked
+        return self.status
+
+    async def Resize(self, request: Any, context: Any) -> pb.ResizeReply:  # noqa: N802 gRPC names it
+        self.status.replicas.update(request.replicas)
+        return pb.ResizeReply()
+
+
+async def test_answers_that_say_the_same_are_no_news(
+    certificates: Certificates, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(coordinator_client, "READ_EVERY_SECONDS", 0.01)
+    served, server = Coordinator(), grpc.aio.server()
+    add_CoordinatorServicer_to_server(served, server)
+    keys = [(certificates.key, certificates.certificate)]
+    credentials = grpc.ssl_server_credentials(keys, certificates.authority, require_client_auth=True)
+    port = server.add_secure_port("127.0.0.1:0", credentials)
+    await server.start()
+    changed: list[str] = []
+    coordinators = Coordinators(changed.append, port)
+    try:
+        coordinators.refresh(KEY, "127.0.0.1", certificates)
+        await until(lambda: served.asked >= 5)
+        assert changed == [KEY]
+        reading, _ = coordinators.latest(KEY)
+        asked = served.asked
+        await until(lambda: served.asked >= asked + 3)
+        newer, _ = coordinators.latest(KEY)
+        assert reading is not None
+        assert newer is not None
+        assert newer.at > reading.at, "what says the same is newer all the same"
+        served.status.iteration = 2
+        await until(lambda: len(changed) == 2)
+        # Whatever is in flight, sizes reach it.
+        coordinators.resize(KEY, {"generation": 5})
+        await until(lambda: len(changed) == 3)
+        resized, _ = coordinators.latest(KEY)
+        assert resized is not None
+        assert resized.replicas["generation"] == 5
+    finally:
+        await coordinators.close()
+        await server.stop(None)

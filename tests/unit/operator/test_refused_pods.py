@@ -1,0 +1,88 @@
+"""Pods that the API server refuses are tried ever less often, by one of them, and at once when the plan changes."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from itertools import pairwise
+from typing import Any
+
+import pytest
+import pytest_asyncio
+from tests.support.controlled_cluster import ControlledCluster
+from tests.support.fake_api_server import FakeApiServer
+from tests.support.simulated_cluster import stored_job
+
+from rlhf_api import names
+from rlhf_operator import job_objects
+from rlhf_operator.api_client.client import KubernetesClient
+from rlhf_operator.api_client.errors import RefusedError
+
+QUOTA = "exceeded quota: team, requested: pods=1, used: pods=0, limited: pods=0"
+
+
+@pytest_asyncio.fixture
+async def server() -> AsyncIterator[FakeApiServer]:
+    async with FakeApiServer() as running:
+        running.put(names.KIND, stored_job())
+        yield running
+
+
+class Quota:
+    """Refuses pods while it is full, and counts who asked."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.full, self.asked, self.seconds = True, 0, 1000.0
+        create = KubernetesClient.create
+
+        async def refusing(client: KubernetesClient, manifest: dict[str, Any]) -> dict[str, Any]:
+            if manifest["kind"] == "Pod":
+                self.asked += 1
+                if self.full:
+                    raise RefusedError(QUOTA)
+            return await create(client, manifest)
+
+        monkeypatch.setattr(KubernetesClient, "create", refusing)
+        monkeypatch.setattr(job_objects, "clock", lambda: self.seconds)
+
+
+async def test_a_quota_is_tried_by_one_pod_and_ever_less_often(
+    server: FakeApiServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    quota = Quota(monkeypatch)
+    async with ControlledCluster(server) as operator:
+        await operator.settle()
+        first, tries = quota.asked, []
+        for _ in range(1800):
+            quota.seconds += 1
+            before = quota.asked
+            await operator.reconcile()
+            if quota.asked > before:
+                assert quota.asked == before + 1
+                tries.append(quota.seconds - 1000)
+        assert first <= len(["coordinator", *range(5)])
+        pauses = [round(later - earlier) for earlier, later in pairwise(tries)]
+        assert pauses[:5] == [30, 60, 120, 240, 300]
+        assert QUOTA in operator.condition("Running")["message"]
+        quota.full = False
+        quota.seconds += 300
+        await operator.settle()
+        assert len([name for (path, _, name) in server.objects if path.endswith("/pods")]) == 6
+
+
+async def test_an_edit_is_tried_at_once(server: FakeApiServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    quota = Quota(monkeypatch)
+    async with ControlledCluster(server) as operator:
+        await operator.settle()
+        for _ in range(4):
+            quota.seconds += 120
+            await operator.reconcile()
+        before = quota.asked
+        await operator.reconcile()
+        assert quota.asked == before
+        job = server.get(names.KIND, "team", "job") or {}
+        job["spec"]["generation"]["replicas"] = 1
+        job["metadata"] |= {"generation": 2}
+        quota.full = False
+        server.put(names.KIND, job)
+        await operator.settle()
+        assert len([name for (path, _, name) in server.objects if path.endswith("/pods")]) == 5
