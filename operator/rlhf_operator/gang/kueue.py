@@ -1,5 +1,7 @@
 """The queue of Kueue: a Workload of our own with a pod set for each group; no pod exists before it is admitted.
 
+A running job that is elastic asks for more pods by a second Workload, the slice that replaces the first one.
+
 Rule: pure. The pod sets hold what Kueue counts and places by, so that another image or another environment is no reason
 to queue again. What Kueue decided (`kueue_workload`, `kueue_queue`) comes back as node selectors and tolerations of the
 pods. Source: the API types of kueue.x-k8s.io/v1beta2 and Kueue's page on custom jobs.

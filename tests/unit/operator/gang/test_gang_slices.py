@@ -12,6 +12,8 @@ from tests.support.simulated_cluster import EVERYBODY, stored_job
 from rlhf_api import names
 from rlhf_api.job.scheduling import ELASTIC_ANNOTATION
 from rlhf_operator.gang.kueue_queue import KueueApi
+from rlhf_operator.gang.kueue_workload import KueueWorkload
+from rlhf_operator.index import Index
 from rlhf_operator.stored_job import stored_of
 
 Json = dict[str, Any]
@@ -158,6 +160,27 @@ def test_a_job_that_grew_and_is_evicted_waits_by_its_slice() -> None:
     cluster.admit(SLICE)
     cluster.settle()
     assert len(cluster.workers) == 7
+
+
+def test_the_index_gives_the_workload_that_counts_and_the_other_one_in_it() -> None:
+    cluster = elastic()
+    scale(cluster, 3)
+    index = Index(lambda *arguments: None, "")
+    for name in (SLICE, FIRST):
+        assert index.put(WORKLOAD_KEY[0], "team/job", cluster._body(name))
+    known = index.queue_object("team/job", "job-uid")
+    assert isinstance(known, KueueWorkload)
+    assert known.other is not None
+    assert (known.name, known.other.name) == (FIRST, SLICE)
+    later = index.queue_object("team/job", "uid of a later job")
+    assert isinstance(later, KueueWorkload)
+    assert later.going
+    replace(cluster, FIRST, SLICE)
+    for name in (FIRST, SLICE):
+        index.put(WORKLOAD_KEY[0], "team/job", cluster._body(name))
+    known = index.queue_object("team/job", "job-uid")
+    assert isinstance(known, KueueWorkload)
+    assert known.name == SLICE
 
 
 MOVES = st.lists(st.sampled_from(["admit", "replace", "evict", "grow", "shrink", "kubelet", "run"]), max_size=14)
