@@ -260,10 +260,13 @@ class Index:
         """Return the object by which a queue knows the job of that uid; one of an earlier job of its name is on its
         way out."""
         known = self._queue_objects.get(key, {})
-        ours = next((queued for queued in known.values() if queued.owner == uid), None)
-        names_of_job = (api.object_name(key.partition("/")[2]) for _, api in queue_apis())
-        earlier = next((known[name] for name in names_of_job if name in known), None)
-        return ours if ours is not None or earlier is None else earlier.leaving()
+        ours = [queued for queued in known.values() if queued.owner == uid]
+        for _, api in queue_apis():
+            if ours:
+                return api.current(ours)
+            if earlier := [known[name] for name in api.object_names(key.partition("/")[2]) if name in known]:
+                return earlier[0].leaving()
+        return None
 
     def put_queue_object(self, key: str, kind: str, api: QueueApi, body: Mapping[str, Any]) -> bool:
         """Remember a version of such an object, with its status. Return whether decisions may be others by it.

@@ -78,7 +78,7 @@ class Queueing:
         """
         namespace = key.partition("/")[0]
         for kind, name in index.applied(key, uid):
-            api = queue_api_of(kind)
+            api = queue_api_of(kind) if report.name in ("", name) else None
             body = await self._client.get(kind, namespace, name) if api is not None else None
             if api is None or body is None or owner_of(body["metadata"]) != uid:
                 continue

@@ -14,7 +14,7 @@ from typing import Any, Final
 from pydantic import ValidationError
 
 from rlhf_api import names
-from rlhf_api.job.scheduling import QUEUE_LABEL
+from rlhf_api.job.scheduling import ELASTIC_ANNOTATION, QUEUE_LABEL
 from rlhf_api.job.status import RLHFJobStatus
 from rlhf_api.nesting import MAX_DEPTH, too_deep
 from rlhf_operator.untrusted import NAME_MAX, identity_of, shown, text, whole
@@ -89,6 +89,9 @@ def _metadata(meta: Mapping[str, Any]) -> Json:
     labels, finalizers = meta.get("labels"), meta.get("finalizers")
     if isinstance(labels, dict):
         kept["labels"] = {name: value for name, value in labels.items() if type(name) is type(value) is str}
+    annotations = meta.get("annotations")
+    if isinstance(annotations, dict) and isinstance(annotations.get(ELASTIC_ANNOTATION), str):
+        kept["annotations"] = {ELASTIC_ANNOTATION: annotations[ELASTIC_ANNOTATION]}
     if isinstance(finalizers, list):
         kept["finalizers"] = [finalizer for finalizer in finalizers if isinstance(finalizer, str)]
     if meta.get("generation") is not None:

@@ -9,7 +9,7 @@ from rlhf_api.job.scheduling import QUEUE_LABEL
 from rlhf_operator.gang import ServedApis
 from rlhf_operator.gang.apis import APIS
 from rlhf_operator.gang.kueue_queue import KueueApi
-from rlhf_operator.gang.kueue_workload import PodPlacement, workload_of
+from rlhf_operator.gang.kueue_workload import PodPlacement, current_workload, workload_of
 from rlhf_operator.reconcile import ReconcilePlan
 from rlhf_operator.reconcile.timestamps import rfc3339
 
@@ -27,48 +27,65 @@ class QueuedCluster(SimulatedCluster):
         super().__init__(**spec)
         self.served = EVERY_API
         self.job["metadata"]["labels"] = {QUEUE_LABEL: "team"}
-        self.status: Json = {}
+        self.statuses: dict[str, Json] = {}
+        """Name of a Workload -> its status."""
         self.active = True
         self.version = 0
         self.reports: list[list[str]] = []
+
+    @property
+    def status(self) -> Json:
+        """Status of the job's first Workload."""
+        return self.statuses.setdefault(WORKLOAD_KEY[1], {})
 
     def carry_out(self, plan: ReconcilePlan, *, only_status: bool = False) -> None:
         super().carry_out(plan, only_status=only_status)
         if plan.report is not None and not only_status:
             self.reports.append(sorted(plan.report.conditions))
-            self.status = KueueApi().with_report(self._body(), plan.report, rfc3339(self.now))["status"]
-        if WORKLOAD_KEY not in self.bodies:
-            self.status = {}
+            for name in self.workloads:
+                if plan.report.name in ("", name):
+                    reported = KueueApi().with_report(self._body(name), plan.report, rfc3339(self.now))
+                    self.statuses[name] = reported["status"]
+        self.statuses = {name: status for name, status in self.statuses.items() if name in self.workloads}
         self.see()
 
-    def _body(self) -> Json:
+    @property
+    def workloads(self) -> list[str]:
+        """Names of the job's Workloads."""
+        return [name for kind, name in self.bodies if kind == WORKLOAD_KEY[0]]
+
+    def _body(self, name: str = WORKLOAD_KEY[1]) -> Json:
         self.version += 1
-        body = copy.deepcopy(self.bodies[WORKLOAD_KEY])
-        body["metadata"] |= {"uid": "w", "resourceVersion": str(self.version)}
+        body = copy.deepcopy(self.bodies[WORKLOAD_KEY[0], name])
+        body["metadata"] |= {"uid": f"uid-of-{name}", "resourceVersion": str(self.version)}
         body["spec"]["active"] = self.active
-        return body | {"status": self.status}
+        return body | {"status": self.statuses.get(name, {})}
 
     def see(self) -> None:
-        """The watch delivers the Workload."""
-        self.workload = workload_of(self._body()) if WORKLOAD_KEY in self.bodies else None
+        """The watch delivers the Workloads."""
+        seen = [workload_of(self._body(name)) for name in self.workloads]
+        self.workload = current_workload(seen) if seen else None
 
-    def condition_of_workload(self, kind: str, status: str, reason: str, message: str = "") -> None:
-        kept = [condition for condition in self.status.get("conditions", []) if condition["type"] != kind]
+    def condition_of_workload(
+        self, kind: str, status: str, reason: str, message: str = "", name: str = WORKLOAD_KEY[1]
+    ) -> None:
+        known = self.statuses.setdefault(name, {})
+        kept = [condition for condition in known.get("conditions", []) if condition["type"] != kind]
         moment = {"lastTransitionTime": rfc3339(self.now)}
-        self.status["conditions"] = [
+        known["conditions"] = [
             *kept,
             {"type": kind, "status": status, "reason": reason, "message": message, **moment},
         ]
         self.see()
 
-    def admit(self) -> None:
+    def admit(self, name: str = WORKLOAD_KEY[1]) -> None:
         """Kueue reserves quota in ClusterQueue gpus, flavor h200."""
-        sets = self.bodies[WORKLOAD_KEY]["spec"]["podSets"]
+        sets = self.bodies[WORKLOAD_KEY[0], name]["spec"]["podSets"]
         assigned = [{"name": item["name"], "flavors": {"cpu": "h200"}, "count": item["count"]} for item in sets]
-        self.status["admission"] = {"clusterQueue": "gpus", "podSetAssignments": assigned}
-        self.condition_of_workload("Evicted", "False", "QuotaReserved")
-        self.condition_of_workload("QuotaReserved", "True", "QuotaReserved")
-        self.condition_of_workload("Admitted", "True", "Admitted")
+        self.statuses.setdefault(name, {})["admission"] = {"clusterQueue": "gpus", "podSetAssignments": assigned}
+        self.condition_of_workload("Evicted", "False", "QuotaReserved", name=name)
+        self.condition_of_workload("QuotaReserved", "True", "QuotaReserved", name=name)
+        self.condition_of_workload("Admitted", "True", "Admitted", name=name)
         self.flavors = {"h200": PodPlacement({"gpu": "h200"}, ({"key": "gpu", "operator": "Exists"},))}
 
     def evict(self, reason: str = "Preempted") -> None:

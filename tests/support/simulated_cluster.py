@@ -94,6 +94,8 @@ class SimulatedCluster:
         self.workload: KueueWorkload | None = None
         self.flavors: dict[str, PodPlacement] = {}
         self.priority: QueuePriority | None = None
+        self.elastic = False
+        """The job has Kueue's annotation for growth by slices."""
         self.taken: frozenset[str] = frozenset()
         """Names of pods of others."""
         self.bodies: dict[tuple[str, str], Json] = {}
@@ -122,7 +124,7 @@ class SimulatedCluster:
             occupied=self.occupied,
             status_written=self.written,
             served=self.served,
-            queue=KueueState(self.workload, self.flavors, self.priority),
+            queue=KueueState(self.workload, self.flavors, self.priority, elastic=self.elastic),
         )
         return reconcile(copy.deepcopy(self.job), observed, self.now)
 

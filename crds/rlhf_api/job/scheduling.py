@@ -16,6 +16,8 @@ OURS: Final = "rlhf.dev/operator"
 """The value of spec.managedBy under which this operator reconciles a job."""
 QUEUE_LABEL: Final = "kueue.x-k8s.io/queue-name"
 """Label of a job that names the LocalQueue it waits in, as for every kind of job that Kueue admits."""
+ELASTIC_ANNOTATION: Final = "kueue.x-k8s.io/elastic-job"
+"""Annotation of a job that lets it grow by a Workload slice while it runs: "true", as for every kind of job."""
 
 Name = Annotated[str, Field(max_length=SUBDOMAIN_MAX, pattern=SUBDOMAIN_FORM)]
 

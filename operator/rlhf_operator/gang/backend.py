@@ -54,6 +54,8 @@ class QueueGate:
     """Group -> pods that may exist, for groups of which the job wants more than were admitted."""
     limited: str = ""
     """Why those groups do not grow, and what the user can do."""
+    superseded: tuple[str, ...] = ()
+    """Names of the queue's objects that the job needs no more, whatever pods it has."""
     renew: bool = False
     """The queue's object asks for something else than the job does by now: another takes its place when no pod is
     left."""
@@ -68,14 +70,16 @@ class WorkloadReport:
     conditions: Mapping[str, tuple[str, str, str]]
     """Type -> (status, reason, message)."""
     release: bool = False
+    name: str = ""
+    """Name of the object; empty: all by which the queue knows the job."""
 
 
 class QueueState(Protocol):
     """What the queue of a job says of it, as it was observed."""
 
-    @property
-    def reserved(self) -> bool:
-        """Return whether the queue's object has a reservation, or is on its way out: it is not changed then."""
+    def reserves(self, name: str) -> bool:
+        """Return whether the queue's object of that name has a reservation, or is on its way out: it is not changed
+        then."""
 
     @property
     def requests_hash(self) -> str:
@@ -146,8 +150,11 @@ class QueueApi(Protocol):
     def reads(self, kind: str) -> bool:
         """Return whether `kind`, named with its apiVersion, is the object by which the queue knows a job."""
 
-    def object_name(self, job_name: str) -> str:
-        """Return the name of that object of the job of this name."""
+    def object_names(self, job_name: str) -> Sequence[str]:
+        """Return the names that such objects of the job of this name may have."""
+
+    def current(self, objects: Sequence[QueueObject]) -> QueueObject:
+        """Return the object that counts among those of one job."""
 
     def parse(self, body: Mapping[str, Any]) -> QueueObject:
         """Return the record of that object. Raises UnreadableError."""

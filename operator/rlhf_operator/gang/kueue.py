@@ -1,5 +1,7 @@
 """The queue of Kueue: a Workload of our own with a pod set for each group; no pod exists before it is admitted.
 
+A running job that is elastic asks for more pods by a second Workload, the slice that replaces the first one.
+
 Rule: pure. The pod sets hold what Kueue counts and places by, so that another image or another environment is no reason
 to queue again. What Kueue decided (`kueue_workload`, `kueue_queue`) comes back as node selectors and tolerations of the
 pods. Source: the API types of kueue.x-k8s.io/v1beta2 and Kueue's page on custom jobs.
@@ -10,12 +12,12 @@ from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from rlhf_api.job import RLHFJob
-from rlhf_api.job.scheduling import QUEUE_LABEL
+from rlhf_api.job.scheduling import ELASTIC_ANNOTATION, QUEUE_LABEL
 from rlhf_api.names import LABEL_GROUP, Group
 from rlhf_operator.gang.apis import KUEUE
-from rlhf_operator.gang.backend import QueueAdmission, QueueState, labelled, with_scheduler
+from rlhf_operator.gang.backend import QueueAdmission, QueueGate, QueueState, labelled, with_scheduler
 from rlhf_operator.gang.kueue_queue import KueueAdmission, KueueState, QueuePriority, gate
-from rlhf_operator.gang.kueue_workload import REQUESTS_HASH, workload_name
+from rlhf_operator.gang.kueue_workload import REQUESTS_HASH, KueueWorkload, slice_name, workload_name
 from rlhf_operator.gang.members import counts, elastic, quota_template, requests_hash, scheduler
 from rlhf_operator.manifests import identity
 
@@ -23,6 +25,8 @@ Json = dict[str, Any]
 
 KUEUE_GROUP: Final = "kueue.x-k8s.io"
 PODSET_LABEL: Final = "kueue.x-k8s.io/podset"
+REPLACES: Final = "kueue.x-k8s.io/workload-slice-replacement-for"
+"""Annotation of a slice that names the Workload which it replaces when it is admitted."""
 JOB_UID_LABEL: Final = "kueue.x-k8s.io/job-uid"
 """Label of a Workload by which Kueue's messages to others name its job."""
 
@@ -41,14 +45,21 @@ class KueueBackend:
     priority: QueuePriority | None = None
     requests_hash: str = ""
     """That of the job's revision; empty: it is computed from the pods."""
+    name: str = ""
+    """Name of the Workload that the job runs under; empty: that of its first one."""
+    slice: str = ""
+    """Name of the Workload by which the job asks for more pods than that one has; empty: it does not ask."""
 
     def admit(self, job: RLHFJob, requests_hash: str, state: QueueState | None) -> QueueAdmission:
         """Return whether the job's pods may exist, by what Kueue says of its Workload."""
         known = state if isinstance(state, KueueState) else KueueState()
         workload, priority = known.workload, known.priority
         sizes = {group.value: count for group, count in counts(job).items()}
-        decided = gate(queue_of(job) or "", workload, sizes, requests_hash, elastic(job))
+        decided = gate(queue_of(job) or "", workload, sizes, requests_hash, elastic(job), slices=known.elastic)
         backend = replace(self, priority=priority, requests_hash=requests_hash)
+        if workload is not None:
+            asks = decided.open and (workload.replaced or (bool(decided.limits) and known.elastic))
+            backend, decided = _with_slice(job, backend, decided, workload, asks=asks)
         if priority is not None and priority.value is None and not decided.open:
             return QueueAdmission(backend, decided, f"{priority.kind} {priority.name} cannot be read")
         if workload is None or not decided.open:
@@ -60,13 +71,21 @@ class KueueBackend:
         return QueueAdmission(replace(backend, admission=admission), decided, blocked)
 
     def objects(self, job: RLHFJob, pods: Mapping[Group, Json]) -> list[Json]:
-        """Return the Workload."""
-        meta = identity.metadata(job, workload_name(job.name), identity.labels(job))
+        """Return the Workload, and the slice that is to replace it where the job asks for more pods."""
+        name = self.name or workload_name(job.name)
+        workload = self._workload(job, pods, name, {})
+        if not self.slice:
+            return [workload]
+        replaced = f"{identity.namespace(job)}/{name}"
+        return [workload, self._workload(job, pods, self.slice, {ELASTIC_ANNOTATION: "true", REPLACES: replaced})]
+
+    def _workload(self, job: RLHFJob, pods: Mapping[Group, Json], name: str, annotations: dict[str, str]) -> Json:
+        meta = identity.metadata(job, name, identity.labels(job))
         if uid := job.metadata.get("uid"):
             meta["labels"][JOB_UID_LABEL] = str(uid)
-        meta["annotations"] = {REQUESTS_HASH: self.requests_hash or requests_hash(job, pods)}
+        meta["annotations"] = {REQUESTS_HASH: self.requests_hash or requests_hash(job, pods), **annotations}
         spec = {"queueName": queue_of(job), "podSets": pod_sets(job, pods), **self._priority()}
-        return [{"apiVersion": self.version, "kind": "Workload", "metadata": meta, "spec": spec}]
+        return {"apiVersion": self.version, "kind": "Workload", "metadata": meta, "spec": spec}
 
     def join(self, job: RLHFJob, pod: Json) -> Json:
         """Return the pod where its pod set was admitted to; the template's own selectors win, as Kueue chose by
@@ -101,6 +120,22 @@ class KueueBackend:
         else:
             named = {"priorityClassRef": {"group": group, "kind": kind, "name": name}}
         return {**named, "priority": self.priority.value}
+
+
+def _with_slice(
+    job: RLHFJob, backend: KueueBackend, decided: QueueGate, workload: KueueWorkload, *, asks: bool
+) -> tuple[KueueBackend, QueueGate]:
+    """Return the backend with the slice by which the job `asks` for more pods, and the gate with the Workload that it
+    needs no more: one that was replaced, or a slice that it does not ask by any more."""
+    other = workload.other
+    backend = replace(backend, name=workload.name)
+    replaced = other is not None and (other.holds("Finished") or bool(other.cluster_queue))
+    if other is not None and not other.going and (replaced or not asks):
+        return backend, replace(decided, superseded=(other.name,))
+    if not asks or replaced or (other is not None and other.going):
+        return backend, decided
+    first, second = workload_name(job.name), slice_name(job.name)
+    return replace(backend, slice=second if workload.name == first else first), decided
 
 
 def queue_of(job: RLHFJob) -> str | None:

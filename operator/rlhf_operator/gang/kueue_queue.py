@@ -11,15 +11,17 @@ from functools import partial
 from typing import Any, Final
 
 from rlhf_api.conditions import AdmittedReason
-from rlhf_api.job.scheduling import QUEUE_LABEL
+from rlhf_api.job.scheduling import ELASTIC_ANNOTATION, QUEUE_LABEL
 from rlhf_operator.gang.apis import PRIORITY_CLASS
 from rlhf_operator.gang.backend import QueueGate, QueueObject, Reference, WorkloadReport
 from rlhf_operator.gang.kueue_workload import (
     KueueWorkload,
     PodPlacement,
+    current_workload,
     flavor_of,
     is_workload,
     priority_value,
+    slice_name,
     workload_name,
     workload_of,
 )
@@ -88,11 +90,16 @@ class KueueState:
     """ResourceFlavors that its admission names, by name, of those that could be read."""
     priority: QueuePriority | None = None
     """None when the job names no class, or has no queue."""
+    elastic: bool = False
+    """Whether the job may grow by a larger slice that replaces its Workload."""
 
     @property
-    def reserved(self) -> bool:
-        """Return whether quota is reserved, or the Workload is on its way out."""
-        return self.workload is not None and bool(self.workload.cluster_queue or self.workload.going)
+    def _workloads(self) -> list[KueueWorkload]:
+        return [] if self.workload is None else [self.workload, *filter(None, [self.workload.other])]
+
+    def reserves(self, name: str) -> bool:
+        """Return whether quota is reserved for the Workload of that name, or it is on its way out."""
+        return any(item.name == name and bool(item.cluster_queue or item.going) for item in self._workloads)
 
     @property
     def requests_hash(self) -> str:
@@ -111,11 +118,11 @@ class KueueState:
         release = gate.release and not pods_left
         if release:
             conditions |= _given_back(self.workload)
-        return WorkloadReport(conditions, release=release) if conditions else None
+        return WorkloadReport(conditions, release, self.workload.name) if conditions else None
 
     def finished_report(self, message: str, *, succeeded: bool) -> WorkloadReport | None:
         """Return the report of a job that has ended, which frees its quota; None when it was given."""
-        if self.workload is None or self.workload.going or self.workload.holds("Finished"):
+        if all(item.going or item.holds("Finished") for item in self._workloads):
             return None
         return WorkloadReport({"Finished": ("True", "Succeeded" if succeeded else "Failed", message)})
 
@@ -127,9 +134,13 @@ class KueueApi:
         """Return whether `kind`, named with its apiVersion, is Kueue's Workload."""
         return is_workload(kind)
 
-    def object_name(self, job_name: str) -> str:
-        """Return the name of the Workload of the job of this name."""
-        return workload_name(job_name)
+    def object_names(self, job_name: str) -> tuple[str, str]:
+        """Return the names that Workloads of the job of this name have."""
+        return workload_name(job_name), slice_name(job_name)
+
+    def current(self, objects: Sequence[QueueObject]) -> QueueObject:
+        """Return the Workload that the job's pods run under, or by which it waits."""
+        return current_workload([item for item in objects if isinstance(item, KueueWorkload)])
 
     def parse(self, body: Mapping[str, Any]) -> KueueWorkload:
         """Return the record of a Workload. Raises UnreadableError."""
@@ -161,7 +172,9 @@ class KueueApi:
             if not kind.endswith("/ResourceFlavor")
         ]
         known_priority = QueuePriority(*priority, values[0]) if priority is not None and values else None
-        return KueueState(known if isinstance(known, KueueWorkload) else None, flavors, known_priority)
+        annotations = stored["metadata"].get("annotations") or {}
+        elastic = annotations.get(ELASTIC_ANNOTATION) == "true"
+        return KueueState(known if isinstance(known, KueueWorkload) else None, flavors, known_priority, elastic)
 
     def with_report(self, body: Json, report: WorkloadReport, now: str) -> Json:
         """Return the Workload with the report in its status; times of conditions that do not change are kept.
@@ -194,12 +207,14 @@ def gate(
     counts: Mapping[str, int],
     requests_hash: str,
     elastic: Collection[str] = (),
+    *,
+    slices: bool = False,
 ) -> QueueGate:
     """Return whether a job's pods may exist.
 
     `counts`: pods that the job wants, by group; `requests_hash`: that of what they ask for; `elastic`: groups that the
-    job can do with fewer of. A job that wants more of those than were admitted keeps what it has: to ask for more it
-    would have to give that up first.
+    job can do with fewer of; `slices`: a larger slice may replace the Workload. A job that wants more of those groups
+    than were admitted keeps what it has: without slices it would have to give that up to ask for more.
     """
     named = f"LocalQueue {queue}"
     asks = f"asks {named} for {sum(counts.values())} pods"
@@ -211,7 +226,7 @@ def gate(
     reserved = bool(workload.cluster_queue)
     if workload.holds("Evicted") or not workload.active:
         return closed(AdmittedReason.EVICTED, _evicted(queue, workload), release=reserved)
-    if workload.holds("Finished"):
+    if workload.holds("Finished") and not (workload.replaced and workload.other is not None):
         message = f"{asks} anew, as its Workload was marked as finished by somebody else"
         return closed(AdmittedReason.WAITING, message, renew=True)
     if not reserved or not workload.holds("Admitted"):
@@ -226,16 +241,22 @@ def gate(
     if queue != workload.queue:
         message = f"{asks} anew: it was admitted through {workload.queue}"
         return closed(AdmittedReason.WAITING, message, renew=True)
-    limited = _limited(named, counts, limits) if limits else ""
+    limited = _limited(named, counts, limits, workload.other, slices=slices) if limits else ""
     message = ". ".join(filter(None, [f"{named}: ClusterQueue {workload.cluster_queue} has room", limited]))
     return QueueGate(True, AdmittedReason.ADMITTED, message, named, limits, limited)
 
 
-def _limited(queue: str, counts: Mapping[str, int], limits: Mapping[str, int]) -> str:
-    """Return why groups do not grow, and what the user can do."""
+def _limited(
+    queue: str, counts: Mapping[str, int], limits: Mapping[str, int], asking: KueueWorkload | None, *, slices: bool
+) -> str:
+    """Return why groups do not grow, and what the user can do. `asking`: the slice by which the job asks for all."""
     stays = ", ".join(f"{name} at {known} of {counts[name]} pods" for name, known in limits.items())
+    stays = stays.replace(" at ", " stays at ", 1)
+    if slices:
+        why = "Kueue has not looked at it yet" if asking is None else _why_not(asking)
+        return f"{stays}: the job has asked {queue} for all, and keeps what it has meanwhile: {why}"
     return (
-        f"{stays.replace(' at ', ' stays at ', 1)}: {queue} has admitted no more, and the job keeps what it has. "
+        f"{stays}: {queue} has admitted no more, and the job keeps what it has. "
         "Suspend the job and resume it to ask for all"
     )
 
@@ -256,7 +277,7 @@ def _pods_ready(workload: KueueWorkload, *, ready: bool) -> WorkloadReport | Non
         return None
     reason = "Started" if ready else "WaitForRecovery" if status == "True" else WAIT_FOR_START
     message = "all pods that an iteration needs are ready" if ready else "pods that an iteration needs are not ready"
-    return WorkloadReport({"PodsReady": (str(ready), reason, message)})
+    return WorkloadReport({"PodsReady": (str(ready), reason, message)}, name=workload.name)
 
 
 def _why_not(workload: KueueWorkload) -> str:

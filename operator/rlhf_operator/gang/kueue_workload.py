@@ -12,6 +12,8 @@ from rlhf_operator.untrusted import NAME_MAX, bounded, identity_of, listed, mapp
 
 REQUESTS_HASH: Final = f"{GROUP}/claims"
 """Annotation of a Workload: hash of what one pod of each group asks for (`members.requests_hash`)."""
+SLICE_REPLACED: Final = "WorkloadSliceReplaced"
+"""Reason of Finished of a Workload that a slice replaced."""
 MESSAGE_MAX: Final = 32768
 """Characters of a condition's message, as the API server has it."""
 PLACEMENT_MAX: Final = 256
@@ -57,10 +59,17 @@ class KueueWorkload:
     """Pod set -> ResourceFlavors it was assigned."""
     updates: Mapping[str, PodPlacement] = field(default_factory=dict)
     """Pod set -> what admission checks add to its pods."""
+    other: "KueueWorkload | None" = None
+    """A second Workload of the same job: the slice by which it asks for more pods, or the one that a slice replaced."""
 
     def holds(self, condition: str) -> bool:
         """Return whether a condition is True."""
         return self.conditions.get(condition, ("", "", ""))[0] == "True"
+
+    @property
+    def replaced(self) -> bool:
+        """Return whether Kueue gave its reservation to a larger slice."""
+        return self.holds("Finished") and self.conditions["Finished"][1] == SLICE_REPLACED
 
     def at_version(self, version: int) -> Self:
         """Return the same Workload under another resourceVersion."""
@@ -74,6 +83,28 @@ class KueueWorkload:
 def workload_name(job_name: str) -> str:
     """Return `rlhfjob-<job>`; Kueue's own integrations name theirs alike, by kind and job."""
     return f"rlhfjob-{job_name}"
+
+
+def slice_name(job_name: str) -> str:
+    """Return `rlhfslice-<job>`, the name of a Workload that replaces the one above; that one's replaces it in turn."""
+    return f"rlhfslice-{job_name}"
+
+
+def current_workload(workloads: Sequence[KueueWorkload]) -> KueueWorkload:
+    """Return the Workload that the pods of a job run under, or the one by which it waits, with the other one in it."""
+
+    def rank(workload: KueueWorkload) -> tuple[bool, bool, bool, bool, int, bool]:
+        reserved = bool(workload.cluster_queue) and not workload.going
+        alive = not workload.going and not workload.holds("Finished")
+        admitted = alive and reserved and workload.holds("Admitted") and not workload.holds("Evicted")
+        # Kueue marks a Workload as replaced a moment before it admits the slice: the pods go on under it until then.
+        replaced = reserved and workload.replaced
+        # Two that are admitted: the larger one has replaced the other, which is not marked yet.
+        size = sum(workload.counts.values()) if admitted else 0
+        return admitted, replaced, alive, reserved, size, workload.name.startswith("rlhfjob-")
+
+    first, *others = sorted(workloads, key=rank, reverse=True)
+    return replace(first, other=others[0]) if others else first
 
 
 def is_workload(kind: str) -> bool:

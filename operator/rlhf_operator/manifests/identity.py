@@ -3,14 +3,15 @@
 Rule: every object of a job is found by labels, and is the job's only when its controller is the job, by uid: anybody
 may write a label. A name is derived from the job's name and never parsed back.
 
-Two jobs of a namespace never derive one name for objects of one kind. Where all names of a kind have one ending, or
-one beginning, equal names are of equal jobs: Secrets (`-certificates`, and `-authority`, of which neither ends in the
-other), ConfigMaps (`-job`), Kueue's Workloads (`rlhfjob-`). NetworkPolicies, PodGroups and native Workloads have the
-bare name. Pods end in `-coordinator` or in `-<group>-<index>`: the last part tells the first form from the second, as
-an index is digits; what is left without the digits ends in exactly one group. Only Services have both the bare name
-and one with an ending, so a new job's name must not end in `-coordinator` (`rlhf_api.rules`). A kind that gets a
-second form of a name needs such an argument; tests/unit/operator/manifests/test_derived_names.py looks for two jobs
-that contradict it. A job that is older than the rule meets the owner check of `job_objects`.
+Two jobs of a namespace never derive one name for objects of one kind. Where all names of a kind have one ending, or one
+beginning, equal names are of equal jobs: Secrets (`-certificates`, and `-authority`, of which neither ends in the
+other), ConfigMaps (`-job`), Kueue's Workloads (`rlhfjob-` and `rlhfslice-`, neither of which begins the other).
+NetworkPolicies, PodGroups and native Workloads have the bare name. Pods end in `-coordinator` or in `-<group>-<index>`:
+the last part tells the first form from the second, as an index is digits; what is left without the digits ends in
+exactly one group. Only Services have both the bare name and one with an ending, so a new job's name must not end in
+`-coordinator` (`rlhf_api.rules`). A kind that gets a second form of a name needs such an argument;
+tests/unit/operator/manifests/test_derived_names.py looks for two jobs that contradict it. A job that is older than the
+rule meets the owner check of `job_objects`.
 """
 
 from typing import Any, Final

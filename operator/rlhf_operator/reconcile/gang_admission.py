@@ -95,9 +95,10 @@ def gang_objects(job: RLHFJob, gang: GangAdmission, observed: ObservedJob) -> li
     """Return the objects of the gang to apply now, without our fingerprint."""
     if gang.closed and gang.blocked:
         return []
-    reserved = gang.gate is not None and observed.queue is not None and observed.queue.reserved
+    queue = observed.queue if gang.gate is not None else None
     changed = []
     for body, applied, wanted in _compared(job, gang.backend, gang.pods, observed):
+        reserved = queue is not None and queue.reserves(str(body["metadata"]["name"]))
         kept = applied is not None and (applied == "" or gang.backend.immutable or reserved)
         if applied != wanted and not kept:
             changed.append(body)
@@ -107,13 +108,14 @@ def gang_objects(job: RLHFJob, gang: GangAdmission, observed: ObservedJob) -> li
 def withdrawn_objects(
     job: RLHFJob, gang: GangAdmission, observed: ObservedJob, *, given_back: bool
 ) -> tuple[ObjectKey, ...]:
-    """Return the objects of gangs to delete now; none while a pod is left, which may be of them.
+    """Return the objects of gangs to delete now; while a pod is left, which may be of them, only superseded ones.
 
     Those of a job that has given everything back too: schedulers and queues keep room for a group that is there.
     """
-    if observed.pods:
-        return ()
     ours = {key for key, applied in observed.applied.items() if key[0] in RESOURCES and applied}
+    if observed.pods:
+        superseded = gang.gate.superseded if gang.gate is not None else ()
+        return tuple(sorted(key for key in ours if key[1] in superseded))
     renewed = gang.gate is not None and gang.gate.renew
     kept = {
         (kind_of(body), str(body["metadata"]["name"]))

@@ -100,7 +100,7 @@ def check_queue(backend: GangBackend) -> None:
     assert waiting.gate.message
     [body] = waiting.backend.objects(job, pods)
     assert queue_api_of(kind_of(body)) is kind.queue
-    assert body["metadata"]["name"] == kind.queue.object_name(job.name)
+    assert body["metadata"]["name"] in kind.queue.object_names(job.name)
     stored = {**body, "metadata": {**body["metadata"], "uid": "1", "resourceVersion": "7"}}
     known = kind.queue.parse(stored)
     assert (known.name, known.uid, known.version, known.owner) == (body["metadata"]["name"], "1", 7, "job-uid")
@@ -108,7 +108,8 @@ def check_queue(backend: GangBackend) -> None:
     state = kind.queue.state(stored_job(), known, {})
     assert state.requests_hash == requests_hash(job, pods)
     assert not backend.admit(job, state.requests_hash, state).gate.open
-    assert kind.queue.state(stored_job(), known.leaving(), {}).reserved, "what is going is not changed"
+    assert kind.queue.current([known]) == known
+    assert kind.queue.state(stored_job(), known.leaving(), {}).reserves(known.name), "what is going is not changed"
     report = state.finished_report("done", succeeded=True)
     assert report is not None
     written = kind.queue.with_report(stored, report, "2026-08-22T10:00:00Z")

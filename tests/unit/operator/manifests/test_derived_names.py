@@ -15,6 +15,7 @@ from rlhf_operator.gang.apis import APIS, COSCHEDULING, KUEUE, NATIVE, VOLCANO, 
 from rlhf_operator.gang.backend import GangBackend
 from rlhf_operator.gang.coscheduling import CoschedulingBackend
 from rlhf_operator.gang.kueue import KueueBackend
+from rlhf_operator.gang.kueue_workload import slice_name
 from rlhf_operator.gang.members import examples
 from rlhf_operator.gang.native import NativeBackend
 from rlhf_operator.gang.volcano import VolcanoBackend
@@ -31,7 +32,20 @@ BACKENDS: list[GangBackend] = [
     )
     for version, _ in APIS[mode]
 ]
-PARTS = ["a", "b", "a1", "0", "1", "rlhfjob", "job", "certificates", "authority", "coordinator", "certificate"]
+PARTS = [
+    "a",
+    "b",
+    "a1",
+    "0",
+    "1",
+    "rlhfjob",
+    "rlhfslice",
+    "job",
+    "certificates",
+    "authority",
+    "coordinator",
+    "certificate",
+]
 PARTS += [str(group) for group in Group]
 NAMES = st.lists(st.sampled_from(PARTS), min_size=1, max_size=5).map("-".join)
 
@@ -54,6 +68,7 @@ def objects(job: RLHFJob) -> frozenset[tuple[str, str]]:
     bodies = [*render(job, {}).all, *(item for backend in BACKENDS for item in backend.objects(job, examples(job)))]
     made = [(kind_of(body), str(body["metadata"]["name"])) for body in bodies]
     made.append(("Secret", identity.authority_name(job)))
+    made += [(f"{version}/Workload", slice_name(job.name)) for version, _ in APIS[KUEUE]]
     made += [
         ("Pod", identity.pod_name(job, group, index))
         for group in Group
