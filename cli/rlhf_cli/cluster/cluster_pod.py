@@ -12,7 +12,7 @@ from typing import Any, Final
 from rlhf_api import names
 from rlhf_cli.cluster.cluster_job import moment
 from rlhf_operator.reconcile.failures.exit_messages import how_it_ended
-from rlhf_operator.reconcile.observed.observed_pod import CONFIG_REASONS, IMAGE_REASONS, ObservedPod
+from rlhf_operator.reconcile.observed.observed_pod import CONFIG_REASONS, IMAGE_REASONS, INIT_RUNS, ObservedPod
 from rlhf_operator.reconcile.observed.pod_parsing import pod_of
 
 Json = Mapping[str, Any]
@@ -95,13 +95,8 @@ def _state(pod: ObservedPod, warning: Json | None, now: datetime, *, over: bool,
         return "Failed", why
     if pod.unschedulable:
         return "Unschedulable", f"no node can take it: {pod.unschedulable}"
-    if pod.waiting in IMAGE_REASONS:
-        message = pod.waiting_message or pod.waiting
-        return pod.waiting, f"{message}: correct the image, or give imagePullSecrets in the group's template"
-    if pod.waiting in CONFIG_REASONS:
-        return pod.waiting, pod.waiting_message or "its container cannot be made"
-    if pod.waiting == "CrashLoopBackOff":
-        return pod.waiting, f"ended with {ended}; `rlhf logs --previous` shows its last words"
+    if waits := _waiting(pod, ended):
+        return pod.waiting, waits
     if over:
         return "Ended", f"its container ended with {ended}"
     if pod.ready:
@@ -111,6 +106,21 @@ def _state(pod: ObservedPod, warning: Json | None, now: datetime, *, over: bool,
     if pod.phase == "Pending" and not pod.waiting and not placed and now - (pod.created or now) > SCHEDULER_PATIENCE:
         return "Pending", "no scheduler has looked at it; see that the cluster's scheduler runs"
     return pod.waiting or _starting_state(pod), f"before: {ended}" if ended else ""
+
+
+def _waiting(pod: ObservedPod, ended: str) -> str:
+    """Return why our container does not run; empty where its reason says it all. `ended`: how it ended before."""
+    if pod.waiting in IMAGE_REASONS:
+        message = pod.waiting_message or pod.waiting
+        return f"{message}: correct the image, or give imagePullSecrets in the group's template"
+    if pod.waiting in CONFIG_REASONS:
+        return pod.waiting_message or "its container cannot be made"
+    if pod.waiting == INIT_RUNS:
+        container, _, since = pod.waiting_message.partition(" ")
+        return f"its init container {container} runs since {since}; `kubectl logs -c {container}` shows it"
+    if pod.waiting == "CrashLoopBackOff":
+        return f"ended with {ended}; `rlhf logs --previous` shows its last words"
+    return ""
 
 
 def _starting_state(pod: ObservedPod) -> str:
