@@ -1,6 +1,7 @@
 """What is wrong with a manifest, in a form that people and programs can read. Data only: nothing is decided here."""
 
 import json
+import re
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from enum import StrEnum
@@ -10,6 +11,8 @@ from rlhf_api.nesting import too_deep
 
 SHOWN_VALUE: Final = 80
 """Characters of a value that are shown; enough to recognise it in the file."""
+_CREDENTIALS: Final = re.compile(r"(?<=://)[^/?#\s\"]*@")
+"""User and password in addresses."""
 
 
 class Severity(StrEnum):
@@ -39,12 +42,13 @@ class Problem:
 
     @property
     def shown_value(self) -> str:
-        """Return the value as it is shown in a message, shortened; empty when nothing was given."""
+        """Return the value as it is shown in a message, shortened and without passwords of addresses; empty when
+        nothing was given."""
         if self.value is None:
             return ""
         if too_deep(self.value):
             return "(nested deeply)"
-        text = json.dumps(self.value, default=str, ensure_ascii=False)
+        text = _CREDENTIALS.sub("***@", json.dumps(self.value, default=str, ensure_ascii=False))
         return text if len(text) <= SHOWN_VALUE else text[: SHOWN_VALUE - 3] + "..."
 
     def __str__(self) -> str:

@@ -13,7 +13,7 @@ from rlhf_api import names
 from rlhf_cli.cluster.cluster_job import moment
 from rlhf_operator.reconcile.diagnostics import describe_gate
 from rlhf_operator.reconcile.failures.exit_messages import how_it_ended
-from rlhf_operator.reconcile.observed.observed_pod import CONFIG_REASONS, IMAGE_REASONS, ObservedPod
+from rlhf_operator.reconcile.observed.observed_pod import CONFIG_REASONS, IMAGE_REASONS, INIT_RUNS, ObservedPod
 from rlhf_operator.reconcile.observed.pod_parsing import pod_of
 from rlhf_operator.untrusted import describe_finalizers
 
@@ -96,13 +96,8 @@ def _state(pod: ObservedPod, warning: Json | None, now: datetime, *, placed: boo
         return "Failed", why
     if pod.unschedulable or pod.gates:
         return _unplaced(pod)
-    if pod.waiting in IMAGE_REASONS:
-        message = pod.waiting_message or pod.waiting
-        return pod.waiting, f"{message}: correct the image, or give imagePullSecrets in the group's template"
-    if pod.waiting in CONFIG_REASONS:
-        return pod.waiting, pod.waiting_message or "its container cannot be made"
-    if pod.waiting == "CrashLoopBackOff":
-        return pod.waiting, f"ended with {ended}; `rlhf logs --previous` shows its last words"
+    if waits := _waiting(pod, ended):
+        return pod.waiting, waits
     if pod.end is not None and pod.running is None and not pod.waiting:
         return "Ended", f"its container ended with {ended}"
     if pod.ready:
@@ -119,6 +114,21 @@ def _unplaced(pod: ObservedPod) -> tuple[str, str]:
     if pod.gates:
         return "SchedulingGated", "; ".join(map(describe_gate, pod.gates))
     return "Unschedulable", f"no node can take it: {pod.unschedulable}"
+
+
+def _waiting(pod: ObservedPod, ended: str) -> str:
+    """Return why our container does not run; empty where its reason says it all. `ended`: how it ended before."""
+    if pod.waiting in IMAGE_REASONS:
+        message = pod.waiting_message or pod.waiting
+        return f"{message}: correct the image, or give imagePullSecrets in the group's template"
+    if pod.waiting in CONFIG_REASONS:
+        return pod.waiting_message or "its container cannot be made"
+    if pod.waiting == INIT_RUNS:
+        container, _, since = pod.waiting_message.partition(" ")
+        return f"its init container {container} runs since {since}; `kubectl logs -c {container}` shows it"
+    if pod.waiting == "CrashLoopBackOff":
+        return f"ended with {ended}; `rlhf logs --previous` shows its last words"
+    return ""
 
 
 def _starting_state(pod: ObservedPod) -> str:

@@ -105,7 +105,7 @@ def _wrong_host(host: str) -> str:
         return "is where a cloud serves credentials of its machines: name the server that is meant"
     for address in _addresses(host):
         if any(address in network for network in _METADATA_ADDRESSES if network.version == address.version):
-            where = "a link-local address, where clouds serve credentials of their machines"
+            where = "an address at which clouds serve credentials of their machines"
             return f"leads to {address}, {where}: name the server that is meant"
         if address.is_multicast or str(address) == "255.255.255.255":
             return f"leads to {address}, at which no server is: name the server that is meant"

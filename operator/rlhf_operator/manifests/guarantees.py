@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 from rlhf_api.names import GROUP
-from rlhf_api.problems import Problem
+from rlhf_api.problems import Problem, Severity
 from rlhf_operator.manifests import claimed_devices, engine_pods, user_code_mounts
 from rlhf_operator.manifests.own_folders import mount_problem
 from rlhf_operator.manifests.pods import CONTAINER, GPU_RESOURCE
@@ -169,6 +169,12 @@ def _devices(container: Json, path: str, template: str, gpus: int) -> Iterator[P
         if not coordinator:
             message += f", or set {claimed_devices.VARIABLE} to cuda:0 in env where the claim gives the GPU"
         yield Problem(f"{path}.resources.claims", resources["claims"], message)
+    elif ours and any("gpu" in str(claim.get("name", "")).lower() for claim in resources.get("claims") or []):
+        message = (
+            f"the container has {gpus} {GPU_RESOURCE} beside what is claimed: where the claim gives the GPU, set "
+            f"{claimed_devices.VARIABLE} to cuda:0 in env, and it gets no second one"
+        )
+        yield Problem(f"{path}.resources.claims", resources["claims"], message, severity=Severity.WARNING)
 
 
 def _own_shared_memory(spec: Json, container: Json) -> bool:

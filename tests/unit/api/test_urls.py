@@ -82,6 +82,14 @@ def test_no_message_quotes_the_password() -> None:
     assert not any(secret in str(each) for each in warned for secret in ("hunter2", "hunter3"))
 
 
+def test_no_problem_shows_a_password_wherever_it_stands() -> None:
+    text = changed("ppo", {"spec.trackers.mlflow": {"uri": "https://robot:hunter2@mlflow"}}, [])
+    with pytest.raises(ManifestError) as refused:
+        parse(text)
+    assert "https://***@mlflow" in str(refused.value)
+    assert "hunter2" not in str(refused.value)
+
+
 def test_one_problem_does_not_hide_another() -> None:
     text = changed(
         "ppo", {"spec.models.reward": {"endpoint": {"url": "http://a:b@rewards"}}, "spec.rollout.batchSize": 100}, []

@@ -211,6 +211,17 @@ def test_a_container_that_crashes_says_how_and_where_to_look() -> None:
     assert "raise resources.limits.memory in its pod template; `rlhf logs --previous`" in text
 
 
+def test_an_init_container_that_runs_is_named_with_how_to_see_what_it_does() -> None:
+    seen = load("image")
+    status = seen["pods"][0]["status"]
+    status["containerStatuses"] = [{"name": "worker", "state": {"waiting": {"reason": "PodInitializing"}}}]
+    running = {"running": {"startedAt": "2026-08-22T10:00:05Z"}}
+    status["initContainerStatuses"] = [{"name": "fetch", "state": running}]
+    text = text_of(seen)
+    assert "Init:Running" in text
+    assert "its init container fetch runs since 2026-08-22T10:00:05Z; `kubectl logs -c fetch` shows it" in text
+
+
 def test_pods_in_trouble_come_first_when_there_are_many() -> None:
     seen = load("unschedulable")
     template = next(pod for pod in seen["pods"] if pod["metadata"]["name"] == "stuck-coordinator")
