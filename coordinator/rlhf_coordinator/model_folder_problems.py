@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from rlhf_api.algorithms import ModelKind, ModelRole
+from rlhf_api.companion_files import companion_files
 from rlhf_api.job import RLHFJobSpec
 from rlhf_api.model_folder_check import check_model_folder
 from rlhf_api.names import DRAFT_MODEL_FIELD, ExitCode
@@ -25,6 +26,7 @@ def model_folder_problems(spec: RLHFJobSpec) -> Iterator[tuple[str, str, FolderE
         checked.add((path, head))
         try:
             check_model_folder(Path(path), head=head)
+            companion_files(Path(path))
         except FolderError as error:
             checked.add((path, True))
             yield field, path, error

@@ -18,6 +18,8 @@ MAX_HEADER_BYTES: Final = 100 * 1024 * 1024
 """The format's own limit."""
 NAMED: Final = 3
 """Names that an error shows before it says how many more there are."""
+CONFIG_TYPES: Final[Mapping[str, str]] = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
+"""Type of weights in a header -> its name in config.json."""
 _SHARD: Final = re.compile(r"model-\d+-of-\d+\.safetensors")
 _PICKLED: Final = re.compile(r".*\.(bin|pt|pth)")
 _LENGTH_BYTES: Final = 8

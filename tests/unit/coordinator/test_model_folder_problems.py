@@ -1,4 +1,4 @@
-"""Model folders that cannot be used are found by `rlhf validate` and by a coordinator that starts, with their fields."""
+"""Model folders that cannot be used are found by `rlhf validate` and by the coordinator, with their fields."""
 
 import json
 from pathlib import Path
