@@ -1,7 +1,6 @@
 """What belongs to a model besides its weights comes into checkpoints and exports whole, and nothing else does."""
 
 import json
-import os
 from pathlib import Path
 
 import pytest
@@ -66,15 +65,15 @@ def test_links_lead_nowhere_but_to_files_of_their_kind(tmp_path: Path) -> None:
     outside, folder = tmp_path / "outside", tmp_path / "model"
     put(outside, "secret", "token.pem", "tokenizer.json", "deep/x.json")
     put(folder, "config.json", "sub/kept.json")
-    os.symlink(outside / "tokenizer.json", folder / "tokenizer.json")
-    os.symlink("config.json", folder / "alias.json")
-    os.symlink(outside / "secret", folder / "secret")
-    os.symlink(outside / "secret", folder / "secret.json")
-    os.symlink(outside / "token.pem", folder / "token.pem")
-    os.symlink(outside / "deep", folder / "deep")
-    os.symlink(outside / "tokenizer.json", folder / "sub/tokenizer.json")
-    os.symlink("/nowhere", folder / "dangling.json")
-    os.symlink(folder, folder / "loop")
+    (folder / "tokenizer.json").symlink_to(outside / "tokenizer.json")
+    (folder / "alias.json").symlink_to("config.json")
+    (folder / "secret").symlink_to(outside / "secret")
+    (folder / "secret.json").symlink_to(outside / "secret")
+    (folder / "token.pem").symlink_to(outside / "token.pem")
+    (folder / "deep").symlink_to(outside / "deep")
+    (folder / "sub/tokenizer.json").symlink_to(outside / "tokenizer.json")
+    (folder / "dangling.json").symlink_to("/nowhere")
+    (folder / "loop").symlink_to(folder)
     assert companion_files(folder) == ["alias.json", "config.json", "sub/kept.json", "tokenizer.json"]
 
 
@@ -82,8 +81,8 @@ def test_the_cache_of_the_hub_is_links_and_is_taken_whole(tmp_path: Path) -> Non
     snapshot = tmp_path / "models--team--m" / "snapshots" / "1"
     put(tmp_path / "models--team--m" / "blobs", "aa", "bb")
     (snapshot / "additional_chat_templates").mkdir(parents=True)
-    os.symlink("../../blobs/aa", snapshot / "config.json")
-    os.symlink("../../../blobs/bb", snapshot / "additional_chat_templates" / "rag.jinja")
+    (snapshot / "config.json").symlink_to("../../blobs/aa")
+    (snapshot / "additional_chat_templates" / "rag.jinja").symlink_to("../../../blobs/bb")
     assert companion_files(snapshot) == ["additional_chat_templates/rag.jinja", "config.json"]
 
 
@@ -96,5 +95,5 @@ def test_what_would_swell_every_checkpoint_is_refused_with_its_name(
     for bound, value in (("MAX_BYTES", 999), ("MAX_FILES", 2)):
         with monkeypatch.context() as patch:
             patch.setattr(companions, bound, value)
-            with pytest.raises(FolderError, match="the largest is data.jsonl: move away"):
+            with pytest.raises(FolderError, match=r"the largest is data.jsonl: move away"):
                 companion_files(tmp_path)
