@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from rlhf_api.weight_files import FolderError, TensorEntry, WeightFiles, read_weight_files
+from rlhf_api.weight_files import FolderError, TensorEntry, WeightFiles, check_index, read_weight_files
 
 CONFIG: Final = "config.json"
 TIED_BY_DEFAULT: Final[Mapping[str, bool]] = {
@@ -43,6 +43,7 @@ def check_model_folder(folder: Path, *, head: bool) -> None:
     language model is used, which value and reward models leave out."""
     config = read_model_config(folder)
     weights = read_weight_files(folder)
+    check_index(folder)
     refuse_quantised(folder, config, weights)
     if config.get("transformers_weights") is not None:
         name = config["transformers_weights"]

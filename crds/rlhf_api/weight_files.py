@@ -106,16 +106,26 @@ def read_weight_files(folder: Path, *, whole: bool = True) -> WeightFiles:
 
 def weight_map(folder: Path) -> dict[str, str]:
     """Return tensor name -> file name, as the index of a folder says. FolderError when it cannot be used."""
-    try:
-        index = json.loads((folder / INDEX).read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise FolderError("ModelCorrupt", f"{INDEX} cannot be read: {error!r}") from error
-    names = index.get("weight_map") if isinstance(index, dict) else None
+    names = _index(folder).get("weight_map")
     if not isinstance(names, dict) or not names or not all(isinstance(name, str) for name in names.values()):
         raise FolderError("ModelCorrupt", f"{INDEX} has no weight_map that maps tensor names to file names")
     if outside := [name for name in names.values() if Path(name).name != name]:
         raise FolderError("ModelCorrupt", f"{INDEX} points outside the folder: {outside[0]!r}")
     return names
+
+
+def check_index(folder: Path) -> None:
+    """Raise FolderError for an index without the metadata that transformers wants in it."""
+    if (folder / INDEX).is_file() and not isinstance(_index(folder).get("metadata"), dict):
+        raise FolderError("ModelCorrupt", f'{INDEX} has no metadata, which transformers needs: add "metadata": {{}}')
+
+
+def _index(folder: Path) -> dict[str, Any]:
+    try:
+        index = json.loads((folder / INDEX).read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise FolderError("ModelCorrupt", f"{INDEX} cannot be read: {error!r}") from error
+    return index if isinstance(index, dict) else {}
 
 
 def _single_file(folder: Path, present: set[str]) -> Path:

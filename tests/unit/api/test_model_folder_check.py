@@ -41,7 +41,7 @@ def shard(folder: Path) -> None:
     places = {name: names[number % 2] for number, name in enumerate(sorted(tensors))}
     for file in names:
         save_file({name: tensors[name] for name in places if places[name] == file}, folder / file)
-    (folder / INDEX).write_text(json.dumps({"weight_map": places}))
+    (folder / INDEX).write_text(json.dumps({"metadata": {}, "weight_map": places}))
     (folder / SINGLE).unlink()
 
 
@@ -60,6 +60,11 @@ def beside(name: str) -> Change:
 def without_index(folder: Path) -> None:
     shard(folder)
     (folder / INDEX).unlink()
+
+
+def without_metadata(folder: Path) -> None:
+    shard(folder)
+    (folder / INDEX).write_text(json.dumps({"weight_map": json.loads((folder / INDEX).read_text())["weight_map"]}))
 
 
 def twice(folder: Path) -> None:
@@ -93,6 +98,11 @@ CODES = torch.ones(4, 4, dtype=torch.int32)
         (beside("consolidated.safetensors"), "ModelCorrupt", ["consolidated.safetensors", SINGLE, f"no {INDEX}"]),
         (without_index, "ModelMissing", [f"no {INDEX}", "model-00001-of-00002.safetensors"]),
         (twice, "ModelCorrupt", [f"{EMBEDDING} is in model-00001-of-00002.safetensors and in model-00002-of"]),
+        (
+            without_metadata,
+            "ModelCorrupt",
+            [f'{INDEX} has no metadata, which transformers needs: add "metadata": {{}}'],
+        ),
         (pickled, "ModelMissing", ["pytorch_model.bin may run code"]),
         (quantised("fp8", FP8), "ModelUnsupported", ["quant_method fp8", UP, "weights are quantised", "bfloat16"]),
         (set_tensors(lambda held: held.update(FP8)), "ModelUnsupported", [f"{UP}.weight (F8_E4M3)"]),
