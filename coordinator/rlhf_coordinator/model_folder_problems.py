@@ -44,9 +44,9 @@ def _models(spec: RLHFJobSpec) -> Iterator[tuple[str, str, bool]]:
         source = spec.models.given(role) if role.kind is not ModelKind.REWARD else None
         if source is not None:
             yield spec.models.path_field(role), source.path, role.kind is ModelKind.POLICY
-    for given in spec.models.all_rewards:
-        own = given.reward.own_model
-        if own is not None:
-            yield f"{given.field}.{given.reward.own_model_field}.path", own.path, given.reward.judge is not None
+    for named in spec.models.all_rewards:
+        reward = named.reward
+        if (own := reward.own_model) is not None:
+            yield f"{named.field}.{reward.own_model_field}.path", own.path, reward.judge is not None
     if (draft := spec.generation.speculation.draft_model) is not None:
         yield DRAFT_MODEL_FIELD, draft.path, True

@@ -65,9 +65,9 @@ def _save_weights(trainer: Trainer, folder: Path, model: str, stage: int) -> lis
     optimizer, settings = trainer.optimizers[model, stage], trainer.adapters(model)
     weights = {HEADS_IN_FILES.get(name, name): value for name, value in optimizer.weights()}
     if settings is None:
-        held = trainer.stages[model, stage]
-        in_files = (part for named in weights.items() for part in as_in_files(*named, held.config.model_type))
-        return write_weights(folder, model, f"{stage:05d}{optimizer.part}", dict(in_files), held.saved_type)
+        trained = trainer.stages[model, stage]
+        in_files = (part for named in weights.items() for part in as_in_files(*named, trained.config.model_type))
+        return write_weights(folder, model, f"{stage:05d}{optimizer.part}", dict(in_files), trained.saved_type)
     named = {peft_folder.peft_name(name): value for name, value in weights.items()}
     files = [write_tensors(folder, f"{model}/adapter-stage-{stage:05d}.safetensors", named, model)]
     if stage == 0:
