@@ -88,7 +88,7 @@ def refuse_quantised(folder: Path, config: Mapping[str, Any], weights: WeightFil
 def _quantisation(config: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
     """Yield what a configuration, or one within it, says about quantisation: (key, value)."""
     for key, value in config.items():
-        if key in QUANTISATION_KEYS and value:
+        if key in QUANTISATION_KEYS and value is not None:
             yield key, value
         elif isinstance(value, dict):
             yield from _quantisation(value)

@@ -89,7 +89,7 @@ def load_draft_stage(job: RLHFJob, policy: Any, checkpoint: str, device: torch.d
     else:
         tensors = model_tensors(folder, DRAFT_MODEL_FIELD)
     stage = build_stage(config, tensors, 1, 0, "lm", device, attention_of(job))
-    stage.saved_type = saved_type(job.spec, folder)
+    stage.saved_type = saved_type(job.spec, draft.path, folder)
     return stage
 
 

@@ -10,7 +10,7 @@ says what the files beside it hold: their type, and the head that a critic or a 
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import torch
 from transformers.models.auto.modeling_auto import MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES
@@ -51,21 +51,25 @@ def read_source_files(job: RLHFJob, layout: RankLayout, checkpoint_folder: str) 
         files[model] = {} if Path(source.path).is_dir() else _read(folder, field)
         trained_whole = job.spec.training.adapters(role) is None
         if trained_whole or role.kind is not ModelKind.POLICY:
-            files[model][CONFIG] = _config(job.spec, folder, role.kind, trained_whole=trained_whole)
+            files[model][CONFIG] = _config(job.spec, source.path, folder, role.kind, trained_whole=trained_whole)
     if of_draft := _of_draft_model(job, layout, checkpoint_folder):
         files[DRAFT_MODEL] = of_draft
     return files
 
 
-def saved_type(spec: RLHFJobSpec, folder: Path) -> torch.dtype:
-    """Return the type in which checkpoints have the weights of a model that starts from `folder`."""
-    return TYPES[_type_name(spec, folder, read_model_config(folder))]
+def saved_type(spec: RLHFJobSpec, path: str, folder: Path) -> torch.dtype:
+    """Return the type in which checkpoints have the weights of a model that starts from `folder`; `path` is the
+    manifest's."""
+    return TYPES[_type_name(spec, path, folder)]
 
 
-def _type_name(spec: RLHFJobSpec, folder: Path, config: Mapping[str, Any]) -> str:
-    """Return what config.json says, or else the type of the folder's first tensor; float32 for other types."""
+def _type_name(spec: RLHFJobSpec, path: str, folder: Path) -> str:
+    """Return the type that config.json names, or else that of the first tensor; float32 for other types. The manifest's
+    folder says it, if it is here: a checkpoint may have been saved as Float32."""
     if spec.checkpoints is not None and spec.checkpoints.dtype == "Float32":
         return "float32"
+    folder = Path(path) if Path(path).is_dir() else folder
+    config = read_model_config(folder)
     said = config.get("dtype") or config.get("torch_dtype")
     if said is None:
         tensors = read_weight_files(folder).tensors
@@ -74,12 +78,12 @@ def _type_name(spec: RLHFJobSpec, folder: Path, config: Mapping[str, Any]) -> st
     return name if name in TYPES else "float32"
 
 
-def _config(spec: RLHFJobSpec, folder: Path, kind: ModelKind, *, trained_whole: bool = True) -> bytes:
+def _config(spec: RLHFJobSpec, path: str, folder: Path, kind: ModelKind, *, trained_whole: bool = True) -> bytes:
     """Return the configuration of what is saved of a model that starts from `folder`: a value or reward model is a
     sequence classification model with one output."""
     config = read_model_config(folder)
     if trained_whole:
-        config["dtype"] = _type_name(spec, folder, config)
+        config["dtype"] = _type_name(spec, path, folder)
         for key in ("torch_dtype", *QUANTISATION_KEYS):
             config.pop(key, None)
     if kind is not ModelKind.POLICY:
@@ -96,7 +100,7 @@ def _of_draft_model(job: RLHFJob, layout: RankLayout, checkpoint_folder: str) ->
     saved = Path(checkpoint_folder) / DRAFT_MODEL if checkpoint_folder else None
     folder = saved if saved is not None and saved.is_dir() else model_folder(draft.path, DRAFT_MODEL_FIELD)
     files = {} if Path(draft.path).is_dir() else _read(folder, DRAFT_MODEL_FIELD)
-    return {**files, CONFIG: _config(job.spec, folder, ModelKind.POLICY)}
+    return {**files, CONFIG: _config(job.spec, draft.path, folder, ModelKind.POLICY)}
 
 
 def write_source_files(folder: Path, files: SourceFiles) -> list[pb.CheckpointFile]:

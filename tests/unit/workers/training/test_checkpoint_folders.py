@@ -78,6 +78,18 @@ def test_config_and_files_name_one_type_and_training_goes_on_bit_by_bit(
     assert_bitwise([trainer], [again])
 
 
+def test_a_resumed_job_may_save_in_another_type(tmp_path: Path) -> None:
+    folder = stored_as(models.write_policy(tmp_path / "model"), "bfloat16")
+    job = make_job(folder, folder, checkpoints={"path": str(tmp_path), "dtype": "Float32"})
+    made, _ = saved(job, tmp_path / "checkpoints", critic=folder)
+    job = make_job(folder, folder, checkpoints={"path": str(tmp_path)})
+    again = trainer_of(job, serial(job, 1, 1), 0, 1, Alone(), str(made.folder), 1)
+    checkpoint.save(again, tmp_path / "saved", 2)
+    files = read_source_files(job, again.layout, str(made.folder))
+    assert json.loads(files["actor"]["config.json"])["dtype"] == "bfloat16"
+    assert load_file(tmp_path / "saved/actor/model-stage-00000.safetensors")["lm_head.weight"].dtype == torch.bfloat16
+
+
 def test_another_number_of_stages_goes_on_from_float32(tmp_path: Path) -> None:
     folder = stored_as(models.write_policy(tmp_path / "model", "qwen2"), "bfloat16")
     job = make_job(folder, folder)

@@ -21,6 +21,7 @@ from rlhf_workers.training.backends.torch_backend import (
     HEADS,
     TorchBackend,
     backend_of,
+    type_in_checkpoints,
     weights_folder,
     weights_tensors,
 )
@@ -29,7 +30,6 @@ from rlhf_workers.training.expert_stage import require_experts
 from rlhf_workers.training.model_stages import attention_of, read_config
 from rlhf_workers.training.pipeline_stage import PipelineStage
 from rlhf_workers.training.rank_layout import RankLayout
-from rlhf_workers.training.source_files import saved_type
 from rlhf_workers.training.tensor_group import TensorGroup
 
 
@@ -82,5 +82,5 @@ def load_stage(
     keeps = len(ranks) > 1 and layout.writes(model, stage)
     split_by = f"spec.training.parallelism.{parallelism.tensor_field(role)}"
     built = build_megatron_stage(*parts, device, attention_of(job), tensor, keeps, split_by, experts)
-    built.saved_type = saved_type(job.spec, folder)
+    built.saved_type = type_in_checkpoints(job, role, folder)
     return built

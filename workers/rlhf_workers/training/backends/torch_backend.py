@@ -217,7 +217,7 @@ def load_stage(
         require_experts(config, layout.expert, field)
         make = sharing(ExpertGroup(layout.expert_rank, layout.expert_group))
     built = build_stage(*parts, device, attention, freeze, make)
-    built.saved_type = saved_type(job.spec, folder)
+    built.saved_type = type_in_checkpoints(job, role, folder)
     if settings is not None:
         if settings.trunk == "Shared":
             adapters.share(built, source.path, trunk)
@@ -241,7 +241,7 @@ def load_sharded_stage(
     tensors = weights_tensors(folder, role, field, checkpoint_folder)
     parts = config, tensors, layout.stages(model), stage, HEADS[role.kind]
     built = build_stage(*parts, device, attention_of(job), make=sharding(device, compute_dtype(job.spec)))
-    built.saved_type = saved_type(job.spec, folder)
+    built.saved_type = type_in_checkpoints(job, role, folder)
     begin(built)
     return built
 
@@ -265,6 +265,13 @@ def weights_folder(job: RLHFJob, role: ModelRole, checkpoint_folder: str) -> tup
     if checkpoint_folder:
         return Path(checkpoint_folder) / role, field
     return checked_folder(source.path, field, head=HEADS[role.kind] == "lm"), field
+
+
+def type_in_checkpoints(job: RLHFJob, role: ModelRole, folder: Path) -> torch.dtype:
+    """Return the type in which checkpoints have the weights of a role, which starts from `folder`."""
+    source = job.spec.models.source(role)
+    assert source is not None  # a role that is trained is a model
+    return saved_type(job.spec, source.path, folder)
 
 
 def weights_tensors(folder: Path, role: ModelRole, field: str, checkpoint_folder: str) -> TensorFolder:
