@@ -76,7 +76,7 @@ def weight_files(folder: Path) -> tuple[Path, ...]:
         return (_single_file(folder, present),)
     named = sorted(set(weight_map(folder).values()))
     if missing := [name for name in named if name not in present]:
-        raise FolderError("ModelMissing", f"it holds no {_some(missing)}, which {INDEX} names")
+        raise FolderError("ModelMissing", f"it holds no {_some(missing)}, but {INDEX} names it: weights are missing")
     stale = sorted(name for name in present - set(named) if name == SINGLE or _SHARD.fullmatch(name))
     if stale:
         raise FolderError(
