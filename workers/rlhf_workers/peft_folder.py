@@ -41,7 +41,7 @@ def config(settings: Lora, base: str, saved_whole: tuple[str, ...]) -> dict[str,
     """
     return {
         "peft_type": "LORA",
-        "task_type": None if saved_whole else "CAUSAL_LM",
+        "task_type": "SEQ_CLS" if saved_whole else "CAUSAL_LM",
         "base_model_name_or_path": base,
         "r": settings.rank,
         "lora_alpha": settings.alpha,

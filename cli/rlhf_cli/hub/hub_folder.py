@@ -1,26 +1,24 @@
 """A model of a checkpoint as a folder with the names that a hub expects, made whole or not at all.
 
-Shards get Hugging Face's names, and an index of their own; weights are copied bit by bit. Tokenizer, chat template and
-configuration are those of the checkpoint. It is made beside its place under a hidden name and renamed, so a process
-that dies leaves nothing under the name that was asked for.
+Shards get Hugging Face's names, and an index of their own. Weights are copied bit by bit, and config.json names their
+type. All other files, those of sub-folders too, are those of the checkpoint. The folder is made beside its place under
+a hidden name and renamed, so a process that dies leaves nothing under the name that was asked for.
 """
 
 import json
 import shutil
-import struct
 from pathlib import Path
 from typing import Any, Final
 
 from rlhf_api.algorithms import ModelKind
+from rlhf_api.model_folder_check import CONFIG, read_model_config
 from rlhf_api.names import ADAPTER_CONFIG, ExitCode
+from rlhf_api.weight_files import CONFIG_TYPES, INDEX, FolderError, read_weight_files
 from rlhf_cli.hub.model_card import ExportedModel, generation_config, model_card
 from rlhf_cli.local.errors import RunError
 
-INDEX: Final = "model.safetensors.index.json"
 CARD: Final = "README.md"
 GENERATION: Final = "generation_config.json"
-MAX_HEADER_BYTES: Final = 100 * 1024 * 1024
-"""Of a safetensors file; the format's own limit."""
 
 
 def check_target(folder: Path) -> None:
@@ -42,8 +40,11 @@ def write_hub_folder(source: Path, target: Path, model: ExportedModel) -> None:
         shutil.rmtree(temporary, ignore_errors=True)
         temporary.mkdir()
         for item, name in _named(source).items():
+            (temporary / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(item, temporary / name)
         _index(source, temporary)
+        if not model.adapters:
+            _name_type(temporary)
         if not model.adapters and model.role.kind is ModelKind.POLICY and not (temporary / GENERATION).exists():
             config = json.loads((source / "config.json").read_bytes())
             (temporary / GENERATION).write_text(json.dumps(generation_config(model.job, config), indent=2) + "\n")
@@ -62,10 +63,23 @@ def is_adapter(folder: Path) -> bool:
 
 def _named(source: Path) -> dict[Path, str]:
     """Return the files of a model's folder that are taken, and the name that each gets."""
-    files = sorted(item for item in source.iterdir() if item.is_file() and item.name not in (INDEX, CARD))
-    shards = [item for item in files if item.name.startswith("model-stage-")]
+    named = {item: str(item.relative_to(source)) for item in sorted(source.rglob("*")) if item.is_file()}
+    shards = [item for item, name in named.items() if name.startswith("model-stage-")]
     names = {item: f"model-{number:05d}-of-{len(shards):05d}.safetensors" for number, item in enumerate(shards, 1)}
-    return {item: names.get(item, item.name) for item in files}
+    return {item: names.get(item, name) for item, name in named.items() if name not in (INDEX, CARD)}
+
+
+def _name_type(folder: Path) -> None:
+    """Let config.json name the type that the weights have, which a checkpoint of an earlier version did not. RunError
+    for damaged weights."""
+    try:
+        types = {entry.dtype for entry in read_weight_files(folder).tensors.values()}
+        config = read_model_config(folder)
+    except FolderError as error:
+        raise RunError(f"RUN: {error}", ExitCode.BAD_MODEL) from error
+    if len(types) == 1 and (name := CONFIG_TYPES.get(types.pop())) is not None and config.get("dtype") != name:
+        config.pop("torch_dtype", None)
+        (folder / CONFIG).write_text(json.dumps({**config, "dtype": name}, indent=2, sort_keys=True) + "\n")
 
 
 def _index(source: Path, target: Path) -> None:
@@ -74,20 +88,12 @@ def _index(source: Path, target: Path) -> None:
         return
     names = {item.name: name for item, name in _named(source).items()}
     weights: dict[str, str] = json.loads((source / INDEX).read_bytes())["weight_map"]
-    total = sum(_tensor_bytes(target / names[shard]) for shard in sorted(set(weights.values())))
-    index: dict[str, Any] = {
-        "metadata": {"total_size": total},
-        "weight_map": {parameter: names[shard] for parameter, shard in sorted(weights.items())},
-    }
+    renamed = {parameter: names[shard] for parameter, shard in sorted(weights.items())}
+    (target / INDEX).write_text(json.dumps({"weight_map": renamed}))
+    try:
+        tensors = read_weight_files(target).tensors
+    except FolderError as error:
+        raise RunError(f"RUN: {error}", ExitCode.BAD_MODEL) from error
+    total = sum(entry.end - entry.start for entry in tensors.values())
+    index: dict[str, Any] = {"metadata": {"total_size": total}, "weight_map": renamed}
     (target / INDEX).write_text(json.dumps(index, indent=2) + "\n")
-
-
-def _tensor_bytes(file: Path) -> int:
-    """Return how many bytes of a safetensors file are tensors. Raises RunError for a damaged one."""
-    with file.open("rb") as stream:
-        beginning = stream.read(8)
-    length = struct.unpack("<Q", beginning)[0] if len(beginning) == 8 else MAX_HEADER_BYTES + 1
-    size = file.stat().st_size - 8 - length
-    if length > MAX_HEADER_BYTES or size < 0:
-        raise RunError(f"RUN: {file.name} is no whole safetensors file", ExitCode.BAD_MODEL)
-    return int(size)

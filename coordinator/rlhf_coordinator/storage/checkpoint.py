@@ -22,7 +22,9 @@ from typing import Any, Final
 
 from rlhf_api import control_pb2 as pb
 from rlhf_api.algorithms import ModelRole
+from rlhf_api.companion_files import companion_files
 from rlhf_api.names import ADAPTER_CONFIG, ADAPTER_WEIGHTS, DRAFT_MODEL, DRAFT_MODEL_FIELD, ExitCode
+from rlhf_api.weight_files import FolderError
 from rlhf_coordinator.failures import JobError
 from rlhf_coordinator.model_folders import local_folder
 from rlhf_coordinator.storage import adapter_file
@@ -34,16 +36,6 @@ BEST_FILE: Final = "best.json"
 """Names the checkpoint of the best evaluation, beside the checkpoints."""
 _FACTS: Final = "checkpoint.json"
 _CONFIG: Final = "config.json"
-_WEIGHTS: Final = (
-    ".safetensors",
-    ".safetensors.index.json",
-    ".bin",
-    ".bin.index.json",
-    ".pt",
-    ".pth",
-    ".h5",
-    ".msgpack",
-)
 _HASH_THREADS: Final = 4
 """Hashing releases the interpreter; more than a few threads only compete for the disk."""
 _HASH_BLOCK: Final = 1 << 22
@@ -210,16 +202,22 @@ def _index(folder: Path, weights: Sequence[pb.CheckpointFile], sums: dict[str, t
 def _add_source_files(folder: Path, model: str, source: str) -> None:
     """Copy what the source folder has besides its weights and the ranks have not written."""
     local = local_folder(source)
-    for item in sorted(local.iterdir()) if local is not None else ():
-        if item.is_file() and not item.name.endswith(_WEIGHTS) and not (folder / item.name).exists():
-            shutil.copyfile(item, folder / item.name)
+    field = DRAFT_MODEL_FIELD if model == DRAFT_MODEL else f"{ModelRole(model).manifest_path}.path"
+    try:
+        names = companion_files(local) if local is not None else []
+    except FolderError as error:
+        message = f"{source}: {error}"
+        raise JobError(error.reason, message, field=field, exit_code=ExitCode.BAD_MODEL) from error
+    for name in names:
+        if not (folder / name).exists():
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(local / name, folder / name)
     if not (folder / _CONFIG).is_file():
         message = (
             f"{source} is not among what the coordinator has mounted, and the ranks did not write its {_CONFIG} and "
             "tokenizer, because their image is of an earlier version: use the worker image of the coordinator's "
             "version, or put the model into a folder that training pods mount"
         )
-        field = DRAFT_MODEL_FIELD if model == DRAFT_MODEL else f"{ModelRole(model).manifest_path}.path"
         raise JobError("ModelMissing", message, field=field, exit_code=ExitCode.BAD_MODEL)
 
 

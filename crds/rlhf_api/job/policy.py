@@ -53,6 +53,8 @@ class Checkpoints(ApiModel):
     """Iterations between two checkpoints. The last iteration always makes one."""
     keep: Annotated[int, Field(ge=1, le=1000000)] = 3
     """Number of newest checkpoints that are kept."""
+    dtype: Literal["Model", "Float32"] = "Model"
+    """Type of saved weights. Model: that of the model's config.json. Training resumes from float32 either way."""
     on_deletion: Literal["Disabled", "Save"] = "Disabled"
     """Save makes a last checkpoint when a running job is deleted; until then the finalizer rlhf.dev/checkpoint holds
     it. Disabled deletes it at once."""

@@ -22,7 +22,7 @@ from rlhf_workers.failures import WorkError
 from rlhf_workers.lora_linear import LoraLinear, adapt
 from rlhf_workers.peft_folder import A_SUFFIX, B_SUFFIX
 from rlhf_workers.training.model_stages import ModelStage
-from rlhf_workers.training.pipeline_stage import SCORE_HEAD, VALUE_HEAD, Head, PipelineStage
+from rlhf_workers.training.pipeline_stage import HEADS_IN_FILES, SCORE_HEAD, VALUE_HEAD, Head, PipelineStage
 from rlhf_workers.training.tensor_file import TensorFolder
 
 
@@ -93,7 +93,8 @@ def load(stage: PipelineStage, folder: Path, settings: Lora, field: str) -> None
     with torch.no_grad():
         for name, parameter in stage.named_parameters():
             if parameter.requires_grad:
-                parameter.copy_(tensors.read(peft_folder.peft_name(name), parameter.shape))
+                old, new = peft_folder.peft_name(name), peft_folder.peft_name(HEADS_IN_FILES.get(name, name))
+                parameter.copy_(tensors.read(old if old in tensors else new, parameter.shape))
 
 
 def merged_parameters(stage: PipelineStage, compute: torch.dtype) -> Iterator[tuple[str, torch.Tensor]]:
@@ -116,8 +117,7 @@ def published_alone(stage: PipelineStage, compute: torch.dtype) -> Iterator[tupl
 
 def saved_whole(head: Head) -> tuple[str, ...]:
     """Return the modules that are trained and saved in full beside the adapters."""
-    weights = {"lm": (), "value": (VALUE_HEAD,), "score": (SCORE_HEAD,)}
-    return tuple(name.removesuffix(".weight") for name in weights[head])
+    return () if head == "lm" else (SCORE_HEAD.removesuffix(".weight"),)
 
 
 def require_none(folder: Path) -> None:

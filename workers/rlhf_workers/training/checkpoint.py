@@ -1,7 +1,8 @@
 """A rank's part of a checkpoint folder, and training state restored from one, bit by bit.
 
-Files, relative to the folder: `<model>/model-stage-NNNNN.safetensors` (float32 master weights under Hugging Face
-names; of a model trained by adapters `adapter-stage-NNNNN.safetensors` and `adapter_config.json`, with PEFT's names),
+Files, relative to the folder: `<model>/model-stage-NNNNN.safetensors` (weights under Hugging Face names, in the type
+of spec.checkpoints.dtype; of a model trained by adapters `adapter-stage-NNNNN.safetensors` and `adapter_config.json`,
+with PEFT's names), `masters/<model>-stage-NNNNN.safetensors` (float32 weights, where those before are not),
 `optimizer/<model>-stage-NNNNN.safetensors` (`<parameter>.exp_avg`, `.exp_avg_sq`), and from rank 0 `trainer.json`.
 Every tensor is found by its parameter's name, so another number of stages or replicas may read it.
 
@@ -23,7 +24,8 @@ from rlhf_workers.training.draft_files import save_draft
 from rlhf_workers.training.expert_files import as_in_files
 from rlhf_workers.training.nonfinite import NonFiniteSteps
 from rlhf_workers.training.optimizer import Horizon
-from rlhf_workers.training.tensor_file import CHECKPOINT_FIELD, TensorFolder, write_file, write_tensors
+from rlhf_workers.training.pipeline_stage import HEADS_IN_FILES
+from rlhf_workers.training.tensor_file import CHECKPOINT_FIELD, TensorFolder, write_file, write_tensors, write_weights
 from rlhf_workers.training.trainer import Trainer
 from rlhf_workers.training.training_progress import TrainingProgress
 
@@ -61,11 +63,11 @@ def save(trainer: Trainer, folder: Path, version: int) -> list[pb.CheckpointFile
 def _save_weights(trainer: Trainer, folder: Path, model: str, stage: int) -> list[pb.CheckpointFile]:
     """Write the trained weights of a stage; of adapters under PEFT's names, with their settings."""
     optimizer, settings = trainer.optimizers[model, stage], trainer.adapters(model)
-    weights = dict(optimizer.weights())
+    weights = {HEADS_IN_FILES.get(name, name): value for name, value in optimizer.weights()}
     if settings is None:
-        family = trainer.stages[model, stage].config.model_type
-        weights = {part: own for name, value in weights.items() for part, own in as_in_files(name, value, family)}
-        return [write_tensors(folder, f"{model}/model-stage-{stage:05d}{optimizer.part}.safetensors", weights, model)]
+        trained = trainer.stages[model, stage]
+        in_files = (part for named in weights.items() for part in as_in_files(*named, trained.config.model_type))
+        return write_weights(folder, model, f"{stage:05d}{optimizer.part}", dict(in_files), trained.saved_type)
     named = {peft_folder.peft_name(name): value for name, value in weights.items()}
     files = [write_tensors(folder, f"{model}/adapter-stage-{stage:05d}.safetensors", named, model)]
     if stage == 0:

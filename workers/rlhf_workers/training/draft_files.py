@@ -1,7 +1,8 @@
 """The draft model on disk: read from its folder or a checkpoint, checked against the policy, written into checkpoints.
 
 In a checkpoint it is `draft/model-stage-00000.safetensors`, of which the coordinator makes a Hugging Face folder as of
-the others, and `optimizer/draft-stage-00000.safetensors`, its moments and its own number of steps.
+the others, `masters/draft-stage-00000.safetensors` where that is not float32, and
+`optimizer/draft-stage-00000.safetensors`, its moments and its own number of steps.
 
 Rule: what cannot draft for the policy is refused before training begins, in words. A checkpoint without a draft model
 (one from before it was trained) begins it from the manifest's folder; one with it, bit by bit where it was.
@@ -18,14 +19,22 @@ from rlhf_api.algorithms import graph_of
 from rlhf_api.job import RLHFJob
 from rlhf_api.names import DRAFT_MODEL, DRAFT_MODEL_FIELD, ExitCode
 from rlhf_workers.failures import WorkError
-from rlhf_workers.models import model_folder
+from rlhf_workers.models import checked_folder
 from rlhf_workers.precision import compute_dtype
 from rlhf_workers.training.communicator import Communicator
 from rlhf_workers.training.draft_training import DraftTraining
 from rlhf_workers.training.expert_files import as_in_files
 from rlhf_workers.training.model_stages import ModelStage, attention_of, build_stage, read_config
 from rlhf_workers.training.rank_layout import RankLayout
-from rlhf_workers.training.tensor_file import CHECKPOINT_FIELD, TensorFolder, model_tensors, write_tensors
+from rlhf_workers.training.source_files import saved_type
+from rlhf_workers.training.tensor_file import (
+    CHECKPOINT_FIELD,
+    TensorFolder,
+    checkpoint_tensors,
+    model_tensors,
+    write_tensors,
+    write_weights,
+)
 
 LARGEST_SHARE: Final = 0.5
 """Of the policy's parameters: a draft token that costs half a pass of the policy has to be right every other time for
@@ -33,8 +42,9 @@ nothing to be lost, and what a rank keeps of the draft model comes on top of its
 PADDING: Final = 512
 """Rows by which logits over one and the same vocabulary may differ, as families pad them by size (Qwen2.5: 151,936 and
 152,064). Whether the tokenizers are the same is asked by generation workers, who load both."""
-WEIGHTS: Final = f"{DRAFT_MODEL}/model-stage-00000.safetensors"
-MOMENTS: Final = f"optimizer/{DRAFT_MODEL}-stage-00000.safetensors"
+DRAFT_STAGE: Final = "00000"
+"""Number of its only stage, in names of files."""
+MOMENTS: Final = f"optimizer/{DRAFT_MODEL}-stage-{DRAFT_STAGE}.safetensors"
 STEPS: Final = "steps"
 """Name of the number of optimizer steps beside the moments; no parameter has it."""
 
@@ -53,7 +63,7 @@ def build_draft_training(
     if (policy, layout.stages(policy) - 1) in layout.held:
         source, field = job.spec.models.source(policy), job.spec.models.path_field(policy)
         assert source is not None  # a policy is a model
-        folder = Path(checkpoint) / policy if checkpoint else model_folder(source.path, field)
+        folder = Path(checkpoint) / policy if checkpoint else checked_folder(source.path, field)
         stage = load_draft_stage(job, read_config(folder, field, 1), checkpoint, device)
     training = DraftTraining(job.spec, stage, layout, communicator, device, compute_dtype(job.spec))
     if checkpoint:
@@ -69,13 +79,18 @@ def load_draft_stage(job: RLHFJob, policy: Any, checkpoint: str, device: torch.d
     draft = job.spec.generation.speculation.draft_model
     assert draft is not None, "only a job with a draft model trains one"
     saved = bool(checkpoint) and (Path(checkpoint) / DRAFT_MODEL).is_dir()
-    folder = Path(checkpoint) / DRAFT_MODEL if saved else model_folder(draft.path, DRAFT_MODEL_FIELD)
+    folder = Path(checkpoint) / DRAFT_MODEL if saved else checked_folder(draft.path, DRAFT_MODEL_FIELD)
     config = read_config(folder, DRAFT_MODEL_FIELD, 1)
     if problem := draft_problem(config, policy):
         message = f"{DRAFT_MODEL_FIELD}: {draft.path}: {problem}"
         raise WorkError("ModelUnsupported", message, field=DRAFT_MODEL_FIELD, exit_code=ExitCode.BAD_MODEL)
-    tensors = model_tensors(folder, DRAFT_MODEL_FIELD)
-    return build_stage(config, tensors, 1, 0, "lm", device, attention_of(job))
+    if saved:
+        tensors = checkpoint_tensors(Path(checkpoint), DRAFT_MODEL, DRAFT_MODEL_FIELD)
+    else:
+        tensors = model_tensors(folder, DRAFT_MODEL_FIELD)
+    stage = build_stage(config, tensors, 1, 0, "lm", device, attention_of(job))
+    stage.saved_type = saved_type(job.spec, draft.path, folder)
+    return stage
 
 
 def draft_problem(draft: Any, policy: Any) -> str:
@@ -109,7 +124,7 @@ def save_draft(draft: DraftTraining, folder: Path) -> list[pb.CheckpointFile]:
     weights = dict(part for name in optimizer.owned for part in as_in_files(name, optimizer.parameters[name], family))
     steps = {STEPS: torch.tensor(float(draft.steps), dtype=torch.float64)}
     return [
-        write_tensors(folder, WEIGHTS, weights, DRAFT_MODEL),
+        *write_weights(folder, DRAFT_MODEL, DRAFT_STAGE, weights, stage.saved_type),
         write_tensors(folder, MOMENTS, {**optimizer.state(), **steps}, ""),
     ]
 

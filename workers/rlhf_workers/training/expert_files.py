@@ -2,7 +2,8 @@
 
 A folder has every expert's matrices by themselves. A model of transformers holds those of a layer in two tensors,
 `gate_up_proj` [experts, 2 x inner, hidden] and `down_proj` [experts, hidden, inner], and under these names they are
-trained, published and counted in an optimizer's moments. Only files of weights have the folder's names.
+trained, published and counted in an optimizer's moments. Only files of weights have the folder's names; a folder whose
+files have the names of parameters is read as well.
 
 Rule: what is written are views of what is held; a round trip gives every name and every bit back. A model without
 experts passes through untouched.
@@ -56,7 +57,7 @@ class ExpertFolder:
     def read(self, name: str, shape: torch.Size) -> torch.Tensor:
         """See TensorFolder, whose errors have the folder's names."""
         found = _PARAMETER.fullmatch(name)
-        if found is None:
+        if found is None or name in self._tensors:
             return self._tensors.read(name, shape)
         block, part = f"{found[1]}{self._names.block}.", found[2]
         if part == "gate.weight":

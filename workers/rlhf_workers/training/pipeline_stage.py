@@ -30,6 +30,8 @@ EMBEDDING: Final = "model.embed_tokens.weight"
 VALUE_HEAD: Final = "value_head.weight"
 SCORE_HEAD: Final = "score.weight"
 """Head of a sequence classification model: a critic that starts from a reward model begins with it."""
+HEADS_IN_FILES: Final[Mapping[str, str]] = {VALUE_HEAD: SCORE_HEAD}
+"""Head -> its name in the files of a checkpoint: a critic is saved as a sequence classification model."""
 GEOMETRIES_KEPT: Final = 4
 """Masks and rotations kept, one a sequence length; a mask at length 8192 is 256 MiB."""
 
@@ -56,6 +58,8 @@ class PipelineStage(nn.Module, ABC):
     """Of a stage in parts: name of a whole tensor -> number of the rank that keeps it for those who ask."""
     kept: dict[str, torch.Tensor]
     """Whole tensors that this rank keeps, float32, on the stage's device: as of the last gathering, or as loaded."""
+    saved_type: torch.dtype = torch.float32
+    """Type in which the model's folder in a checkpoint has its weights."""
 
     def __init__(
         self, config: Any, layers: range, stages_after: int, head: Head, tensor: TensorGroup | None = None

@@ -21,11 +21,15 @@ from safetensors import SafetensorError, safe_open
 
 from rlhf_api import control_pb2 as pb
 from rlhf_api.names import ExitCode
+from rlhf_api.weight_files import FolderError, read_weight_files
 from rlhf_workers.failures import WorkError
 
 _DTYPES: Final = {torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16", torch.float64: "F64"}
 _FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 CHECKPOINT_FIELD: Final = "spec.checkpoints.path"
+TYPE_FIELD: Final = "spec.checkpoints.dtype"
+MASTERS: Final = "masters"
+"""Folder of a checkpoint with the float32 weights of models whose own folder has another type."""
 CHUNK_BYTES: Final = 16 * 1024 * 1024
 """Written and hashed at a time; keeps a copy from device to host small."""
 
@@ -72,27 +76,43 @@ class TensorFolder:
 
 
 def model_tensors(folder: Path, field: str) -> TensorFolder:
-    """Return the tensors of a Hugging Face folder: the files its index names, or the single model.safetensors."""
-    index = folder / "model.safetensors.index.json"
-    if not index.is_file():
-        return TensorFolder([folder / "model.safetensors"], field)
+    """Return the tensors of a Hugging Face folder. WorkError when its weight files are missing or damaged."""
     try:
-        names = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
-    except (OSError, ValueError, KeyError, AttributeError) as error:
-        raise WorkError(
-            "ModelCorrupt", f"{field}: {index} has no usable weight_map: {error!r}", field=field,
-            exit_code=ExitCode.BAD_MODEL,
-        ) from error  # fmt: skip
-    return TensorFolder([folder / name for name in names], field)
+        files = read_weight_files(folder).files
+    except FolderError as error:
+        message = f"{field}: {folder}: {error}"
+        raise WorkError(error.reason, message, field=field, exit_code=ExitCode.BAD_MODEL) from error
+    return TensorFolder(files, field)
 
 
-def write_tensors(folder: Path, name: str, tensors: Mapping[str, torch.Tensor], model: str) -> pb.CheckpointFile:
-    """Write `folder/name` whole or not at all; tensors may be on any device. WorkError StorageFull, StorageDenied."""
+def checkpoint_tensors(checkpoint: Path, model: str, field: str) -> TensorFolder:
+    """Return the float32 weights of a model in a checkpoint: the masters, where its folder has another type."""
+    masters = sorted((checkpoint / MASTERS).glob(f"{model}-stage-*.safetensors"))
+    return TensorFolder(masters, CHECKPOINT_FIELD) if masters else model_tensors(checkpoint / model, field)
+
+
+def write_weights(
+    folder: Path, model: str, part: str, weights: Mapping[str, torch.Tensor], dtype: torch.dtype
+) -> list[pb.CheckpointFile]:
+    """Write the weights of a stage in `dtype`, and as they are where that rounds them. `part`: the stage and what it
+    is of it. WorkError StorageFull, StorageDenied."""
+    files = [write_tensors(folder, f"{model}/model-stage-{part}.safetensors", weights, model, dtype)]
+    if dtype != torch.float32:
+        files.append(write_tensors(folder, f"{MASTERS}/{model}-stage-{part}.safetensors", weights, ""))
+    return files
+
+
+def write_tensors(
+    folder: Path, name: str, tensors: Mapping[str, torch.Tensor], model: str, dtype: torch.dtype | None = None
+) -> pb.CheckpointFile:
+    """Write `folder/name` whole or not at all, in `dtype` or as the tensors are; they may be on any device. WorkError
+    StorageFull, StorageDenied."""
     header, offset = {}, 0
     for key, tensor in tensors.items():
-        size = tensor.numel() * tensor.element_size()
+        written = dtype or tensor.dtype
+        size = tensor.numel() * written.itemsize
         header[key] = {
-            "dtype": _DTYPES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [offset, offset + size],
+            "dtype": _DTYPES[written], "shape": list(tensor.shape), "data_offsets": [offset, offset + size],
         }  # fmt: skip
         offset += size
     text = json.dumps({"__metadata__": {"format": "pt"}, **header}, separators=(",", ":")).encode()
@@ -101,7 +121,7 @@ def write_tensors(folder: Path, name: str, tensors: Mapping[str, torch.Tensor], 
     def parts() -> Iterator[bytes | memoryview]:
         yield len(text).to_bytes(8, "little") + text
         for tensor in tensors.values():
-            yield from _bytes_of(tensor)
+            yield from _bytes_of(tensor, dtype or tensor.dtype)
 
     parameters = list(tensors) if model else []
     return write_file(folder, name, parts(), model, parameters)
@@ -143,12 +163,17 @@ def storage_error(path: Path, error: OSError) -> WorkError:
     )
 
 
-def _bytes_of(tensor: torch.Tensor) -> Iterator[memoryview]:
-    """Yield the raw little-endian bytes of a tensor, a chunk at a time."""
+def _bytes_of(tensor: torch.Tensor, dtype: torch.dtype) -> Iterator[memoryview]:
+    """Yield the raw little-endian bytes of a tensor in `dtype`, a chunk at a time. WorkError for a value that is beyond
+    float16."""
     flat = tensor.detach().reshape(-1)
     step = max(1, CHUNK_BYTES // tensor.element_size())
     for start in range(0, flat.numel(), step):
-        part: npt.NDArray[np.uint8] = flat[start : start + step].cpu().contiguous().view(torch.uint8).numpy()
+        chunk = flat[start : start + step]
+        if dtype == torch.float16 and chunk.dtype != dtype and float(chunk.abs().max()) > torch.finfo(dtype).max:
+            message = f"{TYPE_FIELD}: a weight is {float(chunk.abs().max()):g}, beyond float16: use Float32"
+            raise WorkError("StorageFailed", message, field=TYPE_FIELD, exit_code=ExitCode.STORAGE)
+        part: npt.NDArray[np.uint8] = chunk.to(dtype).cpu().contiguous().view(torch.uint8).numpy()
         yield part.data
 
 

@@ -41,6 +41,7 @@ def test_what_is_given_passes_untouched_beside_what_follows_from_the_manifest() 
     passed = arguments(**given)
     assert {name: passed[name] for name in given} == given
     assert (passed["model"], passed["dtype"]) == ("/models/a", "bfloat16")
+    assert (passed["config_format"], passed["load_format"]) == ("hf", "safetensors"), "not Mistral's own files"
     assert (passed["max_model_len"], passed["max_num_seqs"], passed["tensor_parallel_size"]) == (90, 4, 2)
     assert passed["enable_prefix_caching"]
     assert not arguments(enable_prefix_caching=False)["enable_prefix_caching"]

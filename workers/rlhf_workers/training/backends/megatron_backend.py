@@ -17,13 +17,19 @@ from rlhf_api.names import ExitCode
 from rlhf_workers.failures import WorkError
 from rlhf_workers.training import adapters
 from rlhf_workers.training.backends.registry import FIELD, SpanSink
-from rlhf_workers.training.backends.torch_backend import HEADS, TorchBackend, backend_of, weights_folder
+from rlhf_workers.training.backends.torch_backend import (
+    HEADS,
+    TorchBackend,
+    backend_of,
+    type_in_checkpoints,
+    weights_folder,
+    weights_tensors,
+)
 from rlhf_workers.training.expert_group import ExpertGroup
 from rlhf_workers.training.expert_stage import require_experts
 from rlhf_workers.training.model_stages import attention_of, read_config
 from rlhf_workers.training.pipeline_stage import PipelineStage
 from rlhf_workers.training.rank_layout import RankLayout
-from rlhf_workers.training.tensor_file import model_tensors
 from rlhf_workers.training.tensor_group import TensorGroup
 
 
@@ -65,7 +71,7 @@ def load_stage(
     folder, field = weights_folder(job, role, checkpoint_folder)
     stages = layout.stages(model)
     config = read_config(folder, field, stages)
-    parts = config, model_tensors(folder, field), stages, stage, HEADS[role.kind]
+    parts = config, weights_tensors(folder, role, field, checkpoint_folder), stages, stage, HEADS[role.kind]
     experts = None
     if layout.expert > 1:
         require_experts(config, layout.expert, field)
@@ -75,4 +81,6 @@ def load_stage(
     tensor = TensorGroup(layout.tensor_rank(model), ranks, by_position=by_position)
     keeps = len(ranks) > 1 and layout.writes(model, stage)
     split_by = f"spec.training.parallelism.{parallelism.tensor_field(role)}"
-    return build_megatron_stage(*parts, device, attention_of(job), tensor, keeps, split_by, experts)
+    built = build_megatron_stage(*parts, device, attention_of(job), tensor, keeps, split_by, experts)
+    built.saved_type = type_in_checkpoints(job, role, folder)
+    return built

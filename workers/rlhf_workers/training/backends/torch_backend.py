@@ -19,7 +19,7 @@ from rlhf_api.names import ADAPTER_FIELD, DRAFT_MODEL, ExitCode
 from rlhf_api.schedule import ScheduleTable
 from rlhf_workers.device import compute_deterministically
 from rlhf_workers.failures import WorkError
-from rlhf_workers.models import model_folder
+from rlhf_workers.models import checked_folder, model_folder
 from rlhf_workers.precision import compute_dtype
 from rlhf_workers.training import adapters, checkpoint, step_timing
 from rlhf_workers.training.backends.registry import SpanSink
@@ -34,8 +34,8 @@ from rlhf_workers.training.rank_layout import RankLayout
 from rlhf_workers.training.rendezvous import join_group, leave_group
 from rlhf_workers.training.sharded_stage import FIELD as SHARD_FIELD
 from rlhf_workers.training.sharded_stage import begin, sharding
-from rlhf_workers.training.source_files import SourceFiles, read_source_files, write_source_files
-from rlhf_workers.training.tensor_file import CHECKPOINT_FIELD, model_tensors
+from rlhf_workers.training.source_files import SourceFiles, read_source_files, saved_type, write_source_files
+from rlhf_workers.training.tensor_file import CHECKPOINT_FIELD, TensorFolder, checkpoint_tensors, model_tensors
 from rlhf_workers.training.trainer import Trainer
 from rlhf_workers.training.training_batch import TrainingBatch
 from rlhf_workers.training.transport import GroupTransport, TransportKind
@@ -210,12 +210,14 @@ def load_stage(
     if settings is not None:
         adapters.require_no_experts(config, field)
     freeze = None if settings is None else partial(adapters.freeze, compute=compute_dtype(job.spec))
-    parts = config, model_tensors(folder, field), layout.stages(model), stage, HEADS[role.kind]
+    tensors = weights_tensors(folder, role, field, checkpoint_folder if settings is None else "")
+    parts = config, tensors, layout.stages(model), stage, HEADS[role.kind]
     make = None
     if layout.expert > 1:
         require_experts(config, layout.expert, field)
         make = sharing(ExpertGroup(layout.expert_rank, layout.expert_group))
     built = build_stage(*parts, device, attention, freeze, make)
+    built.saved_type = type_in_checkpoints(job, role, folder)
     if settings is not None:
         if settings.trunk == "Shared":
             adapters.share(built, source.path, trunk)
@@ -236,8 +238,10 @@ def load_sharded_stage(
     if checkpoint_folder:
         adapters.require_none(folder)
     config = read_config(folder, field, layout.stages(model))
-    parts = config, model_tensors(folder, field), layout.stages(model), stage, HEADS[role.kind]
+    tensors = weights_tensors(folder, role, field, checkpoint_folder)
+    parts = config, tensors, layout.stages(model), stage, HEADS[role.kind]
     built = build_stage(*parts, device, attention_of(job), make=sharding(device, compute_dtype(job.spec)))
+    built.saved_type = type_in_checkpoints(job, role, folder)
     begin(built)
     return built
 
@@ -258,7 +262,23 @@ def weights_folder(job: RLHFJob, role: ModelRole, checkpoint_folder: str) -> tup
     """Return the folder of a role's weights, in the checkpoint if there is one, and the field that names the model."""
     field, source = job.spec.models.path_field(role), job.spec.models.source(role)
     assert source is not None  # a role that is trained is a model
-    return Path(checkpoint_folder) / role if checkpoint_folder else model_folder(source.path, field), field
+    if checkpoint_folder:
+        return Path(checkpoint_folder) / role, field
+    return checked_folder(source.path, field, head=HEADS[role.kind] == "lm"), field
+
+
+def type_in_checkpoints(job: RLHFJob, role: ModelRole, folder: Path) -> torch.dtype:
+    """Return the type in which checkpoints have the weights of a role, which starts from `folder`."""
+    source = job.spec.models.source(role)
+    assert source is not None  # a role that is trained is a model
+    return saved_type(job.spec, source.path, folder)
+
+
+def weights_tensors(folder: Path, role: ModelRole, field: str, checkpoint_folder: str) -> TensorFolder:
+    """Return the tensors of the folder that `weights_folder` gives; of a checkpoint in float32."""
+    if checkpoint_folder:
+        return checkpoint_tensors(Path(checkpoint_folder), role, field)
+    return model_tensors(folder, field)
 
 
 def join(become: pb.BecomeTraining, device: torch.device, timeout: float, layout: RankLayout) -> Communicator:

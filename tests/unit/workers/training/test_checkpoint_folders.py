@@ -1,0 +1,152 @@
+"""A model's folder in a checkpoint is what its config.json says: its type, its head, its files; no bit is lost."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import peft
+import pytest
+import torch
+import transformers
+from safetensors.torch import load_file, save_file
+from tests.support import models
+from tests.support.training_ranks import Alone, assert_bitwise, exhaust, make_batch, make_job, run, serial, trainer_of
+
+from rlhf_api import control_pb2 as pb
+from rlhf_api.job import RLHFJob
+from rlhf_coordinator.storage import checkpoint as checkpoints
+from rlhf_workers.models import load_backbone_with_value_head
+from rlhf_workers.training import checkpoint
+from rlhf_workers.training.source_files import read_source_files, write_source_files
+from rlhf_workers.training.trainer import Trainer
+
+TYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
+IDS = torch.tensor([[3, 4, 5, 6]])
+
+
+def stored_as(folder: Path, name: str | None, **config: Any) -> Path:
+    """Store a folder's weights in a type, which config.json names; None: in bfloat16, and config.json names none."""
+    tensors = load_file(folder / "model.safetensors")
+    dtype = TYPES[name or "bfloat16"]
+    save_file({key: value.to(dtype) for key, value in tensors.items()}, folder / "model.safetensors")
+    content = {**json.loads((folder / "config.json").read_text()), **config}
+    content.pop("dtype")
+    (folder / "config.json").write_text(json.dumps(content | ({"dtype": name} if name else {})))
+    return folder
+
+
+def saved(job: RLHFJob, path: Path, *, critic: Path, train: bool = True) -> tuple[checkpoints.Checkpoint, Trainer]:
+    """A checkpoint of a job of one rank, as ranks and coordinator make it."""
+    table = serial(job, 1, 1)
+    trainer = trainer_of(job, table, 0, 1, Alone())
+    if train:
+        exhaust(trainer.train(0, make_batch()))
+    folder = checkpoints.prepare(path, 1)
+    files = checkpoint.save(trainer, folder, 1)
+    files += write_source_files(folder, read_source_files(job, trainer.layout, ""))
+    sources = {"actor": job.spec.models.actor.path, "critic": str(critic)}
+    return checkpoints.finish(folder, path, 1, [pb.CheckpointResult(files=files)], sources, {}), trainer
+
+
+@pytest.mark.parametrize(
+    ("stored", "field", "written"),
+    [
+        ("bfloat16", "Model", "bfloat16"),
+        ("float16", "Model", "float16"),
+        ("float32", "Model", "float32"),
+        (None, "Model", "bfloat16"),
+        ("bfloat16", "Float32", "float32"),
+    ],
+)
+@pytest.mark.parametrize("family", ["qwen2", "mixtral"])
+def test_config_and_files_name_one_type_and_training_goes_on_bit_by_bit(
+    family: str, stored: str | None, field: str, written: str, tmp_path: Path
+) -> None:
+    folder = stored_as(models.write_policy(tmp_path / "model", family), stored)
+    job = make_job(folder, folder, checkpoints={"path": str(tmp_path), "dtype": field})
+    made, trainer = saved(job, tmp_path / "checkpoints", critic=folder)
+    assert json.loads((made.folder / "actor/config.json").read_text())["dtype"] == written
+    tensors = load_file(made.folder / "actor/model.safetensors")
+    assert {value.dtype for value in tensors.values()} == {TYPES[written]}
+    loaded = transformers.AutoModelForCausalLM.from_pretrained(made.folder / "actor")
+    assert loaded.dtype == TYPES[written]
+    assert (made.folder / "masters").is_dir() == (written != "float32")
+    again = trainer_of(job, serial(job, 1, 1), 0, 1, Alone(), str(made.folder), 1)
+    assert_bitwise([trainer], [again])
+    ours, theirs = (exhaust(each.train(1, make_batch(seed=1))) for each in (trainer, again))
+    assert ours == theirs
+    assert_bitwise([trainer], [again])
+
+
+def test_a_resumed_job_may_save_in_another_type(tmp_path: Path) -> None:
+    folder = stored_as(models.write_policy(tmp_path / "model"), "bfloat16")
+    job = make_job(folder, folder, checkpoints={"path": str(tmp_path), "dtype": "Float32"})
+    made, _ = saved(job, tmp_path / "checkpoints", critic=folder)
+    job = make_job(folder, folder, checkpoints={"path": str(tmp_path)})
+    again = trainer_of(job, serial(job, 1, 1), 0, 1, Alone(), str(made.folder), 1)
+    checkpoint.save(again, tmp_path / "saved", 2)
+    files = read_source_files(job, again.layout, str(made.folder))
+    assert json.loads(files["actor"]["config.json"])["dtype"] == "bfloat16"
+    assert load_file(tmp_path / "saved/actor/model-stage-00000.safetensors")["lm_head.weight"].dtype == torch.bfloat16
+
+
+def test_another_number_of_stages_goes_on_from_float32(tmp_path: Path) -> None:
+    folder = stored_as(models.write_policy(tmp_path / "model", "qwen2"), "bfloat16")
+    job = make_job(folder, folder)
+    two, _, _ = run(job, range(1), save=tmp_path / "saved")
+    for model in ("actor", "critic"):
+        (tmp_path / "saved" / model / "config.json").write_text((folder / "config.json").read_text())
+    one, _, _ = run(job, range(1, 1), pipeline=1, restore=str(tmp_path / "saved"))
+    assert_bitwise(one, two)
+
+
+def test_a_checkpoint_of_the_version_before_is_read(tmp_path: Path) -> None:
+    folder = stored_as(models.write_policy(tmp_path / "model"), "bfloat16")
+    job = make_job(folder, folder, checkpoints={"path": str(tmp_path), "dtype": "Float32"})
+    made, trainer = saved(job, tmp_path / "checkpoints", critic=folder)
+    for model in ("actor", "critic"):  # float32 under a config.json that says bfloat16, and a head of another name
+        (made.folder / model / "config.json").write_text((folder / "config.json").read_text())
+    tensors = load_file(made.folder / "critic/model.safetensors")
+    tensors["value_head.weight"] = tensors.pop("score.weight")
+    save_file(tensors, made.folder / "critic/model.safetensors")
+    assert_bitwise([trainer], [trainer_of(job, serial(job, 1, 1), 0, 1, Alone(), str(made.folder), 1)])
+
+
+@pytest.mark.parametrize("start", ["policy", "reward"])
+@pytest.mark.parametrize("family", models.ARCHITECTURES)
+def test_transformers_loads_a_critic_with_the_head_that_was_trained(family: str, start: str, tmp_path: Path) -> None:
+    policy = models.write_policy(tmp_path / "policy", family)
+    critic = policy if start == "policy" else models.write_reward_model(tmp_path / "critic", family)
+    made, _ = saved(make_job(policy, critic), tmp_path / "checkpoints", critic=critic)
+    loaded, report = transformers.AutoModelForSequenceClassification.from_pretrained(
+        made.folder / "critic", output_loading_info=True, attn_implementation="eager"
+    )
+    assert not any(report[key] for key in ("missing_keys", "unexpected_keys", "mismatched_keys"))
+    assert loaded.config.num_labels == 1
+    ours = load_backbone_with_value_head(
+        str(made.folder / "critic"), field="critic", dtype=torch.float32, device=torch.device("cpu"), attention="eager"
+    )
+    assert float(ours.value_head.weight.abs().sum()) > 0
+    assert torch.equal(loaded.score.weight, ours.value_head.weight)
+    torch.testing.assert_close(loaded(input_ids=IDS).logits[0, 0], ours(IDS)[0, -1])
+
+
+def test_peft_loads_a_critic_with_the_head_that_was_trained(tmp_path: Path) -> None:
+    policy = models.write_policy(tmp_path / "policy")
+    job = make_job(policy, policy, training={"lora": {"rank": 2, "alpha": 4}})
+    made, trainer = saved(job, tmp_path / "checkpoints", critic=policy)
+    base = transformers.AutoModelForSequenceClassification.from_pretrained(policy, num_labels=1)
+    adapted = peft.PeftModel.from_pretrained(base, str(made.folder / "critic"))
+    assert adapted.peft_config["default"].task_type == "SEQ_CLS"
+    head = adapted.base_model.model.score.modules_to_save["default"].weight
+    assert torch.equal(head, trainer.stages["critic", 0].get_parameter("value_head.weight"))
+
+
+def test_a_weight_beyond_float16_is_named_with_the_field(tmp_path: Path) -> None:
+    folder = stored_as(models.write_policy(tmp_path / "model"), "float16")
+    job = make_job(folder, folder)
+    trainer = trainer_of(job, serial(job, 1, 1), 0, 1, Alone())
+    with torch.no_grad():
+        next(iter(trainer.stages["actor", 0].parameters()))[0, 0] = 1e6
+    with pytest.raises(Exception, match=r"spec.checkpoints.dtype: a weight is 1e\+06, beyond float16: use Float32"):
+        checkpoint.save(trainer, tmp_path, 1)
