@@ -126,4 +126,4 @@ def test_a_filtered_response_is_in_no_normalised_sum() -> None:
     combination, batch = Combination((("a", 1.0),), Combine.NORMALIZED_SUM), batch_of()
     shaping = RewardShaping(combine="NormalizedSum", truncated="Filter")
     result = shaped(replace(batch, parts=parts), shaping, combination, LONGEST)[0].rewards
-    assert result.tolist() == pytest.approx([-1.5**0.5, 0.0, 0.0, 1.5**0.5])
+    assert result.tolist() == pytest.approx([-(1.5**0.5), 0.0, 0.0, 1.5**0.5])
