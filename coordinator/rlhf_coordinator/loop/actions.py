@@ -32,7 +32,7 @@ from rlhf_coordinator.scheduling import rollout_overlap
 from rlhf_coordinator.scheduling.carrying import taken_up
 from rlhf_coordinator.speculation import learned, sharing
 from rlhf_coordinator.state.carried_sample import CarriedSample
-from rlhf_coordinator.state.evaluation_state import latest_metrics
+from rlhf_coordinator.state.evaluation_state import latest_metrics, reported_at
 from rlhf_coordinator.state.job_state import OpenReport
 from rlhf_coordinator.state.ledger import Ledger, siblings_apart
 from rlhf_coordinator.state.worker import CommandKind, PendingCommand
@@ -314,7 +314,7 @@ class Actions:
         run, iteration = self._run, self._run.state.iteration
         learning.learn(run)
         sharing.iteration_ended(run)
-        evaluated = rounds.record(run)
+        rounds.record(run)
         untrained = run.state.trains_beside_next
         if untrained:
             run.state.ledger.train()
@@ -323,8 +323,10 @@ class Actions:
             run.training_metrics = training_metrics(run, iteration)
         metrics = iteration_metrics(run, time.monotonic())
         known = latest_metrics(run.state.evaluation.results)
-        if evaluated is not None:
-            metrics |= known
+        evaluated = reported_at(run.state.evaluation.results, iteration)
+        last_version = reported_at(run.state.evaluation.results, iteration + 1)
+        metrics |= evaluated
+        if evaluated or last_version:
             keep_best(run)
         learned.iteration_ended(run, time.monotonic())
         critic_overlap_choice.iteration_ended(run, metrics["seconds/publish"])
@@ -343,8 +345,10 @@ class Actions:
             run.event(kind, f"iteration {iteration + 1} is closed; {what} beside the next one")
         else:
             run.trackers.iteration(iteration, metrics)
-        record_facts(run, metrics)
-        run.last_metrics = known | metrics
+        if last_version:
+            run.trackers.evaluation(iteration + 1, last_version)
+        record_facts(run, metrics | last_version)
+        run.last_metrics = metrics | known
         measurements.iteration_finished(run, metrics["seconds/iteration"])
         log.info(
             "iteration %d/%d: reward %s, %.1f samples/s, %.1f s",

@@ -38,7 +38,7 @@ from rlhf_coordinator.scheduling import rollout_overlap
 from rlhf_coordinator.scheduling.training_schedule import candidates, question
 from rlhf_coordinator.speculation import learned, sharing
 from rlhf_coordinator.state.critic_overlap_state import CriticOverlapState
-from rlhf_coordinator.state.evaluation_state import latest_metrics
+from rlhf_coordinator.state.evaluation_state import latest_metrics, reported_at
 from rlhf_coordinator.state.fleet import Fleet
 from rlhf_coordinator.state.fusion_state import fusion_state
 from rlhf_coordinator.state.job_state import JobContext, JobState
@@ -107,6 +107,9 @@ def restore_run(
     )
     if closed:  # the process before may have died between journal and trackers
         trackers.iteration(*closed)
+        last_version = closed[0] + 1
+        if last_version >= context.spec.iterations and (ended := reported_at(restored.evaluations, last_version)):
+            trackers.evaluation(last_version, ended)
     return _job_run(context, restored, journal, prompts, trackers), restored
 
 
@@ -183,7 +186,7 @@ def _job_run(
         rewards=restored.rewards,
         training_metrics=restored.training_metrics,
         advantages=advantage_numbers(restored.advantages) if restored.advantages is not None else (),
-        last_metrics=latest_metrics(restored.evaluations) | (restored.last_closed[1] if restored.last_closed else {}),
+        last_metrics=(restored.last_closed[1] if restored.last_closed else {}) | latest_metrics(restored.evaluations),
         histograms=JobHistograms(enabled=context.spec.metrics == "Enabled"),
         command_ids=itertools.count(restored.coordinator_epoch * COMMANDS_PER_COORDINATOR + 1),
     )

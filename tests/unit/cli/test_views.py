@@ -142,6 +142,8 @@ def test_plain_lines() -> None:
     assert iteration_line(line, 100, 130) == (
         "iteration 3/100  reward 0.412  kl 3.013  kl/token 0.0103  24.1 samples/s  4,100 tokens/s  2m 10s left"
     )
+    ended = {"iteration": 3, "time_ns": 1, "evaluation/version": 3.0, "evaluation/reward": 0.5}
+    assert iteration_line(ended, 3, 0) == "evaluation of weight version 3  reward 0.500"
     assert iteration_line({"iteration": 0, "reward": None}, 1, 0) == "iteration 1/1"
     given = {"iteration": 0, "loss": 0.69314, "samples_per_second": 24.1}
     assert iteration_line(given, 3, 0) == "iteration 1/3  loss 0.6931  24.1 samples/s"
