@@ -2,8 +2,8 @@
 
 Every document goes through one pass: parse, apply `--set`, check models and rules, add advice, resolve paths and
 defaults, and check what only the target knows: a cluster the pods, this machine the files. The result is a `LoadedJob`.
-Rule: files are looked for, never opened, except the manifest and, of a policy that is split over devices, config.json;
-nothing is written and nothing is started.
+Rule: files are looked for, never opened, except the manifest and, of the models, config.json and the headers of their
+weights; nothing is written and nothing is started.
 """
 
 import json
@@ -28,6 +28,7 @@ from rlhf_cli.local.errors import RunError
 from rlhf_cli.local.run_folder import RunPaths
 from rlhf_cli.overrides import apply
 from rlhf_coordinator import tensor_split_check
+from rlhf_coordinator.model_folder_problems import model_folder_problems
 from rlhf_operator.manifests.pod_problems import problems_of_pods
 
 CHECKPOINTS: Final = "checkpoints"
@@ -111,15 +112,17 @@ def resolve_here(job: RLHFJob, paths: RunPaths) -> RLHFJob:
     return resolved
 
 
-def load_documents(text: str, target: Target = Target.CLUSTER) -> list[LoadedJob]:
+def load_documents(text: str, target: Target = Target.CLUSTER, base: Path = _POD_ROOT) -> list[LoadedJob]:
     """Return every document of a manifest's text with everything that is wrong with it.
 
-    For a cluster the pods of the jobs are checked too. Raises ManifestError for a text that is no YAML, or that holds
-    no RLHFJob.
+    For a cluster the pods of the jobs are checked too. For this machine the model folders that are there are checked;
+    `base` is the manifest's folder. Raises ManifestError for a text that is no YAML, or that holds no RLHFJob.
     """
     documents = read_documents(text)
     loaded = [
-        LoadedJob(document, None) if len(documents) > 1 and manifest.is_foreign(document) else _load(document, target)
+        LoadedJob(document, None)
+        if len(documents) > 1 and manifest.is_foreign(document)
+        else _load(document, target, base)
         for document in documents
     ]
     if all(document.of_another_kind for document in loaded):
@@ -128,15 +131,20 @@ def load_documents(text: str, target: Target = Target.CLUSTER) -> list[LoadedJob
     return loaded
 
 
-def _load(document: Document, target: Target) -> LoadedJob:
+def _load(document: Document, target: Target, base: Path) -> LoadedJob:
     try:
         job = manifest.checked_job(document, "")
     except ManifestError as error:
         return LoadedJob(document, None, tuple(error.problems))
     warnings = advice(job)
-    job = manifest.resolve(job, _POD_ROOT)
-    problems = [*problems_of_pods(job), *warnings] if target is Target.CLUSTER else warnings
+    job = manifest.resolve(job, base if target is Target.LOCAL else _POD_ROOT)
+    problems = [*(problems_of_pods(job) if target is Target.CLUSTER else _folder_problems(job)), *warnings]
     return LoadedJob(document, job, tuple(_with_line(problem, document) for problem in problems))
+
+
+def _folder_problems(job: RLHFJob) -> list[Problem]:
+    """Return what is wrong with the model folders of a resolved job that are on this machine."""
+    return [Problem(field, path, str(error)) for field, path, error in model_folder_problems(job.spec)]
 
 
 def _single_document(path: Path, overrides: Sequence[str]) -> tuple[Document, str]:

@@ -25,6 +25,7 @@ from rlhf_api.yaml_document import read_document
 from rlhf_coordinator.failures import JobError
 from rlhf_coordinator.job.job_run import JobOutcome, JobRun
 from rlhf_coordinator.loop.recovery import open_run
+from rlhf_coordinator.model_folder_problems import check_model_folders
 from rlhf_coordinator.scheduling.training_schedule import schedule_json
 from rlhf_coordinator.service.last_report import write_last_report
 from rlhf_coordinator.service.logs import configure_logs, say_iteration, say_job
@@ -61,6 +62,7 @@ def prepare() -> tuple[JobRun, Restored]:
     """Do everything that can fail before the first worker is let in; return the job's parts. Raises JobError."""
     job = read_job(Path(environment(Env.JOB_FILE)))
     say_job(job)
+    check_model_folders(job.spec)
     check_tensor_split(job.spec)
     run_dir = Path(environment(Env.RUN_DIR))
     awaits = os.environ.get(Env.AWAIT_WORKERS) == "1"

@@ -4,22 +4,19 @@ Rule: nothing is loaded; a model that is not on this disk (a hub id that is not 
 """
 
 import json
-import struct
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 from rlhf_api.algorithms import ModelKind, ModelRole
 from rlhf_api.job import RLHFJobSpec
 from rlhf_api.job.model_source import ModelSource
 from rlhf_api.names import DRAFT_MODEL
+from rlhf_api.weight_files import FolderError, read_weight_files
 from rlhf_coordinator.model_folders import local_folder
 from rlhf_planner.device_memory import ModelSize, reward_model
 from rlhf_planner.tensor_split import expert_count
 from rlhf_planner.transformer_shape import shape_of
-
-_MAX_HEADER: Final = 100 * 1024 * 1024
-"""Bytes of a safetensors header, as the format's own library limits it."""
 
 
 def read_sizes(spec: RLHFJobSpec) -> dict[str, ModelSize | None]:
@@ -39,11 +36,9 @@ def read_size(folder: Path) -> ModelSize | None:
     """Return the size of a Hugging Face folder; None when it is not on this disk or not readable as one."""
     try:
         config = json.loads((folder / "config.json").read_text())
-        files = sorted(folder.glob("*.safetensors"))
-        if not files:
-            return None
-        counted = [_parameters(file) for file in files]
-        parameters, of_experts = (sum(counts) for counts in zip(*counted, strict=True))
+        tensors = read_weight_files(folder, whole=False).tensors
+        parameters = sum(entry.count for entry in tensors.values())
+        of_experts = sum(entry.count for name, entry in tensors.items() if ".experts." in name)
         text = config.get("text_config") or config
         layers, heads = int(text["num_hidden_layers"]), int(text["num_attention_heads"])
         key_value_heads = int(text.get("num_key_value_heads") or heads)
@@ -51,27 +46,8 @@ def read_size(folder: Path) -> ModelSize | None:
         return ModelSize(
             parameters, _cache_values(text), _map_widths(text), layers, key_value_heads, experts, of_experts
         )
-    except (OSError, ValueError, KeyError, TypeError, struct.error):
+    except (OSError, ValueError, KeyError, TypeError, FolderError):
         return None
-
-
-def _parameters(file: Path) -> tuple[int, int]:
-    """Return the number of values in a safetensors file, and of experts' among them: eight bytes of length, a JSON
-    header, the data."""
-    with file.open("rb") as stream:
-        (length,) = struct.unpack("<Q", stream.read(8))
-        if length > _MAX_HEADER:
-            raise ValueError(f"{file}: header of {length} bytes")
-        header = json.loads(stream.read(length))
-    sizes = {name: _product(entry["shape"]) for name, entry in header.items() if name != "__metadata__"}
-    return sum(sizes.values()), sum(size for name, size in sizes.items() if ".experts." in name)
-
-
-def _product(shape: Sequence[int]) -> int:
-    total = 1
-    for extent in shape:
-        total *= extent
-    return total
 
 
 def _map_widths(config: Mapping[str, Any]) -> dict[str, int]:

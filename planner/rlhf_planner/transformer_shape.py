@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from rlhf_api.model_folder_check import ties_embeddings
+
 
 @dataclass(frozen=True)
 class Experts:
@@ -80,7 +82,7 @@ def shape_of(config: Mapping[str, Any]) -> TransformerShape:
         head_width=int(config.get("head_dim") or hidden // heads),
         intermediate=int(config["intermediate_size"]),
         vocabulary=int(config["vocab_size"]),
-        tied=bool(config.get("tie_word_embeddings", False)),
+        tied=ties_embeddings(config),
         window=int(window) if window is not None else None,
         experts=_experts_of(config),
     )

@@ -15,11 +15,13 @@ from typing import Any, Final, Literal
 
 import torch
 import transformers
-from safetensors import SafetensorError, safe_open
+from safetensors import safe_open
 from torch import nn
 
 from rlhf_api.job.lora import Lora
+from rlhf_api.model_folder_check import check_model_folder, read_model_config
 from rlhf_api.names import ExitCode
+from rlhf_api.weight_files import FolderError, read_weight_files
 from rlhf_workers.experts import FAMILIES, TILED
 from rlhf_workers.failures import WorkError
 from rlhf_workers.lora_linear import adapt
@@ -35,6 +37,12 @@ fused kernel, and experts as transformers chooses."""
 SCORE_HEAD: Final = "score.weight"
 """The head of a sequence classification model."""
 HUB_ID: Final = re.compile(r"^[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*$")
+HUB_FILES: Final = (
+    "*.safetensors", "*.json", "*.model", "*.txt", "*.jinja", "*.tiktoken", "*.py", "*.md", "LICENSE*", "NOTICE*",
+)  # fmt: skip
+"""What is downloaded of a model: weights, and what `companion_files` copies."""
+NOT_FROM_HUB: Final = ("*/*.safetensors", "consolidated*")
+"""What is not: weights in other formats beside the model's own."""
 ALIGNMENT: Final = 64
 """Bytes; a cache line. Weights mapped from a file may start anywhere, and kernels may sum in another order there."""
 NAMED: Final = 4
@@ -75,7 +83,7 @@ class ValueModel(nn.Module):
 
 
 def model_folder(path: str, field: str) -> Path:
-    """The local folder of a model: `path` itself, or the snapshot of a hub id (safetensors and json only)."""
+    """The local folder of a model: `path` itself, or the snapshot of a hub id (no pickled weights)."""
     folder = Path(path)
     if folder.is_dir():
         return folder
@@ -86,7 +94,7 @@ def model_folder(path: str, field: str) -> Path:
     try:
         from huggingface_hub import snapshot_download
 
-        return Path(snapshot_download(path, allow_patterns=["*.safetensors", "*.json", "*.model", "*.txt", "*.jinja"]))
+        return Path(snapshot_download(path, allow_patterns=list(HUB_FILES), ignore_patterns=list(NOT_FROM_HUB)))
     except Exception as error:
         raise _missing(
             field, path, f"it is neither a folder here nor a hub id that can be fetched: {_first_line(error)}"
@@ -109,7 +117,7 @@ def load_backbone_with_value_head(
     A folder without one gives the head of a reward model (`score.weight`), or else zeros. A language modelling head is
     left out.
     """
-    folder = checked_folder(path, field)
+    folder = checked_folder(path, field, head=False)
     backbone = _load(
         transformers.AutoModel, folder, path, field, dtype, device, attention, ignore=("lm_head.", SCORE_HEAD)
     )
@@ -136,7 +144,7 @@ def value_model_over(trunk: transformers.PreTrainedModel, settings: Lora, path: 
     shared = {id(part): part for part in (*trunk.base_model.parameters(), *trunk.base_model.buffers())}
     backbone = copy.deepcopy(trunk.base_model, memo=dict(shared))
     adapt(backbone, settings)
-    model = _with_value_head(backbone, checked_folder(path, field), path, field)
+    model = _with_value_head(backbone, checked_folder(path, field, head=False), path, field)
     model.apart = frozenset(name for name, part in model.named_parameters() if id(part) in shared)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
@@ -150,7 +158,7 @@ def load_sequence_classifier(
     path: str, *, field: str, dtype: torch.dtype, device: torch.device, attention: Attention
 ) -> transformers.PreTrainedModel:
     """A reward model: sequence classification with exactly one output."""
-    folder = checked_folder(path, field)
+    folder = checked_folder(path, field, head=False)
     model = _load(transformers.AutoModelForSequenceClassification, folder, path, field, dtype, device, attention)
     if model.config.num_labels != 1:
         raise WorkError(
@@ -282,41 +290,40 @@ def _align(model: nn.Module) -> None:
             parameter.data = parameter.data.clone()
 
 
-def checked_folder(path: str, field: str) -> Path:
-    """The folder, after config.json and the header of every safetensors file were read."""
+def checked_folder(path: str, field: str, *, head: bool = True) -> Path:
+    """Return the folder of a model that every reader reads alike, with a language model's head if `head`."""
     folder = model_folder(path, field)
-    config = _read_json(folder / "config.json", path, field)
-    if not isinstance(config, dict) or not isinstance(config.get("model_type"), str):
-        raise _corrupt(field, path, "config.json names no model_type")
-    index = folder / "model.safetensors.index.json"
-    if index.is_file():
-        weight_map = _read_json(index, path, field)
-        weight_map = weight_map.get("weight_map") if isinstance(weight_map, dict) else None
-        if not isinstance(weight_map, dict):
-            raise _corrupt(field, path, f"{index.name} has no weight_map")
-        names = sorted({str(name) for name in weight_map.values()})
-    else:
-        names = ["model.safetensors"]
-    for name in names:
-        file = folder / name
-        if not file.is_file():
-            raise _missing(field, path, f"it holds no {name}")
-        try:
-            with safe_open(file, framework="pt") as opened:
-                opened.keys()
-        except (SafetensorError, OSError) as error:
-            raise _corrupt(field, path, f"{name} is truncated or damaged: {_first_line(error)}") from error
+    try:
+        check_model_folder(folder, head=head)
+    except FolderError as error:
+        raise folder_failure(field, path, error) from error
     return folder
 
 
+def readable_folder(path: str, field: str) -> Path:
+    """Return the folder of a model that only vLLM reads, which may be quantised, after its headers were read."""
+    folder = model_folder(path, field)
+    try:
+        read_model_config(folder)
+        read_weight_files(folder)
+    except FolderError as error:
+        raise folder_failure(field, path, error) from error
+    return folder
+
+
+def folder_failure(field: str, path: str | Path, error: FolderError) -> WorkError:
+    """Return the failure of a folder that cannot be used, with the field and the path."""
+    return WorkError(error.reason, f"{field}: {path}: {error}", field=field, exit_code=ExitCode.BAD_MODEL)
+
+
 def _find_tensor(folder: Path, name: str) -> torch.Tensor | None:
-    """One tensor by name from whichever safetensors file of a checked folder holds it."""
-    for file in sorted(folder.glob("*.safetensors")):
-        with safe_open(file, framework="pt") as opened:
-            if name in opened.keys():  # noqa: SIM118  safe_open is no mapping
-                tensor: torch.Tensor = opened.get_tensor(name)
-                return tensor
-    return None
+    """Return one tensor of a checked folder by its name; None when no file has it."""
+    entry = read_weight_files(folder).tensors.get(name)
+    if entry is None:
+        return None
+    with safe_open(entry.file, framework="pt") as opened:
+        tensor: torch.Tensor = opened.get_tensor(name)
+    return tensor
 
 
 def _read_json(file: Path, path: str, field: str) -> Any:

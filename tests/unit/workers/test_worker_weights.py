@@ -226,12 +226,12 @@ def test_a_folder_is_read_whole(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("damage", "words"),
     [
-        ("truncate", "model-1.safetensors: "),
-        ("remove", "model-1.safetensors: "),
+        ("truncate", "model-1.safetensors is truncated or damaged"),
+        ("remove", "it holds no model-1.safetensors"),
         ("index", "model.safetensors.index.json cannot be read"),
         ("promise", "promises c"),
         ("outside", "points outside the folder: '../model.safetensors'"),
-        ("empty", "there is no safetensors file"),
+        ("empty", "it holds no model.safetensors"),
     ],
 )
 def test_a_damaged_folder_is_an_error_with_the_file(tmp_path: Path, damage: str, words: str) -> None:

@@ -18,7 +18,7 @@ from rlhf_api.algorithms import graph_of
 from rlhf_api.job import RLHFJob
 from rlhf_api.names import DRAFT_MODEL, DRAFT_MODEL_FIELD, ExitCode
 from rlhf_workers.failures import WorkError
-from rlhf_workers.models import model_folder
+from rlhf_workers.models import checked_folder
 from rlhf_workers.precision import compute_dtype
 from rlhf_workers.training.communicator import Communicator
 from rlhf_workers.training.draft_training import DraftTraining
@@ -53,7 +53,7 @@ def build_draft_training(
     if (policy, layout.stages(policy) - 1) in layout.held:
         source, field = job.spec.models.source(policy), job.spec.models.path_field(policy)
         assert source is not None  # a policy is a model
-        folder = Path(checkpoint) / policy if checkpoint else model_folder(source.path, field)
+        folder = Path(checkpoint) / policy if checkpoint else checked_folder(source.path, field)
         stage = load_draft_stage(job, read_config(folder, field, 1), checkpoint, device)
     training = DraftTraining(job.spec, stage, layout, communicator, device, compute_dtype(job.spec))
     if checkpoint:
@@ -69,7 +69,7 @@ def load_draft_stage(job: RLHFJob, policy: Any, checkpoint: str, device: torch.d
     draft = job.spec.generation.speculation.draft_model
     assert draft is not None, "only a job with a draft model trains one"
     saved = bool(checkpoint) and (Path(checkpoint) / DRAFT_MODEL).is_dir()
-    folder = Path(checkpoint) / DRAFT_MODEL if saved else model_folder(draft.path, DRAFT_MODEL_FIELD)
+    folder = Path(checkpoint) / DRAFT_MODEL if saved else checked_folder(draft.path, DRAFT_MODEL_FIELD)
     config = read_config(folder, DRAFT_MODEL_FIELD, 1)
     if problem := draft_problem(config, policy):
         message = f"{DRAFT_MODEL_FIELD}: {draft.path}: {problem}"

@@ -21,6 +21,7 @@ from safetensors import SafetensorError, safe_open
 
 from rlhf_api import control_pb2 as pb
 from rlhf_api.names import ExitCode
+from rlhf_api.weight_files import FolderError, read_weight_files
 from rlhf_workers.failures import WorkError
 
 _DTYPES: Final = {torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16", torch.float64: "F64"}
@@ -72,18 +73,13 @@ class TensorFolder:
 
 
 def model_tensors(folder: Path, field: str) -> TensorFolder:
-    """Return the tensors of a Hugging Face folder: the files its index names, or the single model.safetensors."""
-    index = folder / "model.safetensors.index.json"
-    if not index.is_file():
-        return TensorFolder([folder / "model.safetensors"], field)
+    """Return the tensors of a Hugging Face folder. WorkError when its weight files are missing or damaged."""
     try:
-        names = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
-    except (OSError, ValueError, KeyError, AttributeError) as error:
-        raise WorkError(
-            "ModelCorrupt", f"{field}: {index} has no usable weight_map: {error!r}", field=field,
-            exit_code=ExitCode.BAD_MODEL,
-        ) from error  # fmt: skip
-    return TensorFolder([folder / name for name in names], field)
+        files = read_weight_files(folder).files
+    except FolderError as error:
+        message = f"{field}: {folder}: {error}"
+        raise WorkError(error.reason, message, field=field, exit_code=ExitCode.BAD_MODEL) from error
+    return TensorFolder(files, field)
 
 
 def write_tensors(folder: Path, name: str, tensors: Mapping[str, torch.Tensor], model: str) -> pb.CheckpointFile:

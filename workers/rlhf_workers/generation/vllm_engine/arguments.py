@@ -76,6 +76,8 @@ def engine_arguments(
         "async_scheduling": False,
         **given,
         "model": folder,
+        "config_format": "hf",
+        "load_format": "safetensors",
         "dtype": dtype,
         "max_model_len": limits.max_prompt_tokens + limits.max_response_tokens,
         "max_num_seqs": limits.max_batch_size,

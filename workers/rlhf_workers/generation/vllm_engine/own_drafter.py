@@ -10,7 +10,7 @@ from rlhf_api.job.groups import Speculation
 from rlhf_api.names import ExitCode
 from rlhf_workers.failures import WorkError
 from rlhf_workers.generation.speculation.drafter import MAX_DRAFT
-from rlhf_workers.models import checked_folder
+from rlhf_workers.models import readable_folder
 
 NAME: Final = "speculative_config"
 FIELD: Final = f"spec.generation.engineArgs.{NAME}"
@@ -48,7 +48,7 @@ def own_drafter(given: Any, device_type: str, speculation: Speculation) -> dict[
         raise _refused(".num_speculative_tokens", f"{tokens!r} must be a number from 1 to {MAX_DRAFT}")
     config = {**given, "num_speculative_tokens": tokens}
     if method != "mtp" or "model" in given:
-        config["model"] = str(checked_folder(str(given.get("model", "")), f"{FIELD}.model"))
+        config["model"] = str(readable_folder(str(given.get("model", "")), f"{FIELD}.model"))
     return config
 
 

@@ -19,7 +19,7 @@ from rlhf_api.names import ADAPTER_FIELD, DRAFT_MODEL, ExitCode
 from rlhf_api.schedule import ScheduleTable
 from rlhf_workers.device import compute_deterministically
 from rlhf_workers.failures import WorkError
-from rlhf_workers.models import model_folder
+from rlhf_workers.models import checked_folder, model_folder
 from rlhf_workers.precision import compute_dtype
 from rlhf_workers.training import adapters, checkpoint, step_timing
 from rlhf_workers.training.backends.registry import SpanSink
@@ -258,7 +258,9 @@ def weights_folder(job: RLHFJob, role: ModelRole, checkpoint_folder: str) -> tup
     """Return the folder of a role's weights, in the checkpoint if there is one, and the field that names the model."""
     field, source = job.spec.models.path_field(role), job.spec.models.source(role)
     assert source is not None  # a role that is trained is a model
-    return Path(checkpoint_folder) / role if checkpoint_folder else model_folder(source.path, field), field
+    if checkpoint_folder:
+        return Path(checkpoint_folder) / role, field
+    return checked_folder(source.path, field, head=HEADS[role.kind] == "lm"), field
 
 
 def join(become: pb.BecomeTraining, device: torch.device, timeout: float, layout: RankLayout) -> Communicator:

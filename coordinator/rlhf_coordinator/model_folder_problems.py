@@ -1,0 +1,50 @@
+"""Which of a job's model folders cannot be used: asked before a worker loads anything.
+
+Rule: looks into folders on this disk alone. A hub id, or a folder that only workers mount, is checked by the workers
+that load it, by the same function. Nothing is downloaded.
+"""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from rlhf_api.algorithms import ModelKind, ModelRole
+from rlhf_api.job import RLHFJobSpec
+from rlhf_api.model_folder_check import check_model_folder
+from rlhf_api.names import DRAFT_MODEL_FIELD, ExitCode
+from rlhf_api.weight_files import FolderError
+from rlhf_coordinator.failures import JobError
+
+
+def model_folder_problems(spec: RLHFJobSpec) -> Iterator[tuple[str, str, FolderError]]:
+    """Yield (field, path, what is wrong with the folder) for the models of a resolved job. A folder is named once; the
+    check with a head covers the one without."""
+    checked: set[tuple[str, bool]] = set()
+    for field, path, head in _models(spec):
+        if {(path, head), (path, True)} & checked or not Path(path).is_absolute() or not Path(path).is_dir():
+            continue
+        checked.add((path, head))
+        try:
+            check_model_folder(Path(path), head=head)
+        except FolderError as error:
+            checked.add((path, True))
+            yield field, path, error
+
+
+def check_model_folders(spec: RLHFJobSpec) -> None:
+    """Raise JobError for the first folder that cannot be used."""
+    for field, path, error in model_folder_problems(spec):
+        raise JobError(error.reason, f"{path}: {error}", field=field, exit_code=ExitCode.BAD_MODEL)
+
+
+def _models(spec: RLHFJobSpec) -> Iterator[tuple[str, str, bool]]:
+    """Yield (field, path, whether a language model's head is used) for every model of a job."""
+    for role in ModelRole:
+        source = spec.models.given(role) if role.kind is not ModelKind.REWARD else None
+        if source is not None:
+            yield spec.models.path_field(role), source.path, role.kind is ModelKind.POLICY
+    for given in spec.models.all_rewards:
+        own = given.reward.own_model
+        if own is not None:
+            yield f"{given.field}.{given.reward.own_model_field}.path", own.path, given.reward.judge is not None
+    if (draft := spec.generation.speculation.draft_model) is not None:
+        yield DRAFT_MODEL_FIELD, draft.path, True
