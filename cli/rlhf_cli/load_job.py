@@ -246,7 +246,8 @@ def _check_model(field: str, path: str) -> None:
     if not folder.is_dir():
         raise RunError(f"{field} = {path!r}: no such folder; give a Hugging Face model folder", ExitCode.BAD_MODEL)
     if not (folder / "config.json").is_file():
-        raise RunError(f"{field} = {path!r}: the folder has no config.json", ExitCode.BAD_MODEL)
+        adapters = ", but adapters: give the folder of their base model" if (folder / ADAPTER_CONFIG).is_file() else ""
+        raise RunError(f"{field} = {path!r}: the folder has no config.json{adapters}", ExitCode.BAD_MODEL)
 
 
 def _check_adapter(path: str) -> None:
