@@ -14,6 +14,7 @@ from rlhf_api.names import ADAPTER_FIELD, DRAFT_MODEL_FIELD, ExitCode
 from rlhf_api.peft_folder_check import AdapterError, check_adapter_config, check_adapter_tensors
 from rlhf_api.weight_files import FolderError, WeightFiles, read_weight_files
 from rlhf_coordinator.failures import JobError
+from rlhf_coordinator.tokenizer_problems import tokenizer_problems
 
 
 def model_folder_problems(spec: RLHFJobSpec) -> Iterator[tuple[str, str, FolderError]]:
@@ -30,6 +31,7 @@ def model_folder_problems(spec: RLHFJobSpec) -> Iterator[tuple[str, str, FolderE
             checked.add((path, True))
             yield field, path, error
     yield from _adapter_problems(spec)
+    yield from tokenizer_problems(spec)
 
 
 def check_model_folders(spec: RLHFJobSpec) -> None:
