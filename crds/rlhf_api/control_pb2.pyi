@@ -879,12 +879,13 @@ class TrainResult(_message.Message):
     VERSION_FIELD_NUMBER: _builtins.int
     METRICS_FIELD_NUMBER: _builtins.int
     ADVANTAGES_FIELD_NUMBER: _builtins.int
+    SHAPED_REWARDS_FIELD_NUMBER: _builtins.int
     CRITICS_BEHIND_FIELD_NUMBER: _builtins.int
     iteration: _builtins.int
     version: _builtins.int
     """weight version now held"""
     critics_behind: _builtins.bool
-    """where spec.samples asks for it
+    """not trained on; where there are advantages
     only the policy is trained: the critics hold the version before, and metrics are to come
     """
     @_builtins.property
@@ -895,6 +896,12 @@ class TrainResult(_message.Message):
     def advantages(self) -> Global___Array:
         """float32 [batch size]: of each sample the mean over its tokens, NaN without any; of rank 0, and"""
 
+    @_builtins.property
+    def shaped_rewards(self) -> Global___Array:
+        """where spec.samples asks for it
+        float32 [batch size]: what the advantages were made of, after shaping, NaN where a sample is
+        """
+
     def __init__(
         self,
         *,
@@ -902,11 +909,12 @@ class TrainResult(_message.Message):
         version: _builtins.int = ...,
         metrics: _abc.Mapping[_builtins.str, _builtins.float] | None = ...,
         advantages: Global___Array | None = ...,
+        shaped_rewards: Global___Array | None = ...,
         critics_behind: _builtins.bool = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["advantages", b"advantages"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["advantages", b"advantages", "shaped_rewards", b"shaped_rewards"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["advantages", b"advantages", "critics_behind", b"critics_behind", "iteration", b"iteration", "metrics", b"metrics", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["advantages", b"advantages", "critics_behind", b"critics_behind", "iteration", b"iteration", "metrics", b"metrics", "shaped_rewards", b"shaped_rewards", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -63,6 +63,8 @@ class JobRun:
     command_ids: "itertools.count[int]"
     advantages: Sequence[float] = ()
     """Of each sample of the iteration in progress, once it is trained; NaN: it has none. Empty: not told."""
+    shaped_rewards: Sequence[float] = ()
+    """The same of the rewards that the advantages were made of."""
     evaluation_prompts: Sequence[Prompt] = ()
     """Prompts that are evaluated; empty: none."""
     evaluation_records: list[Record] = field(default_factory=list)

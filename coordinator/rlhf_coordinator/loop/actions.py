@@ -23,7 +23,7 @@ from rlhf_coordinator.job.iteration_facts import record_facts
 from rlhf_coordinator.job.iteration_metrics import iteration_metrics, skipped_steps, training_metrics
 from rlhf_coordinator.job.job_run import JobOutcome, JobRun, load_iteration_prompts
 from rlhf_coordinator.job.sample_histories import record_histories
-from rlhf_coordinator.job.sample_rows import advantage_numbers, record_samples, sample_advantages
+from rlhf_coordinator.job.sample_rows import copy_sample_numbers, numbers_by_sample, record_samples
 from rlhf_coordinator.job.summary import summary
 from rlhf_coordinator.job.timeline_spans import draw_last_phase
 from rlhf_coordinator.loop import sample_failures
@@ -127,7 +127,7 @@ class Actions:
         run.state.trained = run.state.critics_behind = run.state.refill_told = False
         run.state.trains_beside_next = rollout_overlap.trains_beside_next(run.context, iteration)
         run.state.groups_dropped = 0
-        run.training_metrics, run.advantages = {}, ()
+        run.training_metrics, run.advantages, run.shaped_rewards = {}, (), ()
         run.state.incremental.begin_iteration()
         run.state.siblings.begin_iteration()
         run.state.speculation.begin_iteration()
@@ -297,16 +297,16 @@ class Actions:
         if warning := skipped_steps(metrics, run.state.iteration):
             log.warning(warning)
             run.event("steps-skipped", warning)
-        advantages = sample_advantages(run)
-        result = pb.TrainResult(
-            iteration=run.state.iteration, version=run.state.iteration + 1, metrics=metrics, advantages=advantages
-        )
+        result = pb.TrainResult(iteration=run.state.iteration, version=run.state.iteration + 1, metrics=metrics)
+        copy_sample_numbers(run, result)
         result.critics_behind = run.state.critics_behind = behind
         run.state.ledger.train()
         run.journal.append(Record(trained=Trained(result=result, time_ns=time.time_ns())))
         run.journal.commit()
         critic_overlap_choice.trained(run, metrics)
-        run.training_metrics, run.advantages = metrics, advantage_numbers(advantages)
+        run.training_metrics = metrics
+        run.advantages = numbers_by_sample(result.advantages)
+        run.shaped_rewards = numbers_by_sample(result.shaped_rewards)
         run.state.trained = True
         run.state.group_failures = 0
 

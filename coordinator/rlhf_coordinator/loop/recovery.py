@@ -28,7 +28,7 @@ from rlhf_coordinator.fusion import fusion_planning, learning
 from rlhf_coordinator.job.histograms import JobHistograms
 from rlhf_coordinator.job.iteration_times import IterationTimes
 from rlhf_coordinator.job.job_run import JobRun, load_iteration_prompts
-from rlhf_coordinator.job.sample_rows import advantage_numbers
+from rlhf_coordinator.job.sample_rows import numbers_by_sample
 from rlhf_coordinator.job.sessions import Sessions
 from rlhf_coordinator.loop.actions import Actions
 from rlhf_coordinator.reports.trackers.open_traces import open_traces
@@ -187,7 +187,8 @@ def _job_run(
         evaluation_records=restored.evaluation_records,
         rewards=restored.rewards,
         training_metrics=restored.training_metrics,
-        advantages=advantage_numbers(restored.advantages) if restored.advantages is not None else (),
+        advantages=numbers_by_sample(restored.trained_result.advantages),
+        shaped_rewards=numbers_by_sample(restored.trained_result.shaped_rewards),
         last_metrics=(restored.last_closed[1] if restored.last_closed else {}) | latest_metrics(restored.evaluations),
         histograms=JobHistograms(enabled=context.spec.metrics == "Enabled"),
         command_ids=itertools.count(restored.coordinator_epoch * COMMANDS_PER_COORDINATOR + 1),

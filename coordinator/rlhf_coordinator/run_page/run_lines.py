@@ -94,6 +94,7 @@ def row_of(row: SampleRow) -> dict[str, Any]:
         "tokens": row.response_tokens,
         "finish": "failed" if row.failed else row.finish_reason[:MAX_NAME],
         "reward": _number(row.reward),
+        "shaped_reward": _number(row.shaped_reward),
         "rewards": {name[:MAX_NAME]: _number(value) for name, value in list(row.rewards.items())[:MAX_ATTRIBUTES]},
         "advantage": _number(row.advantage),
         "workers": [worker[:MAX_NAME] for worker in row.workers[:MAX_ATTRIBUTES]],
