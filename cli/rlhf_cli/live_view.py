@@ -76,7 +76,7 @@ def sparkline(values: Sequence[float], width: int = SPARKLINE_WIDTH) -> str:
 def _headline(status: pb.JobStatus) -> Text:
     text = Text.assemble(
         (status.job, "bold"),
-        f"  iteration {min(status.iteration + 1, status.iterations)}/{status.iterations}  ",
+        f"  {min(status.iteration, status.iterations)} of {status.iterations} iterations  ",
         (status.phase, "red" if status.phase in ("Failed", "Recovering") else "bold cyan"),
     )
     if status.seconds_left > 0:

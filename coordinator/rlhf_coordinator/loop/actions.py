@@ -342,7 +342,7 @@ class Actions:
         if report_open:
             run.state.open_report = OpenReport(iteration, metrics)
             what, kind = ("it trains", "training-behind") if untrained else ("its critics train", "critics-behind")
-            run.event(kind, f"iteration {iteration + 1} is closed; {what} beside the next one")
+            run.event(kind, f"iteration {iteration} is closed; {what} beside the next one")
         else:
             run.trackers.iteration(iteration, metrics)
         if last_version:
@@ -351,7 +351,8 @@ class Actions:
         run.last_metrics = metrics | known
         measurements.iteration_finished(run, metrics["seconds/iteration"])
         log.info(
-            "iteration %d/%d: reward %s, %.1f samples/s, %.1f s",
+            "iteration %d (%d of %d): reward %s, %.1f samples/s, %.1f s",
+            iteration,
             iteration + 1,
             run.context.spec.iterations,
             f"{metrics['reward']:.4g}" if "reward" in metrics else "none",

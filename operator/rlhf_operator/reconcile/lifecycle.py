@@ -157,7 +157,7 @@ def _at_rest(message: str) -> Updates:
 
 def _progress_message(reading: CoordinatorReading, problems: list[str], *, waits: bool) -> str:
     stage = reading.phase.lower() or "starting"
-    text = f"iteration {reading.iteration + 1} of {reading.iterations}: {stage}"
+    text = f"iteration {reading.iteration} ({reading.iteration} of {reading.iterations} are trained): {stage}"
     if reading.iteration >= reading.iterations:
         text = f"all {reading.iterations} iterations are trained; the coordinator ends"
     if waits and reading.waiting_for:

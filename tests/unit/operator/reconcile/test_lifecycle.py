@@ -40,7 +40,7 @@ def test_a_running_job_shows_its_progress() -> None:
         "type": "Running",
         "status": "True",
         "reason": "Running",
-        "message": "iteration 4 of 100: generating",
+        "message": "iteration 3 (3 of 100 are trained): generating",
         "lastTransitionTime": "",
         "observedGeneration": 1,
     }
