@@ -13,8 +13,9 @@ from tokenizers import processors
 from transformers import AutoModelForSequenceClassification
 
 from rlhf_api.algorithms import ModelRole
-from rlhf_api.algorithms.graph import SCORE_REWARD
+from rlhf_api.algorithms.graph import SCORE_REFERENCE, SCORE_REWARD
 from rlhf_api.job import RLHFJob
+from rlhf_api.job.model_source import ModelSource
 from rlhf_api.samples import SampleKey, ScoringSample
 from rlhf_workers.failures import WorkError
 from rlhf_workers.inference.rewards.model import RewardModelScorer
@@ -162,6 +163,19 @@ def test_a_tokenizer_that_encodes_otherwise_reads_by_its_own(tmp_path: Path) -> 
     (score,) = scorer_of(job).score([sample("1+1=")])
     wanted = [own.convert_tokens_to_ids("!"), *build_tokenizer()("1+1=2 yes")["input_ids"], own.eos_token_id]
     np.testing.assert_allclose(score, expected(job, wanted), atol=1e-4)
+
+
+def test_a_reference_of_another_tokenizer_is_refused_by_the_worker_that_loads_it(tmp_path: Path) -> None:
+    """As a hub id, which the coordinator may not have."""
+    actor, reference = write_policy(tmp_path / "actor"), write_policy(tmp_path / "reference")
+    tokenizer = build_tokenizer()
+    tokenizer.add_tokens(["yes"])
+    tokenizer.save_pretrained(actor)
+    job = make_job(actor)
+    models = job.spec.models.model_copy(update={"reference": ModelSource(path=str(reference))})
+    spec = job.spec.model_copy(update={"models": models})
+    with pytest.raises(WorkError, match=r"spec.models.reference.path: .*'yes', and its tokenizer does not have it"):
+        load_scorer(SCORE_REFERENCE, spec, CPU)
 
 
 def test_a_reward_model_that_knows_no_template_is_refused_for_messages(tmp_path: Path) -> None:
