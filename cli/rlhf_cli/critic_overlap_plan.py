@@ -54,7 +54,7 @@ class CriticOverlapPlan:
             return
         gain = known.disabled / known.enabled if known.enabled > 0 else 1.0
         out.print(
-            f"iteration {known.iteration + 1} of the last run: predicted {known.disabled:.3g} s with criticOverlap "
+            f"iteration {known.iteration} of the last run: predicted {known.disabled:.3g} s with criticOverlap "
             f"Disabled, {known.enabled:.3g} s with Enabled ({gain:.2f}x); Auto would choose "
             f"{'Enabled' if known.auto else 'Disabled'}; the job has {self.mode}",
             markup=False,

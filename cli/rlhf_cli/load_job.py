@@ -29,6 +29,7 @@ from rlhf_cli.local.run_folder import RunPaths
 from rlhf_cli.overrides import apply
 from rlhf_coordinator import tensor_split_check
 from rlhf_coordinator.model_folder_problems import model_folder_problems
+from rlhf_coordinator.tokenizer_problems import template_warnings
 from rlhf_operator.manifests.pod_problems import problems_of_pods
 
 CHECKPOINTS: Final = "checkpoints"
@@ -143,8 +144,10 @@ def _load(document: Document, target: Target, base: Path) -> LoadedJob:
 
 
 def _folder_problems(job: RLHFJob) -> list[Problem]:
-    """Return what is wrong with the model folders of a resolved job that are on this machine."""
-    return [Problem(field, path, str(error)) for field, path, error in model_folder_problems(job.spec)]
+    """Return what is wrong with the model folders of a resolved job that are on this machine, and warnings."""
+    errors = [Problem(field, path, str(error)) for field, path, error in model_folder_problems(job.spec)]
+    warnings = template_warnings(job.spec)
+    return errors + [Problem(field, None, text, severity=Severity.WARNING) for field, text in warnings]
 
 
 def _single_document(path: Path, overrides: Sequence[str]) -> tuple[Document, str]:
@@ -246,7 +249,8 @@ def _check_model(field: str, path: str) -> None:
     if not folder.is_dir():
         raise RunError(f"{field} = {path!r}: no such folder; give a Hugging Face model folder", ExitCode.BAD_MODEL)
     if not (folder / "config.json").is_file():
-        raise RunError(f"{field} = {path!r}: the folder has no config.json", ExitCode.BAD_MODEL)
+        adapters = ", but adapters: give the folder of their base model" if (folder / ADAPTER_CONFIG).is_file() else ""
+        raise RunError(f"{field} = {path!r}: the folder has no config.json{adapters}", ExitCode.BAD_MODEL)
 
 
 def _check_adapter(path: str) -> None:

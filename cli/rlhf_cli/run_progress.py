@@ -15,6 +15,7 @@ import grpc
 from rlhf_api import channels, control_pb2_grpc
 from rlhf_api import control_pb2 as pb
 from rlhf_cli.console import duration
+from rlhf_coordinator.reports.trackers.metrics_jsonl import is_evaluation
 
 MetricsLine = dict[str, Any]
 """Metrics of one iteration, as a line of metrics.jsonl has them."""
@@ -67,9 +68,13 @@ async def watch_status(address: str, certificates: Path, max_rate_hz: float) -> 
 
 
 def iteration_line(line: Mapping[str, Any], iterations: int, seconds_left: float) -> str:
-    """Return one line per iteration, such as `iteration 3/100 reward 0.412 kl 3.013 kl/token 0.2511 24.1 samples/s 410
-    tokens/s 2m 10s left`."""
-    parts = [f"iteration {line['iteration'] + 1}/{iterations}"]
+    """Return one line per iteration, such as `iteration 2 (3 of 100) reward 0.412 kl 3.013 24.1 samples/s 410 tokens/s
+    2m 10s left`; for a line that holds an evaluation alone, its version and reward."""
+    if is_evaluation(line):
+        reward = line.get("evaluation/reward")
+        shown = "no reward" if reward is None else f"reward {reward:.3f}"
+        return f"evaluation of weight version {line['iteration']}  {shown}"
+    parts = [f"iteration {line['iteration']} ({line['iteration'] + 1} of {iterations})"]
     for name, label, digits in (
         ("reward", "reward", 3),
         ("kl", "kl", 3),

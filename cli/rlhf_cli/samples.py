@@ -87,13 +87,14 @@ def chosen(rows: Sequence[SampleRow], choice: SampleChoice) -> list[SampleRow]:
 
 def lines_of(rows: Sequence[SampleRow], width: int | None) -> list[Text]:
     """Return rows as lines of aligned columns, one line a sample, texts cut to what fits; None: as wide as it gets."""
-    cells = [("SAMPLE", "REWARD", "ADVANTAGE", "TOKENS", "FINISH", "WORKER", "PROMPT", "RESPONSE")]
+    cells = [("SAMPLE", "REWARD", "SHAPED", "ADVANTAGE", "TOKENS", "FINISH", "WORKER", "PROMPT", "RESPONSE")]
     for row in rows:
         moved = f" (+{len(row.workers) - 1})" if row.migrated else ""
         cells.append(
             (
                 str(row.sample),
                 "none" if row.reward is None else f"{row.reward:.4g}",
+                "" if row.shaped_reward is None else f"{row.shaped_reward:.4g}",
                 "" if row.advantage is None else f"{row.advantage:.3f}",
                 str(row.response_tokens),
                 "failed" if row.failed else _one_line(row.finish_reason, TEXT_WIDTH),
@@ -133,6 +134,7 @@ def _print_whole(row: SampleRow, console: Console) -> None:
         "iteration": row.iteration,
         "sample": f"{row.sample} of prompt group {row.group}, line {row.line} of the prompts",
         "reward": "none" if row.reward is None else f"{row.reward:.6g}",
+        "shaped": "" if row.shaped_reward is None else f"{row.shaped_reward:.6g}",
         "parts": ", ".join(f"{name} {value:.6g}" for name, value in row.rewards.items()),
         "advantage": "none" if row.advantage is None else f"{row.advantage:.6g}",
         "response": f"{row.response_tokens} tokens, {'failed' if row.failed else row.finish_reason}",
@@ -169,6 +171,7 @@ def _write_parquet(rows: Sequence[SampleRow], path: Path) -> int:
         "weight_versions": pyarrow.list_(pyarrow.struct([("version", pyarrow.int64()), ("tokens", pyarrow.int64())])),
         "workers": pyarrow.list_(pyarrow.string()),
         "reward": pyarrow.float64(),
+        "shaped_reward": pyarrow.float64(),
         "advantage": pyarrow.float64(),
     }
     arrays = {name: pyarrow.array([record[name] for record in records], type=kinds.get(name)) for name in records[0]}

@@ -35,6 +35,7 @@ from rlhf_coordinator.service.serving import ServiceAddresses, serve
 from rlhf_coordinator.state.job_state import job_context
 from rlhf_coordinator.storage.restore import Restored
 from rlhf_coordinator.tensor_split_check import check_tensor_split
+from rlhf_coordinator.tokenizer_problems import template_warnings
 
 log = logging.getLogger("coordinator")
 
@@ -68,6 +69,8 @@ def prepare() -> tuple[JobRun, Restored]:
     awaits = os.environ.get(Env.AWAIT_WORKERS) == "1"
     context = job_context(job, schedule_json(job.spec), awaits_workers=awaits)
     run, restored = open_run(context, run_dir, resume=os.environ.get(Env.RESUME) == "1")
+    for _, warning in template_warnings(job.spec):
+        run.warn("template-warning", warning)
     say_iteration(run)
     return run, restored
 

@@ -11,9 +11,11 @@ from rlhf_api.algorithms import ModelKind, ModelRole
 from rlhf_api.companion_files import companion_files
 from rlhf_api.job import RLHFJobSpec
 from rlhf_api.model_folder_check import check_model_folder
-from rlhf_api.names import DRAFT_MODEL_FIELD, ExitCode
-from rlhf_api.weight_files import FolderError
+from rlhf_api.names import ADAPTER_FIELD, DRAFT_MODEL_FIELD, ExitCode
+from rlhf_api.peft_folder_check import AdapterError, check_adapter_config, check_adapter_tensors
+from rlhf_api.weight_files import FolderError, WeightFiles, read_weight_files
 from rlhf_coordinator.failures import JobError
+from rlhf_coordinator.tokenizer_problems import tokenizer_problems
 
 
 def model_folder_problems(spec: RLHFJobSpec) -> Iterator[tuple[str, str, FolderError]]:
@@ -30,12 +32,37 @@ def model_folder_problems(spec: RLHFJobSpec) -> Iterator[tuple[str, str, FolderE
         except FolderError as error:
             checked.add((path, True))
             yield field, path, error
+    yield from _adapter_problems(spec)
+    yield from tokenizer_problems(spec)
 
 
 def check_model_folders(spec: RLHFJobSpec) -> None:
     """Raise JobError for the first folder that cannot be used."""
     for field, path, error in model_folder_problems(spec):
-        raise JobError(error.reason, f"{path}: {error}", field=field, exit_code=ExitCode.BAD_MODEL)
+        message = str(error) if isinstance(error, AdapterError) else f"{path}: {error}"
+        raise JobError(error.reason, message, field=field, exit_code=ExitCode.BAD_MODEL)
+
+
+def _adapter_problems(spec: RLHFJobSpec) -> Iterator[tuple[str, str, FolderError]]:
+    """Yield what is wrong with the adapters that the actor starts from, as `model_folder_problems` does."""
+    lora = spec.training.lora
+    if lora is None or lora.adapter is None or not Path(lora.adapter).is_absolute() or not Path(lora.adapter).is_dir():
+        return
+    folder, base = Path(lora.adapter), Path(spec.models.actor.path)
+    try:
+        check_adapter_config(folder, lora, base_path=spec.models.actor.path)
+        check_adapter_tensors(folder, lora, _weights(base))
+    except FolderError as error:
+        field = error.field if isinstance(error, AdapterError) and error.field else ADAPTER_FIELD
+        yield field, lora.adapter, error
+
+
+def _weights(folder: Path) -> WeightFiles | None:
+    """Return the weights of a folder; None where they cannot be read, which is said elsewhere."""
+    try:
+        return read_weight_files(folder) if folder.is_absolute() and folder.is_dir() else None
+    except FolderError:
+        return None
 
 
 def _models(spec: RLHFJobSpec) -> Iterator[tuple[str, str, bool]]:

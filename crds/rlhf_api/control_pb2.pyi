@@ -879,12 +879,13 @@ class TrainResult(_message.Message):
     VERSION_FIELD_NUMBER: _builtins.int
     METRICS_FIELD_NUMBER: _builtins.int
     ADVANTAGES_FIELD_NUMBER: _builtins.int
+    SHAPED_REWARDS_FIELD_NUMBER: _builtins.int
     CRITICS_BEHIND_FIELD_NUMBER: _builtins.int
     iteration: _builtins.int
     version: _builtins.int
     """weight version now held"""
     critics_behind: _builtins.bool
-    """where spec.samples asks for it
+    """not trained on; where there are advantages
     only the policy is trained: the critics hold the version before, and metrics are to come
     """
     @_builtins.property
@@ -895,6 +896,12 @@ class TrainResult(_message.Message):
     def advantages(self) -> Global___Array:
         """float32 [batch size]: of each sample the mean over its tokens, NaN without any; of rank 0, and"""
 
+    @_builtins.property
+    def shaped_rewards(self) -> Global___Array:
+        """where spec.samples asks for it
+        float32 [batch size]: what the advantages were made of, after shaping, NaN where a sample is
+        """
+
     def __init__(
         self,
         *,
@@ -902,11 +909,12 @@ class TrainResult(_message.Message):
         version: _builtins.int = ...,
         metrics: _abc.Mapping[_builtins.str, _builtins.float] | None = ...,
         advantages: Global___Array | None = ...,
+        shaped_rewards: Global___Array | None = ...,
         critics_behind: _builtins.bool = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["advantages", b"advantages"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["advantages", b"advantages", "shaped_rewards", b"shaped_rewards"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["advantages", b"advantages", "critics_behind", b"critics_behind", "iteration", b"iteration", "metrics", b"metrics", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["advantages", b"advantages", "critics_behind", b"critics_behind", "iteration", b"iteration", "metrics", b"metrics", "shaped_rewards", b"shaped_rewards", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -3491,6 +3499,7 @@ class JobStatus(_message.Message):
     JOURNAL_LOCK_DOUBT_FIELD_NUMBER: _builtins.int
     SAMPLE_FAILURES_FIELD_NUMBER: _builtins.int
     LOST_TRACKERS_FIELD_NUMBER: _builtins.int
+    WARNINGS_FIELD_NUMBER: _builtins.int
     job: _builtins.str
     phase: _builtins.str
     """Starting | Generating | Scoring | Training | Publishing | Checkpointing | Recovering | Complete | Failed | Stopped"""
@@ -3551,6 +3560,10 @@ class JobStatus(_message.Message):
     def lost_trackers(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """newest first: which trackers of metrics this coordinator gave up, and why"""
 
+    @_builtins.property
+    def warnings(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """found at the start: what the job may not mean, with its place and the remedy"""
+
     def __init__(
         self,
         *,
@@ -3578,10 +3591,11 @@ class JobStatus(_message.Message):
         journal_lock_doubt: _builtins.str = ...,
         sample_failures: _abc.Iterable[_builtins.str] | None = ...,
         lost_trackers: _abc.Iterable[_builtins.str] | None = ...,
+        warnings: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["failure", b"failure", "fusion", b"fusion", "speculation", b"speculation"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["coordinator_epoch", b"coordinator_epoch", "failure", b"failure", "fusion", b"fusion", "iteration", b"iteration", "iterations", b"iterations", "job", b"job", "journal_lock_doubt", b"journal_lock_doubt", "journal_lock_shared", b"journal_lock_shared", "last_checkpoint", b"last_checkpoint", "ledger", b"ledger", "lost_trackers", b"lost_trackers", "metrics", b"metrics", "phase", b"phase", "pool", b"pool", "replicas", b"replicas", "restarts", b"restarts", "sample_failures", b"sample_failures", "seconds_left", b"seconds_left", "speculation", b"speculation", "started_ns", b"started_ns", "tokens", b"tokens", "waiting_for", b"waiting_for", "weight_version", b"weight_version", "workers", b"workers"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["coordinator_epoch", b"coordinator_epoch", "failure", b"failure", "fusion", b"fusion", "iteration", b"iteration", "iterations", b"iterations", "job", b"job", "journal_lock_doubt", b"journal_lock_doubt", "journal_lock_shared", b"journal_lock_shared", "last_checkpoint", b"last_checkpoint", "ledger", b"ledger", "lost_trackers", b"lost_trackers", "metrics", b"metrics", "phase", b"phase", "pool", b"pool", "replicas", b"replicas", "restarts", b"restarts", "sample_failures", b"sample_failures", "seconds_left", b"seconds_left", "speculation", b"speculation", "started_ns", b"started_ns", "tokens", b"tokens", "waiting_for", b"waiting_for", "warnings", b"warnings", "weight_version", b"weight_version", "workers", b"workers"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
 
+from rlhf_api.names import ADAPTER_CONFIG, ADAPTER_FIELD
 from rlhf_api.weight_files import FolderError, TensorEntry, WeightFiles, check_index, read_weight_files
 
 CONFIG: Final = "config.json"
@@ -41,6 +42,7 @@ _COMPARED_BYTES: Final = 16 * 1024 * 1024
 def check_model_folder(folder: Path, *, head: bool) -> None:
     """Raise FolderError unless a folder is a model that every reader reads alike. `head`: whether its head of a
     language model is used, which value and reward models leave out."""
+    refuse_adapters(folder)
     config = read_model_config(folder)
     weights = read_weight_files(folder)
     check_index(folder)
@@ -50,6 +52,20 @@ def check_model_folder(folder: Path, *, head: bool) -> None:
         raise FolderError("ModelUnsupported", f"{CONFIG} has transformers_weights {name!r}; only transformers reads it")
     if head and config["model_type"] in TIED_BY_DEFAULT:
         _check_head(config, weights)
+
+
+def refuse_adapters(folder: Path) -> None:
+    """Raise FolderError for a folder that holds adapters, or what says so: transformers adds them to the model as it
+    loads it, and other readers do not."""
+    if not (folder / ADAPTER_CONFIG).is_file():
+        return
+    if (folder / CONFIG).is_file() and any(folder.glob("model*.safetensors")):
+        why = "transformers would add adapters to this model, and other readers would not"
+        remedy = "remove the file if the adapters are merged already, or merge them into a folder of their own"
+    else:
+        why = "the folder holds adapters and no model"
+        remedy = f"give the folder of their base model here, and this one as {ADAPTER_FIELD}, or merge them"
+    raise FolderError("ModelUnsupported", f"it holds {ADAPTER_CONFIG}: {why}; {remedy}")
 
 
 def read_model_config(folder: Path) -> dict[str, Any]:

@@ -104,6 +104,11 @@ def read_weight_files(folder: Path, *, whole: bool = True) -> WeightFiles:
     return WeightFiles(files, tensors)
 
 
+def read_header(file: Path) -> Mapping[str, TensorEntry]:
+    """Return the tensors of one safetensors file by name. FolderError when it is damaged."""
+    return _header(file, whole=True)
+
+
 def weight_map(folder: Path) -> dict[str, str]:
     """Return tensor name -> file name, as the index of a folder says. FolderError when it cannot be used."""
     names = _index(folder).get("weight_map")

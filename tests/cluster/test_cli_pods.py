@@ -32,7 +32,8 @@ rlhf_worker_tokens_per_second{job="grpo",worker="generation-0"} 321
 """
 COORDINATOR = f"""
 import http.server, json
-for message in ("Generating (iteration 3)", "Training (iteration 3)", "iteration 4/9: reward 0.5, 8.0 samples/s, 2 s"):
+CLOSED = "iteration 3 (4 of 9): reward 0.5, 8.0 samples/s, 2 s"
+for message in ("Generating (iteration 3)", "Training (iteration 3)", CLOSED):
     print(json.dumps({{"time": "2026-01-01T00:00:00+00:00", "level": "INFO", "message": message}}), flush=True)
 class Page(http.server.BaseHTTPRequestHandler):
     def do_GET(self):
@@ -107,12 +108,17 @@ def says(cluster: Cluster, *parts: str, of: tuple[str, ...]) -> None:
 def test_logs_are_followed_over_a_restart_to_the_end_of_the_job(node_cluster: Cluster, job: str) -> None:
     following = start(node_cluster, "logs", job, "--follow")
     try:
-        says(node_cluster, "coordinator   00:00:00 INFO iteration 4/9", "generation-0  second life", of=("logs", job))
+        says(
+            node_cluster,
+            "coordinator   00:00:00 INFO iteration 3 (4 of 9)",
+            "generation-0  second life",
+            of=("logs", job),
+        )
         assert "coordinator   00:00:00 INFO Training (iteration 3)" in rlhf(node_cluster, "logs", job)
         assert rlhf(node_cluster, "logs", job, "--group=generation", "--previous") == "first life\n"
         assert rlhf(node_cluster, "logs", job, "--group=coordinator", "--tail=1", "--raw").startswith('{"time"')
 
-        says(node_cluster, "iteration 5/", "Scoring", "3/8 samples", "321", of=("top", job))
+        says(node_cluster, "4 of 9 iterations", "Scoring", "3/8 samples", "321", of=("top", job))
         says(node_cluster, "Last iterations", "generation-0   Ready   n1     1", of=("describe", job))
 
         reported = {

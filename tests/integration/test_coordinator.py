@@ -134,7 +134,7 @@ async def test_steps_that_were_skipped_are_told_in_words_and_in_the_summary(
     events = [json.loads(line) for line in (tmp_path / "run" / "events.jsonl").read_text().splitlines()]
     (reported,) = [event["message"] for event in events if event["kind"] == "steps-skipped"]
     why = "because a loss or gradient was infinite or NaN"
-    assert reported == f"iteration 1: 1 optimizer step was skipped, {why}; 3 so far in this job"
+    assert reported == f"iteration 0: 1 optimizer step was skipped, {why}; 3 so far in this job"
     assert json.loads((tmp_path / "run" / "summary.json").read_text())["nonfinite_steps"] == 3
 
 

@@ -1,6 +1,7 @@
 """Evaluation during training, with simulated workers over real gRPC: it changes no weight, whoever dies its numbers are
 the same, and of every weight version that is due there is one."""
 
+import json
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
@@ -12,6 +13,7 @@ from tests.support.simulated_rank import Pace
 from tests.support.simulated_worker import Crew, crew
 
 from rlhf_coordinator.job.job_run import JobRun
+from rlhf_coordinator.reports.trackers.metrics_jsonl import read_metrics
 from rlhf_coordinator.state import fleet
 
 TIMES = {"seconds", "waited_seconds"}
@@ -34,6 +36,11 @@ def begin(started: list[Coordinated], folder: Path, pace: Pace | None = None, **
     return coordinated, crew(dict(coordinated.counts()), coordinated.address, pace=pace)
 
 
+def read_summary(run_dir: Path) -> dict[str, Any]:
+    summary: dict[str, Any] = json.loads((run_dir / "summary.json").read_text())
+    return summary
+
+
 def figures(run: JobRun | None) -> list[dict[str, float]]:
     assert run is not None
     results = run.state.evaluation.results
@@ -50,6 +57,23 @@ async def test_versions_that_are_due_are_evaluated_and_the_last_one(started: lis
     assert workers["training-0"].weights == expected_weights(coordinated.job), "what it is trained on is the same"
     best = (tmp_path / "checkpoints" / "best.json").read_text()
     assert any(f'"version": {version}' in best for version in (2, 3))
+
+
+@pytest.mark.parametrize(("every", "versions"), [(1, [0, 1, 2, 3]), (2, [0, 2, 3]), (3, [0, 3])])
+async def test_every_evaluation_is_in_the_metrics(
+    started: list[Coordinated], tmp_path: Path, every: int, versions: list[int]
+) -> None:
+    coordinated, workers = begin(started, tmp_path, evaluation={**EVALUATION, "every": every})
+    assert (await coordinated.outcome()).phase == "Complete"
+    await workers.end()
+    lines = read_metrics(tmp_path / "run" / "metrics.jsonl")
+    evaluated = [line for line in lines if "evaluation/version" in line]
+    assert [line["evaluation/version"] for line in evaluated] == versions
+    assert [line["iteration"] for line in evaluated] == versions
+    assert [line["iteration"] for line in lines if "seconds/iteration" in line] == [0, 1, 2]
+    assert coordinated.run is not None
+    assert coordinated.run.last_metrics["evaluation/version"] == 3
+    assert read_summary(tmp_path / "run")["iterations"] == 3
 
 
 @pytest.mark.parametrize("placement", ["Dedicated", "Colocated"])

@@ -28,6 +28,7 @@ def sample_row() -> SampleRow:
         accepted_tokens=1,
         migrated=True,
         cut=False,
+        shaped_reward=0.75,
     )
 
 

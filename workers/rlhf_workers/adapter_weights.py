@@ -19,11 +19,11 @@ from rlhf_api.algorithms import ModelKind, ModelRole, graph_of
 from rlhf_api.job import RLHFJobSpec
 from rlhf_api.job.lora import Lora
 from rlhf_api.names import ADAPTER_FIELD, ADAPTER_WEIGHTS, ExitCode
+from rlhf_api.peft_folder_check import A_SUFFIX, B_SUFFIX, PREFIX
 from rlhf_workers import peft_folder
 from rlhf_workers.failures import WorkError
 from rlhf_workers.lora_linear import merged
 from rlhf_workers.models import model_folder
-from rlhf_workers.peft_folder import A_SUFFIX, B_SUFFIX, PREFIX
 from rlhf_workers.precision import compute_dtype
 from rlhf_workers.weight_folder import read_file, read_folder
 from rlhf_workers.weights import OpenedWeights
@@ -81,7 +81,7 @@ class AdapterWeights:
         if settings.adapter is None or role is not graph_of(self._spec).policy:
             return folder
         given = model_folder(settings.adapter, ADAPTER_FIELD)
-        peft_folder.check(given, settings, ADAPTER_FIELD)
+        peft_folder.check(given, settings, ADAPTER_FIELD, self._spec.models.actor.path)
         tensors = read_file(ADAPTER_FIELD, given, given / ADAPTER_WEIGHTS)
         named = {name.removeprefix(PREFIX): tensor for name, tensor in tensors.items()}
         return replace(folder, tensors=self._merge(role, settings, 0, folder.tensors, named))

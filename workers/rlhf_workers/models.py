@@ -19,13 +19,13 @@ from safetensors import safe_open
 from torch import nn
 
 from rlhf_api.job.lora import Lora
-from rlhf_api.model_folder_check import check_model_folder, read_model_config
+from rlhf_api.model_folder_check import check_model_folder, read_model_config, refuse_adapters
 from rlhf_api.names import ExitCode
+from rlhf_api.peft_folder_check import A_SUFFIX, B_SUFFIX
 from rlhf_api.weight_files import FolderError, read_weight_files
 from rlhf_workers.experts import FAMILIES, TILED
 from rlhf_workers.failures import WorkError
 from rlhf_workers.lora_linear import adapt
-from rlhf_workers.peft_folder import A_SUFFIX, B_SUFFIX
 from rlhf_workers.progress import stage
 
 log = logging.getLogger(__name__)
@@ -304,6 +304,7 @@ def readable_folder(path: str, field: str) -> Path:
     """Return the folder of a model that only vLLM reads, which may be quantised, after its headers were read."""
     folder = model_folder(path, field)
     try:
+        refuse_adapters(folder)
         read_model_config(folder)
         read_weight_files(folder)
     except FolderError as error:

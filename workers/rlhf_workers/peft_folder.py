@@ -1,32 +1,16 @@
-"""Folders of adapters as PEFT writes and reads them: names of tensors, adapter_config.json, and what of it is taken.
+"""Folders of adapters as PEFT writes and reads them: names of tensors, and adapter_config.json of a checkpoint.
 
-Rule: a folder is refused, with the field and both values, unless its adapters are those that the manifest describes;
-what the manifest cannot say (other scales, other ranks for some matrices, trained biases) is refused by name. Must
-never guess.
+Rule: `rlhf_api.peft_folder_check` decides which folders are taken; here its refusals become failures of a worker.
 """
 
-import json
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 from rlhf_api.job.lora import Lora
-from rlhf_api.names import ADAPTER_CONFIG, ExitCode
+from rlhf_api.names import ADAPTER_FIELD, ExitCode
+from rlhf_api.peft_folder_check import PREFIX, AdapterError, check_adapter_config, check_adapter_tensors
+from rlhf_api.weight_files import FolderError
 from rlhf_workers.failures import WorkError
-
-PREFIX: Final = "base_model.model."
-"""Begins the name of every tensor in a PEFT folder."""
-FIELD: Final = "spec.training.lora"
-A_SUFFIX: Final = ".lora_A.weight"
-B_SUFFIX: Final = ".lora_B.weight"
-"""End the names of the two factors, behind the name of the matrix's module."""
-SETTINGS: Final = {"r": "rank", "lora_alpha": "alpha", "target_modules": "targetModules"}
-"""Key of adapter_config.json -> field of the manifest."""
-WITHOUT: Final[Mapping[str, tuple[Any, ...]]] = {
-    "use_rslora": (None, False), "use_dora": (None, False), "fan_in_fan_out": (None, False), "bias": (None, "none"),
-    "rank_pattern": (None, {}), "alpha_pattern": (None, {}), "layers_to_transform": (None, []),
-}  # fmt: skip
-"""Key of adapter_config.json -> the values that say that there is nothing of the kind."""
 
 
 def peft_name(name: str) -> str:
@@ -56,29 +40,17 @@ def config(settings: Lora, base: str, saved_whole: tuple[str, ...]) -> dict[str,
     }
 
 
-def check(folder: Path, settings: Lora, field: str = FIELD) -> None:
-    """WorkError AdapterMismatch when a PEFT folder is of other adapters than these; `field` names the folder."""
-    file = folder / ADAPTER_CONFIG
+def check(folder: Path, settings: Lora, field: str, base_path: str = "/") -> None:
+    """WorkError AdapterMismatch when a PEFT folder is of other adapters than these; `field` names the folder, which is
+    a checkpoint unless it is `ADAPTER_FIELD`. `base_path`: where the frozen weights come from."""
     try:
-        found = json.loads(file.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise mismatch(field, f"{folder} has no {ADAPTER_CONFIG}: it was saved without adapters") from None
-    except (OSError, ValueError) as error:
-        raise mismatch(field, f"{file} cannot be read: {error}") from error
-    if not isinstance(found, Mapping) or found.get("peft_type") != "LORA":
-        raise mismatch(field, f"{file} describes no LoRA adapters (peft_type)")
-    wanted = config(settings, "", ())
-    for key, name in SETTINGS.items():
-        ours, theirs = wanted[key], found.get(key)
-        if key == "target_modules" and isinstance(theirs, list):
-            ours, theirs = sorted(ours), sorted(map(str, theirs))
-        if ours != theirs:
-            raise mismatch(f"{FIELD}.{name}", f"is {ours}, and {file} was saved with {theirs}: use {theirs}")
-    for key, none in WITHOUT.items():
-        if found.get(key) not in none:
-            raise mismatch(
-                field, f"{file} has {key}: {found[key]!r}, which is not trained here: merge it into a folder"
-            )
+        check_adapter_config(folder, settings, own=field != ADAPTER_FIELD, base_path=base_path)
+        if field == ADAPTER_FIELD:
+            check_adapter_tensors(folder, settings)
+    except AdapterError as error:
+        raise mismatch(error.field or field, str(error)) from error
+    except FolderError as error:
+        raise mismatch(field, f"{folder}: {error}") from error
 
 
 def mismatch(field: str, why: str) -> WorkError:

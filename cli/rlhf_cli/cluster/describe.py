@@ -77,7 +77,7 @@ def _overview(job: ClusterJob, now: datetime) -> list[list[Cell]]:
         if then := moment(status.get(field)):
             rows.append([name, _when(then, now)])
     if checkpoint := status.get("lastCheckpoint"):
-        at = f"iteration {checkpoint.get('iteration')}, {age(moment(checkpoint.get('time')), now)} ago"
+        at = f"after {checkpoint.get('iteration')} iterations, {age(moment(checkpoint.get('time')), now)} ago"
         rows.append(["Checkpoint", f"{at}, {checkpoint.get('path')}"])
     if restarts := _restarts(job, now):
         rows.append(["Restarts", restarts])

@@ -27,7 +27,8 @@ Json = dict[str, Any]
 
 LOG_LINES: Final = 400
 """Lines of the coordinator's log that are read: five per iteration, and some to spare."""
-_CLOSED: Final = re.compile(r"iteration (\d+)/(\d+): reward (\S+), ([\d.]+) samples/s, ([\d.]+) s")
+_CLOSED: Final = re.compile(r"iteration (?:\d+ \()?(\d+)(?:/| of )\d+\)?: reward (\S+), ([\d.]+) samples/s, ([\d.]+) s")
+"""The first number is the count of iterations; coordinators of earlier versions log `iteration 73/100`."""
 _LOSS: Final = re.compile(r"loss ([1-9]) of iteration (\d+): (.+)")
 LOSS_CHARACTERS: Final = 500
 """Of one loss that are shown; the coordinator says less."""
@@ -39,7 +40,7 @@ class PastIteration:
     """One iteration that the coordinator's log tells of: finished, or under way."""
 
     number: int
-    """From 1."""
+    """From 0, as in metrics.jsonl."""
     reward: float | None = None
     samples_per_second: float | None = None
     seconds: float | None = None
@@ -107,7 +108,7 @@ def parse_iterations(lines: Iterable[str]) -> list[PastIteration]:
             _close(iterations, match)
         elif (match := _ENTERED.fullmatch(message)) and at is not None:
             _leave_stage(iterations, stage, at)
-            stage = (match.group(1), int(match.group(2)) + 1, at)
+            stage = (match.group(1), int(match.group(2)), at)
             iterations.setdefault(stage[1], PastIteration(stage[1]))
     return [iterations[number] for number in sorted(iterations)]
 
@@ -128,7 +129,7 @@ def as_metrics(iterations: Iterable[PastIteration]) -> list[dict[str, Any]]:
     """Return the finished iterations in the form of metrics.jsonl, which the live view takes."""
     return [
         {
-            "iteration": iteration.number - 1,
+            "iteration": iteration.number,
             "reward": iteration.reward,
             "samples_per_second": iteration.samples_per_second,
         }
@@ -167,11 +168,11 @@ def _leave_stage(
 
 
 def _close(iterations: dict[int, PastIteration], match: re.Match[str]) -> None:
-    number = int(match.group(1))
+    number = int(match.group(1)) - 1
     closed = iterations.setdefault(number, PastIteration(number))
-    reward = match.group(3)
+    reward = match.group(2)
     closed.reward = None if reward in ("none", "nan") else float(reward)
-    closed.samples_per_second, closed.seconds = float(match.group(4)), float(match.group(5))
+    closed.samples_per_second, closed.seconds = float(match.group(3)), float(match.group(4))
 
 
 def _time_and_message(line: str) -> tuple[datetime | None, str]:

@@ -1,7 +1,7 @@
 """What workers say of samples of an evaluation: tokens, finished responses, scores, failures; and that one was lost.
 
-Rule: as for the batch (`loop.event_handlers`): a result is journaled in the step in which the ledger takes it; one of
-an old lease, or of an evaluation that is over, is dropped; a message that makes no sense ends its session. A response
+Rule: messages are checked as for the batch, by `job.sample_messages`. A result is journaled in the step in which the
+ledger takes it; one of an old lease, or of an evaluation that is over, is dropped. A response
 that no worker can decode is left out of the figures and counted: it ends no job. A reward that fails for good ends the
 job, as it would for the batch.
 """
@@ -10,18 +10,18 @@ import logging
 import time
 from typing import Final
 
-import numpy as np
-
 from rlhf_api import control_pb2 as pb
+from rlhf_api.algorithms import Task
 from rlhf_api.names import ExitCode
 from rlhf_api.samples import SampleKey
 from rlhf_coordinator.fusion import sample_moves
 from rlhf_coordinator.job.job_run import JobRun
-from rlhf_coordinator.state.evaluation_state import FIRST_SAMPLE
+from rlhf_coordinator.job.sample_messages import finished_response, progress_of, score_problem, task_named
+from rlhf_coordinator.state.evaluation_state import FIRST_SAMPLE, evaluation_tasks
 from rlhf_coordinator.state.ledger import Ledger
 from rlhf_coordinator.state.sample import PackedResponse, SampleState
 from rlhf_coordinator.storage.journal_pb2 import Record
-from rlhf_coordinator.storage.sample_codec import episode_of, key_message, response_of, unpacked
+from rlhf_coordinator.storage.sample_codec import episode_of, key_message, unpacked
 
 log = logging.getLogger(__name__)
 
@@ -79,9 +79,7 @@ def worker_lost(run: JobRun, worker: str) -> None:
 
 def _progress(run: JobRun, ledger: Ledger, worker: str, message: pb.SampleProgress) -> None:
     index, limit = message.key.sample - FIRST_SAMPLE, run.context.spec.rollout.max_response_tokens
-    more = response_of(message.tokens, message.log_probabilities, message.versions)
-    if not 0 <= message.offset <= limit - len(more):
-        raise ValueError(f"sample {message.key.sample} has {len(more)} tokens at {message.offset}, allowed are {limit}")
+    more = progress_of(message, limit)
     _check_versions(ledger, more, message.key)
     ledger.progress(index, message.key.attempt, worker, message.offset, more)
     if ledger.decodes(index, message.key.attempt, worker):
@@ -93,9 +91,7 @@ def _progress(run: JobRun, ledger: Ledger, worker: str, message: pb.SampleProgre
 
 def _finished(run: JobRun, ledger: Ledger, worker: str, message: pb.FinishedSample) -> None:
     index, limit = message.key.sample - FIRST_SAMPLE, run.context.spec.rollout.max_response_tokens
-    response = response_of(message.tokens, message.log_probabilities, message.versions)
-    if not 0 < len(response) <= limit:
-        raise ValueError(f"sample {message.key.sample} finished with {len(response)} tokens, allowed are 1 to {limit}")
+    response = finished_response(message, limit)
     _check_versions(ledger, response, message.key)
     episode = episode_of(message, wanted=run.context.spec.rollout.environment is not None)
     if not ledger.finish(index, message.key.attempt, worker, response, message.finish_reason, message.text):
@@ -120,9 +116,10 @@ def _failed(run: JobRun, ledger: Ledger, worker: str, message: pb.FailedSample) 
 
 def _scored(run: JobRun, ledger: Ledger, worker: str, message: pb.ScoredSample) -> None:
     index, key = message.key.sample - FIRST_SAMPLE, message.key
-    failure = _failure_of(message)
+    task = task_named(evaluation_tasks(run.context.graph), message.task)
+    failure = score_problem(message, task, len(ledger.samples[index].response))
     if failure is not None:
-        _score_failed(run, ledger, worker, message, failure)
+        _score_failed(run, ledger, worker, message, failure, task)
         return
     values = None if message.abstained else unpacked(message.result, "float32")
     if not ledger.score(index, key.attempt, worker, message.task, values):
@@ -132,25 +129,9 @@ def _scored(run: JobRun, ledger: Ledger, worker: str, message: pb.ScoredSample) 
     _moved(run, worker)
 
 
-def _failure_of(message: pb.ScoredSample) -> pb.Failure | None:
-    """Return the reported failure, or what is wrong with the result; None for a good one."""
-    if message.HasField("failure"):
-        return message.failure
-    if message.abstained:
-        return None
-    try:
-        values = np.frombuffer(unpacked(message.result, "float32"), dtype="<f4")
-    except ValueError as error:
-        return pb.Failure(reason="BadResult", message=str(error))
-    if len(values) != 1 or not np.isfinite(values).all():
-        return pb.Failure(reason="BadResult", message=f"{len(values)} numbers for one reward, or one is not finite")
-    return None
-
-
-def _score_failed(run: JobRun, ledger: Ledger, worker: str, message: pb.ScoredSample, failure: pb.Failure) -> None:
-    task = next((task for task in run.context.tasks if task.name == message.task), None)
-    if task is None:
-        raise ValueError(f"a score of task {message.task[:40]!r}, which this job does not have")
+def _score_failed(
+    run: JobRun, ledger: Ledger, worker: str, message: pb.ScoredSample, failure: pb.Failure, task: Task
+) -> None:
     index, limit = message.key.sample - FIRST_SAMPLE, run.context.retries(task)
     again = time.monotonic() + RETRY_SECONDS * 2 ** ledger.samples[index].failures[message.task]
     tries = ledger.fail_score(index, message.key.attempt, worker, message.task, again)

@@ -34,7 +34,7 @@ async def _say(losses: SaidLosses, facts: list[IterationFacts]) -> None:
     try:
         findings = await asyncio.to_thread(explain, facts)
         for number, finding in enumerate(findings[:SHOWN], 1):
-            log.info("loss %d of iteration %d: %s: %s", number, facts[-1].iteration + 1, finding.cause, finding.words)
+            log.info("loss %d of iteration %d: %s: %s", number, facts[-1].iteration, finding.cause, finding.words)
     finally:
         now = time.monotonic()
         losses.next_at = now + max(EVERY_SECONDS, IDLE_TIMES * (now - started))

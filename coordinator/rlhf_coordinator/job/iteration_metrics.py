@@ -249,7 +249,7 @@ def skipped_steps(training: Mapping[str, float], iteration: int) -> str:
     steps = "1 optimizer step was" if count == 1 else f"{count} optimizer steps were"
     total = round(training.get("train/nonfinite_steps_total", count))
     return (
-        f"iteration {iteration + 1}: {steps} skipped, because a loss or gradient was infinite or NaN; {total} so far "
+        f"iteration {iteration}: {steps} skipped, because a loss or gradient was infinite or NaN; {total} so far "
         "in this job"
     )
 

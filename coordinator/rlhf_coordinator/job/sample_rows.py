@@ -4,10 +4,12 @@ Rule: read only. A number that nobody gave is None and never zero; what an earli
 """
 
 import math
+from collections.abc import Sequence
 
 import numpy as np
 
 from rlhf_api import control_pb2 as pb
+from rlhf_api.algorithms import Graph
 from rlhf_coordinator.job.job_run import JobRun
 from rlhf_coordinator.reports.sample_table import SampleRow, cut_text
 from rlhf_coordinator.state.sample import Sample
@@ -33,10 +35,6 @@ def sample_row(run: JobRun, index: int, place: int | None) -> SampleRow:
     prompt = prompts.of(*sample.origin)
     shown = next(iter(graph.reward_fields), None)
     reward = None if shown is None else sample_number(sample, shown)
-    advantage = run.advantages[place] if place is not None and place < len(run.advantages) else math.nan
-    parts = {field.value: sample_number(sample, field) for field in graph.reward_fields}
-    for metrics in sample.reward_metrics.values():
-        parts |= {name: value for name, value in metrics.items() if math.isfinite(value)}
     return SampleRow(
         iteration=ledger.iteration,
         sample=index,
@@ -47,8 +45,9 @@ def sample_row(run: JobRun, index: int, place: int | None) -> SampleRow:
         response_tokens=len(sample.response),
         finish_reason=sample.finish_reason,
         reward=reward,
-        rewards={name: value for name, value in parts.items() if value is not None},
-        advantage=advantage if math.isfinite(advantage) else None,
+        shaped_reward=_at(run.shaped_rewards, place),
+        rewards=rewards_by_name(sample, graph),
+        advantage=_at(run.advantages, place),
         abstained=sample.abstained,
         failed=sample.failed,
         workers=tuple(sample.decoded_by),
@@ -60,20 +59,43 @@ def sample_row(run: JobRun, index: int, place: int | None) -> SampleRow:
     )
 
 
-def sample_advantages(run: JobRun) -> pb.Array | None:
-    """Return the advantages that the first rank computed in the iteration that was trained; None when it has none, or
-    not one for each sample."""
-    result = run.state.fleet.ranks()[0].last_train
-    if result is None or result.iteration != run.state.iteration or not result.HasField("advantages"):
-        return None
-    return result.advantages
+def rewards_by_name(sample: Sample, graph: Graph) -> dict[str, float]:
+    """Return the rewards of a sample by name, each of several too, and what they gave beside their numbers: of several
+    rewards under the name of each, such as `correct/length`."""
+    fields = {field.value: field.value for field in graph.reward_fields} | graph.reward_parts
+    known = {name: sample_number(sample, field) for name, field in fields.items()}
+    numbers = {name: value for name, value in known.items() if value is not None}
+    parts = {task.name: task.part for task in graph.tasks}
+    for task, metrics in sample.reward_metrics.items():
+        part = parts.get(task)
+        prefix = f"{part.name}/" if part else ""
+        numbers |= {f"{prefix}{name}": value for name, value in metrics.items() if math.isfinite(value)}
+    return numbers
 
 
-def advantage_numbers(advantages: pb.Array | None) -> list[float]:
-    """Return the numbers of an array of advantages, by sample."""
-    if advantages is None or not advantages.data:
+def _at(numbers: Sequence[float], place: int | None) -> float | None:
+    """Return the number of a place of the batch; None where there is none."""
+    number = numbers[place] if place is not None and place < len(numbers) else math.nan
+    return number if math.isfinite(number) else None
+
+
+def copy_sample_numbers(run: JobRun, result: pb.TrainResult) -> None:
+    """Copy into `result` the numbers of each sample that the first rank computed in the iteration that was trained;
+    none where it has none."""
+    last = run.state.fleet.ranks()[0].last_train
+    if last is None or last.iteration != run.state.iteration:
+        return
+    if last.HasField("advantages"):
+        result.advantages.CopyFrom(last.advantages)
+    if last.HasField("shaped_rewards"):
+        result.shaped_rewards.CopyFrom(last.shaped_rewards)
+
+
+def numbers_by_sample(numbers: pb.Array | None) -> list[float]:
+    """Return the numbers of an array of one number per sample."""
+    if numbers is None or not numbers.data:
         return []
-    return [float(value) for value in np.frombuffer(unpacked(advantages, "float32"), dtype="<f4")]
+    return [float(value) for value in np.frombuffer(unpacked(numbers, "float32"), dtype="<f4")]
 
 
 def sample_number(sample: Sample, field: str) -> float | None:

@@ -23,7 +23,7 @@ from rlhf_coordinator.job.iteration_facts import record_facts
 from rlhf_coordinator.job.iteration_metrics import iteration_metrics, skipped_steps, training_metrics
 from rlhf_coordinator.job.job_run import JobOutcome, JobRun, load_iteration_prompts
 from rlhf_coordinator.job.sample_histories import record_histories
-from rlhf_coordinator.job.sample_rows import advantage_numbers, record_samples, sample_advantages
+from rlhf_coordinator.job.sample_rows import copy_sample_numbers, numbers_by_sample, record_samples
 from rlhf_coordinator.job.summary import summary
 from rlhf_coordinator.job.timeline_spans import draw_last_phase
 from rlhf_coordinator.loop import sample_failures
@@ -32,7 +32,7 @@ from rlhf_coordinator.scheduling import rollout_overlap
 from rlhf_coordinator.scheduling.carrying import taken_up
 from rlhf_coordinator.speculation import learned, sharing
 from rlhf_coordinator.state.carried_sample import CarriedSample
-from rlhf_coordinator.state.evaluation_state import latest_metrics
+from rlhf_coordinator.state.evaluation_state import latest_metrics, reported_at
 from rlhf_coordinator.state.job_state import OpenReport
 from rlhf_coordinator.state.ledger import Ledger, siblings_apart
 from rlhf_coordinator.state.worker import CommandKind, PendingCommand
@@ -127,7 +127,7 @@ class Actions:
         run.state.trained = run.state.critics_behind = run.state.refill_told = False
         run.state.trains_beside_next = rollout_overlap.trains_beside_next(run.context, iteration)
         run.state.groups_dropped = 0
-        run.training_metrics, run.advantages = {}, ()
+        run.training_metrics, run.advantages, run.shaped_rewards = {}, (), ()
         run.state.incremental.begin_iteration()
         run.state.siblings.begin_iteration()
         run.state.speculation.begin_iteration()
@@ -297,16 +297,16 @@ class Actions:
         if warning := skipped_steps(metrics, run.state.iteration):
             log.warning(warning)
             run.event("steps-skipped", warning)
-        advantages = sample_advantages(run)
-        result = pb.TrainResult(
-            iteration=run.state.iteration, version=run.state.iteration + 1, metrics=metrics, advantages=advantages
-        )
+        result = pb.TrainResult(iteration=run.state.iteration, version=run.state.iteration + 1, metrics=metrics)
+        copy_sample_numbers(run, result)
         result.critics_behind = run.state.critics_behind = behind
         run.state.ledger.train()
         run.journal.append(Record(trained=Trained(result=result, time_ns=time.time_ns())))
         run.journal.commit()
         critic_overlap_choice.trained(run, metrics)
-        run.training_metrics, run.advantages = metrics, advantage_numbers(advantages)
+        run.training_metrics = metrics
+        run.advantages = numbers_by_sample(result.advantages)
+        run.shaped_rewards = numbers_by_sample(result.shaped_rewards)
         run.state.trained = True
         run.state.group_failures = 0
 
@@ -314,7 +314,7 @@ class Actions:
         run, iteration = self._run, self._run.state.iteration
         learning.learn(run)
         sharing.iteration_ended(run)
-        evaluated = rounds.record(run)
+        rounds.record(run)
         untrained = run.state.trains_beside_next
         if untrained:
             run.state.ledger.train()
@@ -323,8 +323,10 @@ class Actions:
             run.training_metrics = training_metrics(run, iteration)
         metrics = iteration_metrics(run, time.monotonic())
         known = latest_metrics(run.state.evaluation.results)
-        if evaluated is not None:
-            metrics |= known
+        evaluated = reported_at(run.state.evaluation.results, iteration)
+        last_version = reported_at(run.state.evaluation.results, iteration + 1)
+        metrics |= evaluated
+        if evaluated or last_version:
             keep_best(run)
         learned.iteration_ended(run, time.monotonic())
         critic_overlap_choice.iteration_ended(run, metrics["seconds/publish"])
@@ -340,14 +342,17 @@ class Actions:
         if report_open:
             run.state.open_report = OpenReport(iteration, metrics)
             what, kind = ("it trains", "training-behind") if untrained else ("its critics train", "critics-behind")
-            run.event(kind, f"iteration {iteration + 1} is closed; {what} beside the next one")
+            run.event(kind, f"iteration {iteration} is closed; {what} beside the next one")
         else:
             run.trackers.iteration(iteration, metrics)
-        record_facts(run, metrics)
-        run.last_metrics = known | metrics
+        if last_version:
+            run.trackers.evaluation(iteration + 1, last_version)
+        record_facts(run, metrics | last_version)
+        run.last_metrics = metrics | known
         measurements.iteration_finished(run, metrics["seconds/iteration"])
         log.info(
-            "iteration %d/%d: reward %s, %.1f samples/s, %.1f s",
+            "iteration %d (%d of %d): reward %s, %.1f samples/s, %.1f s",
+            iteration,
             iteration + 1,
             run.context.spec.iterations,
             f"{metrics['reward']:.4g}" if "reward" in metrics else "none",

@@ -10,11 +10,11 @@ import logging
 import time
 
 from rlhf_api import control_pb2 as pb
-from rlhf_api.samples import FINISH_REASONS
 from rlhf_coordinator.evaluation import messages as evaluated
 from rlhf_coordinator.fusion import incremental_scoring, learning, sample_moves
 from rlhf_coordinator.job import measurements
 from rlhf_coordinator.job.job_run import JobRun
+from rlhf_coordinator.job.sample_messages import finished_response, progress_of
 from rlhf_coordinator.job.timeline_spans import record_worker_span
 from rlhf_coordinator.loop import sample_failures
 from rlhf_coordinator.loop.command_results import CommandResults
@@ -157,10 +157,8 @@ class EventHandlers:
 
     def _progress(self, worker: str, message: pb.SampleProgress) -> None:
         run, key = self._run, message.key
-        more = response_of(message.tokens, message.log_probabilities, message.versions)
         ledger, limit = run.state.ledger, run.context.spec.rollout.max_response_tokens
-        if not 0 <= message.offset <= limit - len(more):
-            raise ValueError(f"sample {key.sample} has {len(more)} tokens at {message.offset}, allowed are {limit}")
+        more = progress_of(message, limit)
         current = key.iteration == run.state.iteration and self._is_new(more)
         if current:
             migrated = ledger.migrated
@@ -179,12 +177,7 @@ class EventHandlers:
         if key.iteration != run.state.iteration:
             run.totals.stale += 1
             return
-        response = response_of(message.tokens, message.log_probabilities, message.versions)
-        limit = run.context.spec.rollout.max_response_tokens
-        if not 0 < len(response) <= limit:
-            raise ValueError(f"sample {key.sample} finished with {len(response)} tokens, allowed are 1 to {limit}")
-        if message.finish_reason not in FINISH_REASONS[1:]:
-            raise ValueError(f"sample {key.sample} finished by {message.finish_reason[:20]!r}, not by stop or length")
+        response = finished_response(message, run.context.spec.rollout.max_response_tokens)
         if not run.state.ledger.continued_by(key.sample, response):
             wanted = run.state.ledger.version
             raise ValueError(f"sample {key.sample} has weight versions {response.versions}, wanted is {wanted}")

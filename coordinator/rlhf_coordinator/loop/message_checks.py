@@ -52,15 +52,15 @@ def check_message(worker: str, message: pb.WorkerMessage) -> None:
     elif kind == "observation":
         _observation(message.observation)
     elif kind == "done":
-        _advantages(message.done.train, "done.train")
+        _sample_arrays(message.done.train, "done.train")
 
 
-def _advantages(result: pb.TrainResult, place: str) -> None:
-    """They are read when the iteration closes, long after their session could be ended."""
-    array = result.advantages
-    if result.HasField("advantages") and (array.dtype != "float32" or list(array.shape) != [len(array.data) / 4]):
-        shape = f"{array.dtype[:20]} {list(array.shape)[:4]} of {len(array.data)} bytes"
-        raise ValueError(f"{place}.advantages is {shape}, must be float32 of one dimension with all its bytes")
+def _sample_arrays(result: pb.TrainResult, place: str) -> None:
+    """Check what is read when the iteration closes, long after the session of its sender could be ended."""
+    for name, array in (("advantages", result.advantages), ("shaped_rewards", result.shaped_rewards)):
+        if result.HasField(name) and (array.dtype != "float32" or list(array.shape) != [len(array.data) / 4]):
+            shape = f"{array.dtype[:20]} {list(array.shape)[:4]} of {len(array.data)} bytes"
+            raise ValueError(f"{place}.{name} is {shape}, must be float32 of one dimension with all its bytes")
 
 
 def _span(worker: str, span: pb.Span) -> None:
@@ -102,7 +102,7 @@ def check_registration(worker: Worker | None, message: pb.Register, iterations: 
     """Raise ValueError when a worker says of itself what no worker of its place can be."""
     _fields(message, "register")
     state = message.state
-    _advantages(state.last_train, "register.state.last_train")
+    _sample_arrays(state.last_train, "register.state.last_train")
     roles = roles_of(state)
     if worker is not None and Group.TRAINING in roles and worker.rank is None:
         raise ValueError(f"state.roles is {', '.join(sorted(roles))}, and {worker.name} holds no training rank")

@@ -28,7 +28,7 @@ from rlhf_coordinator.fusion import fusion_planning, learning
 from rlhf_coordinator.job.histograms import JobHistograms
 from rlhf_coordinator.job.iteration_times import IterationTimes
 from rlhf_coordinator.job.job_run import JobRun, load_iteration_prompts
-from rlhf_coordinator.job.sample_rows import advantage_numbers
+from rlhf_coordinator.job.sample_rows import numbers_by_sample
 from rlhf_coordinator.job.sessions import Sessions
 from rlhf_coordinator.loop.actions import Actions
 from rlhf_coordinator.reports.trackers.open_traces import open_traces
@@ -38,7 +38,7 @@ from rlhf_coordinator.scheduling import rollout_overlap
 from rlhf_coordinator.scheduling.training_schedule import candidates, question
 from rlhf_coordinator.speculation import learned, sharing
 from rlhf_coordinator.state.critic_overlap_state import CriticOverlapState
-from rlhf_coordinator.state.evaluation_state import latest_metrics
+from rlhf_coordinator.state.evaluation_state import latest_metrics, reported_at
 from rlhf_coordinator.state.fleet import Fleet
 from rlhf_coordinator.state.fusion_state import fusion_state
 from rlhf_coordinator.state.job_state import JobContext, JobState
@@ -68,20 +68,22 @@ def open_run(context: JobContext, run_dir: Path, *, resume: bool) -> tuple[JobRu
     evaluated = read_evaluation_prompts(context, journal, prompts)
     run, restored = restore_run(context, journal, prompts, digest, run_dir, resume=resume)
     run.evaluation_prompts = evaluated
-    _say_what_was_left_out(run)
+    _warn_of_prompts(run)
     if context.spec.checkpoints is not None:
         checkpoint.remove_leftovers(Path(context.spec.checkpoints.path))
     return run, restored
 
 
-def _say_what_was_left_out(run: JobRun) -> None:
+def _warn_of_prompts(run: JobRun) -> None:
+    evaluated = run.evaluation_prompts[:1]
+    for text in dict.fromkeys([*run.prompts.warnings, *(text for prompt in evaluated for text in prompt.warnings)]):
+        run.warn("prompt-warning", text)
     left_out = run.prompts.filtered
     if count := sum(left_out):
         text = f"{count} of {count + len(run.prompts)} prompts are longer than spec.rollout allows, and are left out"
         if sources := run.context.spec.prompts.sources:
             text += f": {', '.join(f'{one.name} {n}' for one, n in zip(sources, left_out, strict=True))}"
-        log.warning("%s", text)
-        run.event("prompts-left-out", text)
+        run.warn("prompts-left-out", text)
 
 
 def restore_run(
@@ -107,6 +109,9 @@ def restore_run(
     )
     if closed:  # the process before may have died between journal and trackers
         trackers.iteration(*closed)
+        last_version = closed[0] + 1
+        if last_version >= context.spec.iterations and (ended := reported_at(restored.evaluations, last_version)):
+            trackers.evaluation(last_version, ended)
     return _job_run(context, restored, journal, prompts, trackers), restored
 
 
@@ -182,8 +187,9 @@ def _job_run(
         evaluation_records=restored.evaluation_records,
         rewards=restored.rewards,
         training_metrics=restored.training_metrics,
-        advantages=advantage_numbers(restored.advantages) if restored.advantages is not None else (),
-        last_metrics=latest_metrics(restored.evaluations) | (restored.last_closed[1] if restored.last_closed else {}),
+        advantages=numbers_by_sample(restored.trained_result.advantages),
+        shaped_rewards=numbers_by_sample(restored.trained_result.shaped_rewards),
+        last_metrics=(restored.last_closed[1] if restored.last_closed else {}) | latest_metrics(restored.evaluations),
         histograms=JobHistograms(enabled=context.spec.metrics == "Enabled"),
         command_ids=itertools.count(restored.coordinator_epoch * COMMANDS_PER_COORDINATOR + 1),
     )

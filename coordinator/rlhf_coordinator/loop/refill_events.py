@@ -34,7 +34,7 @@ def summary(run: JobRun) -> str:
     refill = run.state.ledger.refill
     added, rounds = refill.groups - refill.first, refill.rounds
     text = (
-        f"iteration {run.state.iteration + 1}: {len(refill.dropped)} of {refill.groups} prompt groups are dropped, as "
+        f"iteration {run.state.iteration}: {len(refill.dropped)} of {refill.groups} prompt groups are dropped, as "
         f"their rewards are all equal; {added} took their place in {rounds} round{'s' if rounds != 1 else ''}"
     )
     if not refill.missing:

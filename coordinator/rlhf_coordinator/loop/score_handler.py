@@ -9,17 +9,14 @@ import logging
 import time
 from typing import Final
 
-import numpy as np
-
 from rlhf_api import control_pb2 as pb
-from rlhf_api import reward_metrics
 from rlhf_api.algorithms import Task
 from rlhf_api.names import ExitCode
 from rlhf_coordinator.fusion import incremental_scoring
 from rlhf_coordinator.job import measurements
 from rlhf_coordinator.job.job_run import JobRun
+from rlhf_coordinator.job.sample_messages import score_problem, task_named
 from rlhf_coordinator.loop import refill_events
-from rlhf_coordinator.state.sample import Sample
 from rlhf_coordinator.storage.journal_pb2 import Record, ScoredGroup
 from rlhf_coordinator.storage.sample_codec import group_score, unpacked
 
@@ -42,7 +39,7 @@ class ScoreHandler:
         if key.iteration != run.state.iteration or not 0 <= key.sample < len(samples):
             run.totals.stale += 1
             return
-        problem = _failure_of(message, samples[key.sample], self.task(message.task))
+        problem = score_problem(message, self.task(message.task), len(samples[key.sample].response))
         if problem is not None:
             self._score_failed(worker, message, problem)
         else:
@@ -113,36 +110,11 @@ class ScoreHandler:
 
     def task(self, name: str) -> Task:
         """Return the scoring task of a message; ValueError when the job has none of this name."""
-        for task in self._run.context.tasks:
-            if task.name == name:
-                return task
-        raise ValueError(f"a score of task {name!r}; this job has {', '.join(t.name for t in self._run.context.tasks)}")
+        return task_named(self._run.context.tasks, name)
 
     def _moved(self, worker: str) -> None:
         self._run.state.fleet.workers[worker].last_progress = time.monotonic()
         self._run.totals.progressed()
-
-
-def _failure_of(message: pb.ScoredSample, sample: Sample, task: Task) -> pb.Failure | None:
-    """Return the reported failure, or what is wrong with the result; None for a good one."""
-    if message.HasField("failure"):
-        return message.failure
-    if problem := reward_metrics.problem(message.metrics):
-        return pb.Failure(reason="BadResult", message=problem)
-    if message.abstained:
-        if task.rewards:
-            return None
-        return pb.Failure(reason="BadResult", message=f"task {message.task} abstained; only a reward may")
-    try:
-        values = np.frombuffer(unpacked(message.result, "float32"), dtype="<f4")
-    except ValueError as error:
-        return pb.Failure(reason="BadResult", message=str(error))
-    expected = task.produces[0].numbers(len(sample.response))
-    if len(values) != expected:
-        return pb.Failure(reason="BadResult", message=f"{len(values)} numbers for {expected}")
-    if not np.isfinite(values).all():
-        return pb.Failure(reason="BadResult", message="the result holds numbers that are not finite")
-    return None
 
 
 def _final(task: Task, sample: int, tries: int, failure: pb.Failure) -> pb.Failure:

@@ -44,11 +44,12 @@ class SampleRow:
     finish_reason: str
     """stop, length, or empty for a sample that failed."""
     reward: float | None
-    """What it was trained with; None: nothing judged it."""
+    """Reward as it was given, several combined, before spec.rewardShaping; None: nothing judged it."""
     rewards: Mapping[str, float]
-    """Part of the reward -> its value, by name."""
+    """Values by name: the reward, each of several rewards, a cost, and numbers that rewards gave beside them."""
     advantage: float | None
-    """Mean over the response tokens, as training computed it; None: not trained on, or without one."""
+    """Mean over the response tokens, as training computed it from the shaped reward; None: not trained on, or without
+    one."""
     abstained: bool
     failed: bool
     """No worker could decode it, and the iteration went on without it."""
@@ -63,6 +64,8 @@ class SampleRow:
     """More than one worker decoded it."""
     cut: bool
     """A text is longer than it is here."""
+    shaped_reward: float | None = None
+    """Reward after all shaping; None: not trained on, or a table or a training rank of an earlier version."""
 
 
 _ROWS: Final = TypeAdapter(SampleRow)

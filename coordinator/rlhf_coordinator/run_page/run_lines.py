@@ -13,6 +13,7 @@ from pydantic import ValidationError
 from rlhf_api.names import Group
 from rlhf_coordinator.reports.sample_histories import SampleHistories
 from rlhf_coordinator.reports.sample_table import SampleRow
+from rlhf_coordinator.reports.trackers.metrics_jsonl import is_evaluation
 
 MAX_NAME: Final = 200
 MAX_WORDS: Final = 2000
@@ -59,9 +60,9 @@ def timeline_event(line: bytes) -> tuple[str, list[Any]] | None:
 
 
 def iteration_of(line: bytes) -> dict[str, Any] | None:
-    """Return what the list of iterations shows of one."""
+    """Return what the list of iterations shows of one; None for a line that holds an evaluation alone."""
     metrics = _object(line)
-    if metrics is None:
+    if metrics is None or is_evaluation(metrics):
         return None
     iteration, ended = _number(metrics.get("iteration")), _number(metrics.get("time_ns"))
     if iteration is None or ended is None:
@@ -93,6 +94,7 @@ def row_of(row: SampleRow) -> dict[str, Any]:
         "tokens": row.response_tokens,
         "finish": "failed" if row.failed else row.finish_reason[:MAX_NAME],
         "reward": _number(row.reward),
+        "shaped_reward": _number(row.shaped_reward),
         "rewards": {name[:MAX_NAME]: _number(value) for name, value in list(row.rewards.items())[:MAX_ATTRIBUTES]},
         "advantage": _number(row.advantage),
         "workers": [worker[:MAX_NAME] for worker in row.workers[:MAX_ATTRIBUTES]],

@@ -55,7 +55,7 @@ def _not_full(context: JobContext, state: JobState) -> pb.Failure | None:
         field=f"spec.algorithm.{context.spec.algorithm.name}.refillRounds",
         message=(
             f"after {_rounds(refill.rounds)} {len(refill.dropped)} of {refill.groups} prompt groups of iteration "
-            f"{state.iteration + 1} have rewards that are all equal, and the batch lacks {refill.missing}: allow more "
+            f"{state.iteration} have rewards that are all equal, and the batch lacks {refill.missing}: allow more "
             "rounds, take prompts that the policy sometimes solves, or let whenRoundsUsedUp be Mask"
         ),
         exit_code=ExitCode.BAD_DATA,

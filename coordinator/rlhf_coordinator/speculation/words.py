@@ -37,8 +37,8 @@ def in_words(spec: RLHFJobSpec, state: SpeculationState) -> str:
 def switched(iteration: int, totals: DraftTotals, *, on: bool) -> str:
     """Return what to say of an iteration in which drafting was switched."""
     if on:
-        return f"iteration {iteration + 1}: speculation is on: {_gain(totals)}; {_accepted(totals)}"
-    return f"iteration {iteration + 1}: speculation is off, because plain steps are faster: {_accepted(totals)}"
+        return f"iteration {iteration}: speculation is on: {_gain(totals)}; {_accepted(totals)}"
+    return f"iteration {iteration}: speculation is off, because plain steps are faster: {_accepted(totals)}"
 
 
 def shown(state: SpeculationState) -> DraftTotals:

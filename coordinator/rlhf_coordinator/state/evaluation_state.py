@@ -97,6 +97,12 @@ def latest_metrics(results: Sequence[EvaluationResult]) -> dict[str, float]:
     return metrics
 
 
+def reported_at(results: Sequence[EvaluationResult], version: int) -> dict[str, float]:
+    """Return the metrics that are reported of the evaluation of a version; empty when it has none."""
+    known = [result for result in results if result.version <= version]
+    return latest_metrics(known) if known and known[-1].version == version else {}
+
+
 def evaluation_tasks(graph: Graph) -> tuple[Task, ...]:
     """Return the tasks that judge a single response; empty where an algorithm has none."""
     return tuple(task for task in graph.tasks if task.rewards and task.scope is Scope.SAMPLE)

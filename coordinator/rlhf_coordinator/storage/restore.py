@@ -80,8 +80,8 @@ class Restored:
     """Of the iteration before, once its critics were trained."""
     open_report: OpenReport | None = None
     """Of the iteration before, whose critics were not trained when it was closed, nor since."""
-    advantages: pb.Array | None = None
-    """Of each sample, as the training that `trained` stands for computed them."""
+    trained_result: pb.TrainResult = field(default_factory=pb.TrainResult)
+    """Of the training that `trained` stands for: with advantages and shaped rewards of each sample."""
 
 
 def restore(
@@ -215,7 +215,7 @@ def _read(context: JobContext, journal: Journal, prompts: PromptSet, facts: dict
             ledger.train()
             state.trained, state.training_metrics = True, dict(record.trained.result.metrics)
             state.critics_behind = record.trained.result.critics_behind
-            state.advantages = record.trained.result.advantages
+            state.trained_result = record.trained.result
         elif kind == "closed":
             state.last_closed = iteration, dict(record.closed.metrics)
             state.untrained = record.closed.training_behind

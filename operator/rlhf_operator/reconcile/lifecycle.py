@@ -183,13 +183,14 @@ def _at_rest(message: str) -> Updates:
 
 def _progress_message(reading: CoordinatorReading, problems: list[str], *, waits: bool) -> str:
     stage = reading.phase.lower() or "starting"
-    text = f"iteration {reading.iteration + 1} of {reading.iterations}: {stage}"
+    text = f"iteration {reading.iteration} ({reading.iteration} of {reading.iterations} are trained): {stage}"
     if reading.iteration >= reading.iterations:
         text = f"all {reading.iterations} iterations are trained; the coordinator ends"
     if waits and reading.waiting_for:
         more = len(reading.waiting_for) - 1
         text += f"; waits for {reading.waiting_for[0]}" + (f" and {more} more" if more else "")
-    return ". ".join([text, *reading.sample_failures[:1], *reading.lost_trackers[:1], *problems])
+    failures = [*reading.sample_failures[:1], *reading.lost_trackers[:1]]
+    return ". ".join([text, *failures, *problems, *(f"warning: {warning}" for warning in reading.warnings)])
 
 
 def _running_unheard(context: ReconcileContext, problems: list[str]) -> ConditionUpdate:

@@ -16,7 +16,7 @@ from rlhf_cli.cluster import describe
 from rlhf_cli.cluster.cluster_job import ClusterJob, shortened, similar_names
 from rlhf_cli.cluster.explain import explanation
 from rlhf_cli.cluster.get import job_table, object_text, phase_text
-from rlhf_cli.cluster.job_details import as_metrics
+from rlhf_cli.cluster.job_details import as_metrics, parse_iterations
 from rlhf_cli.cluster.job_summary import summarize
 from rlhf_cli.cluster.log_lines import in_order, line_text, parse_line
 from rlhf_cli.cluster.top import status_from_job, status_from_metrics
@@ -150,7 +150,7 @@ def test_describe_shows_conditions_groups_pods_and_iterations_with_their_stages(
         "AtDesiredSize",
         "generation    2/2",
         "inference-0    Ready   n1",
-        "iteration 156",
+        "after 156 iterations",
         "GENERATING   SCORING   TRAINING   PUBLISHING",
         "under way",
         "iteration 1 of 100000: generating",
@@ -298,7 +298,7 @@ def test_top_shows_the_metrics_of_the_coordinator_as_rlhf_run_does() -> None:
     }
     assert sum(status.ledger.values()) == 16
     text = drawn(render(status, as_metrics(details.iterations), []))
-    assert "iteration 1" in text
+    assert "167 of 100000 iterations" in text
     assert "/16 samples" in text
     assert "reward" in text
     assert "busy" not in text
@@ -369,3 +369,14 @@ def test_similar_names_names() -> None:
 @given(st.text(max_size=500))
 def test_what_is_shortened_is_short(text: str) -> None:
     assert len(shortened(text, 100)) <= 100
+
+
+@pytest.mark.parametrize("closed", ["iteration 72 (73 of 100)", "iteration 73/100"])
+def test_iterations_have_the_number_that_they_have_in_files(closed: str) -> None:
+    """Also in the log of a coordinator of an earlier version, which counted finished ones from 1."""
+    messages = ["Generating (iteration 72)", f"{closed}: reward 0.5, 8.0 samples/s, 2.0 s", "Generating (iteration 73)"]
+    seconds = enumerate(messages)
+    lines = [json.dumps({"time": f"2026-01-01T00:00:0{at}+00:00", "level": "INFO", "message": m}) for at, m in seconds]
+    found = parse_iterations(lines)
+    assert [(one.number, one.reward, one.seconds) for one in found] == [(72, 0.5, 2.0), (73, None, None)]
+    assert [line["iteration"] for line in as_metrics(found)] == [72]

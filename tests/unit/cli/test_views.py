@@ -46,6 +46,13 @@ def shown(status: pb.JobStatus, notices: list[str]) -> str:
     return capture.get()
 
 
+def test_the_live_view_shows_the_warnings_of_the_start() -> None:
+    status = pb.JobStatus()
+    status.CopyFrom(STATUS)
+    status.warnings.append("p.jsonl line 3 holds <|im_start|>")
+    assert "warning: p.jsonl line 3 holds <|im_start|>" in shown(status, [])
+
+
 def test_the_live_view_says_where_the_tail_is() -> None:
     status = pb.JobStatus()
     status.CopyFrom(STATUS)
@@ -80,7 +87,7 @@ def test_the_live_view_says_what_drafts_do() -> None:
 def test_the_live_view_says_what_the_job_does_and_waits_for() -> None:
     text = shown(STATUS, ["12:00:00 inference-0: ended with exit code 1"])
     for expected in (
-        "iteration 37/100",
+        "36 of 100 iterations",
         "Generating",
         "2m 13s left",
         "96/128 samples",
@@ -140,11 +147,13 @@ def test_plain_lines() -> None:
         "tokens_per_second": 4100.0,
     }
     assert iteration_line(line, 100, 130) == (
-        "iteration 3/100  reward 0.412  kl 3.013  kl/token 0.0103  24.1 samples/s  4,100 tokens/s  2m 10s left"
+        "iteration 2 (3 of 100)  reward 0.412  kl 3.013  kl/token 0.0103  24.1 samples/s  4,100 tokens/s  2m 10s left"
     )
-    assert iteration_line({"iteration": 0, "reward": None}, 1, 0) == "iteration 1/1"
+    ended = {"iteration": 3, "time_ns": 1, "evaluation/version": 3.0, "evaluation/reward": 0.5}
+    assert iteration_line(ended, 3, 0) == "evaluation of weight version 3  reward 0.500"
+    assert iteration_line({"iteration": 0, "reward": None}, 1, 0) == "iteration 0 (1 of 1)"
     given = {"iteration": 0, "loss": 0.69314, "samples_per_second": 24.1}
-    assert iteration_line(given, 3, 0) == "iteration 1/3  loss 0.6931  24.1 samples/s"
+    assert iteration_line(given, 3, 0) == "iteration 0 (1 of 3)  loss 0.6931  24.1 samples/s"
     summary = {"phase": "Complete", "iterations": 60, "seconds": 182, "reward_first": 0.12, "reward_last": 0.88}
     assert summary_line(summary) == "Complete: 60 iterations in 3m 02s, reward 0.120 -> 0.880 (first, last tenth)"
     assert summary_line(summary | {"nonfinite_steps": 2}).endswith("2 optimizer steps skipped (not finite)")

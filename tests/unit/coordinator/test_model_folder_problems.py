@@ -1,12 +1,15 @@
-"""Model folders that cannot be used are found by `rlhf validate` and by the coordinator, with their fields."""
+"""Model folders that cannot be used are found by `rlhf validate` and by a coordinator that starts, by field."""
 
 import json
+import re
 from pathlib import Path
 
+import peft
 import pytest
-from tests.support.models import write_policy, write_reward_model
+from tests.support.models import build_tokenizer, write_policy, write_reward_model
+from transformers import AutoModelForCausalLM
 
-from rlhf_api.names import ExitCode
+from rlhf_api.names import ADAPTER_CONFIG, ExitCode
 from rlhf_api.weight_files import INDEX
 from rlhf_cli.load_job import Target, load_documents
 from rlhf_coordinator.failures import JobError
@@ -63,3 +66,122 @@ def test_what_is_not_on_this_machine_is_left_to_the_workers(manifest: Path) -> N
     for target in (Target.LOCAL, Target.CLUSTER):
         [loaded] = load_documents(MANIFEST, target, Path("/nowhere"))
         assert loaded.errors == []
+
+
+def problems_of(manifest: Path) -> list[tuple[str, str]]:
+    """What `rlhf validate --for local` says; the start of the coordinator says the first of it."""
+    [loaded] = load_documents(manifest.read_text(), Target.LOCAL, manifest.parent)
+    if loaded.errors:
+        with pytest.raises(JobError) as failed:
+            check_model_folders(loaded.resolved.spec)
+        assert failed.value.failure.field == loaded.errors[0].field
+        assert loaded.errors[0].message in failed.value.failure.message
+    return [(problem.field, problem.message) for problem in loaded.problems]
+
+
+@pytest.mark.parametrize("model", ["policy", "reward", "judge"])
+def test_a_model_with_the_configuration_of_adapters_is_refused(manifest: Path, model: str) -> None:
+    (manifest.parent / model / ADAPTER_CONFIG).write_text('{"peft_type": "LORA"}')
+    [(field, message)] = problems_of(manifest)
+    assert field.endswith("path")
+    assert message.startswith(f"it holds {ADAPTER_CONFIG}: transformers would add adapters to this model")
+    assert "remove the file if the adapters are merged already" in message
+
+
+def test_adapters_in_the_place_of_a_model_are_refused(manifest: Path) -> None:
+    folder = manifest.parent / "policy"
+    (folder / ADAPTER_CONFIG).write_text("{}")
+    (folder / "model.safetensors").rename(folder / "adapter_model.safetensors")
+    [(field, message)] = problems_of(manifest)
+    assert field == "spec.models.actor.path"
+    assert message.startswith(f"it holds {ADAPTER_CONFIG}: the folder holds adapters and no model; give the folder of")
+
+
+@pytest.mark.parametrize(
+    ("changes", "field", "says"),
+    [
+        ({}, "", ""),
+        ({"init_lora_weights": "pissa"}, "spec.training.lora.adapter", "has init_lora_weights: 'pissa': PEFT changes"),
+        ({"r": 8}, "spec.training.lora.rank", "is 3, and .* was saved with 8: use 8"),
+        ({"target_modules": ["q_proj"]}, "spec.training.lora.targetModules", r"was saved with \['q_proj'\]"),
+    ],
+)
+def test_adapters_to_start_from_are_checked_before_anything_starts(
+    manifest: Path, changes: dict[str, object], field: str, says: str
+) -> None:
+    adapter = manifest.parent / "adapter"
+    model = AutoModelForCausalLM.from_pretrained(manifest.parent / "policy")
+    settings = peft.LoraConfig(r=3, lora_alpha=6, target_modules=["q_proj", "v_proj"], task_type="CAUSAL_LM")
+    peft.get_peft_model(model, settings).save_pretrained(str(adapter))
+    file = adapter / ADAPTER_CONFIG
+    file.write_text(json.dumps(json.loads(file.read_text()) | changes))
+    lora = "  training: {lora: {rank: 3, alpha: 6, targetModules: [q_proj, v_proj], adapter: adapter}}\n"
+    manifest.write_text(MANIFEST + lora)
+    found = problems_of(manifest)
+    assert [one for one, _ in found] == [field] * bool(field)
+    assert all(re.search(says, message) for _, message in found)
+
+
+def test_an_adapter_file_with_more_than_factors_is_refused(manifest: Path) -> None:
+    adapter = manifest.parent / "adapter"
+    model = AutoModelForCausalLM.from_pretrained(manifest.parent / "policy")
+    settings = peft.LoraConfig(r=3, lora_alpha=6, target_modules=["q_proj"], modules_to_save=["lm_head"])
+    peft.get_peft_model(model, settings).save_pretrained(str(adapter))
+    file = adapter / ADAPTER_CONFIG
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"modules_to_save": None}))
+    lora = "  training: {lora: {rank: 3, alpha: 6, targetModules: [q_proj], adapter: adapter}}\n"
+    manifest.write_text(MANIFEST + lora)
+    [(field, message)] = problems_of(manifest)
+    assert field == "spec.training.lora.adapter"
+    assert "holds base_model.model.lm_head.weight, which is neither lora_A.weight nor lora_B.weight" in message
+
+
+def with_reader(manifest: Path, role: str) -> Path:
+    """A reference or critic of its own, as `role` of the manifest; return its folder."""
+    folder = write_policy(manifest.parent / role, seed=3)
+    manifest.write_text(MANIFEST.replace("    actor:", f"    {role}: {{path: {role}}}\n    actor:"))
+    return folder
+
+
+@pytest.mark.parametrize("role", ["reference", "critic"])
+def test_a_model_that_reads_other_tokens_than_the_policy_is_refused(manifest: Path, role: str) -> None:
+    folder = with_reader(manifest, role)
+    assert problems_of(manifest) == []
+    file = folder / "tokenizer.json"
+    content = json.loads(file.read_text())
+    names = sorted(content["model"]["vocab"], key=content["model"]["vocab"].get)
+    content["model"]["vocab"] |= {names[7]: 8, names[8]: 7}
+    file.write_text(json.dumps(content))
+    [(field, message)] = problems_of(manifest)
+    assert field == f"spec.models.{role}.path"
+    assert f"than that of spec.models.actor.path ({manifest.parent / 'policy'})" in message
+    assert f"the policy's token 7 is {names[7]!r}, and its tokenizer gives it the number 8" in message
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        (folder / name).unlink()
+    assert problems_of(manifest) == [], "a folder without a tokenizer says nothing"
+
+
+def test_more_tokens_than_the_policy_has_are_no_difference_to_a_model_that_reads(manifest: Path) -> None:
+    folder = with_reader(manifest, "reference")
+    tokenizer = build_tokenizer()
+    tokenizer.add_tokens(["more"])
+    tokenizer.save_pretrained(folder)
+    assert problems_of(manifest) == []
+    tokenizer.save_pretrained(manifest.parent / "policy")
+    build_tokenizer().save_pretrained(folder)
+    [(_, message)] = problems_of(manifest)
+    assert "is 'more', and its tokenizer does not have it" in message
+
+
+def test_another_chat_template_of_a_model_that_reads_the_policys_tokens_is_warned_of(manifest: Path) -> None:
+    folder = with_reader(manifest, "reference")
+    manifest.write_text(manifest.read_text().replace("prompts: {path", "prompts: {chatTemplate: true, path"))
+    for path, template in ((folder, "{{ 1 }}"), (manifest.parent / "policy", "{{ 2 }}")):
+        tokenizer = build_tokenizer()
+        tokenizer.chat_template = template
+        tokenizer.save_pretrained(path)
+    [loaded] = load_documents(manifest.read_text(), Target.LOCAL, manifest.parent)
+    assert loaded.errors == []
+    [warning] = loaded.problems
+    text = "has another chat template than the actor, and reads the actor's rendering"
+    assert (warning.field, text in warning.message) == ("spec.models.reference.path", True)

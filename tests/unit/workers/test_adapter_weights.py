@@ -1,5 +1,6 @@
 """Weights that travel as adapters are whole, to the bit, where they are used; what is incomplete is refused."""
 
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,6 +15,8 @@ from tests.support.training_ranks import Alone, make_job, run, serial, trainer_o
 
 from rlhf_api import control_pb2 as pb
 from rlhf_api.job import RLHFJob
+from rlhf_api.job.lora import EVERY_TARGET
+from rlhf_coordinator.model_folder_problems import check_model_folders
 from rlhf_workers.adapter_weights import AdapterWeights
 from rlhf_workers.failures import WorkError
 from rlhf_workers.generation.generation_role import build
@@ -123,6 +126,55 @@ def test_a_job_starts_from_pefts_own_folder_on_ranks_and_engines_alike(folder: P
     critic = published(trainer, "critic")
     source = read_folder("critic", folder)
     assert all(torch.equal(critic[name], source[name]) for name in critic if name in source), "adapters are the actor's"
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"init_lora_weights": "gaussian"},
+        {"init_lora_weights": "eva"},
+        {"init_lora_weights": "orthogonal", "r": 2},
+        {"init_lora_weights": "mica"},
+        {"init_lora_weights": False},
+        {"lora_dropout": 0.2},
+        {"target_modules": "all-linear"},
+    ],
+)
+def test_an_accepted_folder_says_what_peft_says_when_it_loads_it(
+    changes: dict[str, Any], folder: Path, tmp_path: Path
+) -> None:
+    """Version 0 of ranks and engines against the model that PEFT makes of the folder: merged weights and logits."""
+    trained = peft_model(folder, tmp_path / "adapter", **changes)
+    file = tmp_path / "adapter" / "adapter_config.json"
+    saved = json.loads(file.read_text())
+    file.write_text(json.dumps(saved | {"target_modules": changes.get("target_modules", saved["target_modules"])}))
+    base = transformers.AutoModelForCausalLM.from_pretrained(folder, attn_implementation="eager")
+    theirs = peft.PeftModel.from_pretrained(base, str(tmp_path / "adapter")).eval()
+    tokens = torch.arange(3, 20)[None]
+    lora = {"rank": saved["r"]} | ({"targetModules": list(EVERY_TARGET)} if "target_modules" in changes else {})
+    job = job_of(folder, adapter=str(tmp_path / "adapter"), **lora)
+    check_model_folders(job.spec)
+    trainer = trainer_of(job, serial(job, 1, 1), 0, 1, Alone())
+    sources = [pb.WeightLocation(folder=str(folder))]
+    with opener(job, read_folder("actor", folder))("actor", 0, sources, None) as opened, torch.no_grad():
+        stage = trainer.stages["actor", 0]
+        logits = theirs(tokens).logits
+        assert torch.allclose(stage.logits(stage(stage.embed(tokens))), logits, atol=1e-4)
+        assert torch.allclose(trained(tokens).logits, logits, atol=1e-4), "PEFT changes nothing as it loads"
+        merged = theirs.merge_and_unload().state_dict()
+        assert all(torch.allclose(merged[name], value, atol=1e-5) for name, value in opened.tensors.items())
+
+
+def test_pissa_is_refused_because_peft_changes_the_base_as_it_loads(folder: Path, tmp_path: Path) -> None:
+    peft_model(folder, tmp_path / "adapter", init_lora_weights="pissa")
+    job = job_of(folder, adapter=str(tmp_path / "adapter"))
+    says = "spec.training.lora.adapter: .* has init_lora_weights: 'pissa'"
+    with pytest.raises(WorkError, match=says):
+        trainer_of(job, serial(job, 1, 1), 0, 1, Alone())
+    sources = [pb.WeightLocation(folder=str(folder))]
+    tensors = read_folder("actor", folder)
+    with pytest.raises(WorkError, match=says), opener(job, tensors)("actor", 0, sources, None):
+        pass
 
 
 @pytest.mark.parametrize(

@@ -65,6 +65,10 @@ class Algorithm:
         """
         raise NotImplementedError
 
+    def shaped_rewards(self, batch: TrainingBatch) -> torch.Tensor:
+        """Return the reward of each response [B] that advantages are made of, after all shaping of whole responses."""
+        return batch.rewards
+
     def policy_loss(self, log_p: torch.Tensor, entropy: torch.Tensor, microbatch: MicroBatch) -> PolicyLosses:
         """Return the loss of each token [n] of the policy, and which were clipped, bool [n] or None; or its terms.
 

@@ -19,9 +19,11 @@ class DynamicSamplingPolicyOptimization(ClippedPolicyGradient[DAPO]):
     kl_in_loss = True
 
     def prepare(self, batch: TrainingBatch) -> TrainingBatch:
-        shaped = batch.rewards.double() + self._penalty(batch)
-        of_sample = group_advantages(shaped, batch.groups, batch.valid, scale=True)
+        of_sample = group_advantages(self.shaped_rewards(batch), batch.groups, batch.valid, scale=True)
         return batch.with_fields(advantages=of_sample[:, None] * batch.mask)
+
+    def shaped_rewards(self, batch: TrainingBatch) -> torch.Tensor:
+        return batch.rewards.double() + self._penalty(batch)
 
     def batch_metrics(self, batch: TrainingBatch) -> dict[str, float]:
         metrics = super().batch_metrics(batch)

@@ -11,8 +11,7 @@ from typing import Final, Protocol
 
 import torch
 
-from rlhf_workers.losses.kl import k3
-from rlhf_workers.losses.ppo import limited_log_ratio
+from rlhf_workers.losses.kl import measured_k3
 from rlhf_workers.training.pipeline_stage import PipelineStage
 from rlhf_workers.training.trained_tokens import token_log_probabilities, token_values
 from rlhf_workers.training.training_batch import MicroBatch
@@ -138,14 +137,14 @@ class PolicyObjective:
     ) -> None:
         count, old = log_p.numel(), microbatch.old
         sums["tokens"] = float(count)
-        sums["approximate_kl"] = k3(old, log_p).double().sum()
+        sums["approximate_kl"] = measured_k3(old, log_p).sum()
         sums["entropy"] = entropy.double().sum()
-        largest = {} if not count else {"ratio": limited_log_ratio(log_p, old).max().exp()}
+        largest = {} if not count else {"ratio": (log_p.double() - old.double()).max().exp()}
         if self.first_pass:
             if microbatch.stale is not None:  # other weights drew these, so they say nothing of engine and trainer
                 log_p, old = log_p[~microbatch.stale], old[~microbatch.stale]
             difference = (log_p - old).abs()
-            sums |= {"mismatch": difference.double().sum(), "mismatch_kl": k3(old, log_p).double().sum()}
+            sums |= {"mismatch": difference.double().sum(), "mismatch_kl": measured_k3(old, log_p).sum()}
             sums["mismatch_tokens"] = float(log_p.numel())
             if log_p.numel():
                 largest["mismatch"] = difference.max()

@@ -11,7 +11,10 @@ import torch
 from rlhf_api.algorithms import ModelKind, ModelRole, Task
 from rlhf_api.job import RLHFJobSpec
 from rlhf_api.job.model_source import ModelSource
+from rlhf_api.names import ExitCode
+from rlhf_api.vocabularies import MISMATCH, tokenizer_problem
 from rlhf_workers import models
+from rlhf_workers.failures import WorkError
 from rlhf_workers.inference.group_comparisons import GroupScorer
 from rlhf_workers.inference.model_scorer import LogProbabilityScorer, ModelScorer, ValueScorer, scoring_attention
 from rlhf_workers.inference.rewards.registry import load_reward
@@ -32,6 +35,8 @@ def load_scorer(
     policy and where the manifest says that they are shared, and added to."""
     model, trunks = task.model, {} if trunks is None else trunks
     home = torch.device("cpu") if offloaded else device
+    if model.kind is not ModelKind.REWARD:
+        _require_policys_tokens(model, spec)
     if model.kind is ModelKind.POLICY:
         return _log_probabilities(model, spec, device, home, trunks)
     if model.kind is ModelKind.VALUE:
@@ -68,6 +73,17 @@ def _trunk(source: ModelSource, field: str, spec: RLHFJobSpec, home: torch.devic
             source.path, field=field, dtype=dtype, device=home, attention=attention
         )
     return trunks[source.path]
+
+
+def _require_policys_tokens(model: ModelRole, spec: RLHFJobSpec) -> None:
+    """WorkError TokenizerMismatch where a model of its own means something else by the policy's tokens."""
+    actor, own, field = spec.models.actor.path, _source(model, spec).path, spec.models.path_field(model)
+    if own == actor:
+        return
+    folders = models.model_folder(own, field), models.model_folder(actor, "spec.models.actor.path")
+    problem = tokenizer_problem(*folders, lambda folder: models.load_tokenizer(str(folder), field).get_vocab())
+    if problem:
+        raise WorkError(MISMATCH, f"{field}: {own}: {problem}", field=field, exit_code=ExitCode.BAD_MODEL)
 
 
 def _source(model: ModelRole, spec: RLHFJobSpec) -> ModelSource:

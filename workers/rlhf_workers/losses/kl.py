@@ -3,7 +3,7 @@
 With x = log p(token) of the trained policy and r = log p(token) of the reference, for tokens sampled from the policy:
 k1 = x - r is unbiased and may be negative; k3 = exp(r - x) - 1 - (r - x) is unbiased too, never negative, and has less
 variance. k3 grows with the ratio of probabilities and would be infinite at 88.7 nats, so a token counts at most
-K3_LIMIT, and has no slope there; of tokens beyond it the mean of k3 knows no more.
+K3_LIMIT in a loss, and has no slope there. Metrics show k3 without that limit.
 
 As terms of a loss they differ by their slopes. That of k1 has mean 0 and teaches nothing; that of k2 = (x - r)^2 / 2 is
 the slope of KL(policy || reference) where the policy is the one that sampled; that of k3 is the slope of
@@ -36,6 +36,13 @@ def k3(log_probabilities: torch.Tensor, reference: torch.Tensor) -> torch.Tensor
     """Return exp(r - x) - 1 - (r - x), at most K3_LIMIT, of the same shape; differentiable, what losses add."""
     difference = limited_log_ratio(reference, log_probabilities)
     return (torch.expm1(difference) - difference).clamp(max=K3_LIMIT)
+
+
+def measured_k3(log_probabilities: torch.Tensor, reference: torch.Tensor) -> torch.Tensor:
+    """Return exp(r - x) - 1 - (r - x) without a limit, float64 of the same shape; what metrics show. It is infinite
+    beyond 709 nats."""
+    difference = reference.double() - log_probabilities.double()
+    return torch.expm1(difference) - difference
 
 
 def k2(log_probabilities: torch.Tensor, reference: torch.Tensor) -> torch.Tensor:

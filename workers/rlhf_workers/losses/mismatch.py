@@ -15,7 +15,7 @@ from typing import NamedTuple
 import torch
 
 from rlhf_api.algorithms.mismatch import MismatchCorrection
-from rlhf_workers.losses.kl import k3
+from rlhf_workers.losses.kl import measured_k3
 from rlhf_workers.losses.ppo import LOG_RATIO_LIMIT, limited_log_ratio
 
 
@@ -86,7 +86,7 @@ def mismatch_metrics(
     return {
         "mismatch": float(difference.mean()),
         "mismatch_max": float(difference.max()),
-        "mismatch_kl": float(k3(sampled, old).double().mean()),
+        "mismatch_kl": float(measured_k3(sampled, old).mean()),
         "mismatch_corrected": float(corrected.outside.double().mean()),
         "mismatch_weight": float(corrected.weights.double().mean()),
     }

@@ -16,11 +16,11 @@ import torch
 
 from rlhf_api.job.lora import Lora
 from rlhf_api.names import ADAPTER_CONFIG, ADAPTER_WEIGHTS, ExitCode
+from rlhf_api.peft_folder_check import A_SUFFIX, B_SUFFIX, LORA_FIELD
 from rlhf_workers import peft_folder
 from rlhf_workers.experts import has_experts
 from rlhf_workers.failures import WorkError
 from rlhf_workers.lora_linear import LoraLinear, adapt
-from rlhf_workers.peft_folder import A_SUFFIX, B_SUFFIX
 from rlhf_workers.training.model_stages import ModelStage
 from rlhf_workers.training.pipeline_stage import HEADS_IN_FILES, SCORE_HEAD, VALUE_HEAD, Head, PipelineStage
 from rlhf_workers.training.tensor_file import TensorFolder
@@ -32,9 +32,9 @@ def require_no_experts(config: Any, field: str) -> None:
     if has_experts(config):
         raise WorkError(
             "ModelUnsupported",
-            f"{peft_folder.FIELD}: the model of {field} is of model_type {config.model_type!r}, a mixture of experts, "
+            f"{LORA_FIELD}: the model of {field} is of model_type {config.model_type!r}, a mixture of experts, "
             "which has no adapters here: leave the field out, and all weights are trained",
-            field=peft_folder.FIELD,
+            field=LORA_FIELD,
             exit_code=ExitCode.BAD_MODEL,
         )
 
@@ -124,4 +124,4 @@ def require_none(folder: Path) -> None:
     """WorkError AdapterMismatch when a checkpoint is one of adapters, and the job trains all weights."""
     if (folder / ADAPTER_CONFIG).is_file():
         why = f"is not set, and {folder} holds adapters: set it as it was when they were saved"
-        raise peft_folder.mismatch(peft_folder.FIELD, why)
+        raise peft_folder.mismatch(LORA_FIELD, why)

@@ -2,7 +2,8 @@
 
 Everything here is a function of the whole batch, which every rank has, so all ranks come to the same bits. In the order
 of `spec.rewardShaping`: combine, scale, bounds, normalize, penalties, and what becomes of responses that were cut.
-Rule: samples that abstained are in no statistic and stay as they are; with the defaults the batch is returned as it is.
+Rule: samples that abstained, and truncated ones that are filtered, are in no statistic; with the defaults the batch is
+returned as it is.
 """
 
 from collections.abc import Mapping
@@ -26,29 +27,29 @@ def shaped(
     if shaping.changes_nothing:
         return batch, {}
     rewards, metrics = batch.rewards.double(), {}
+    counted = batch.valid & batch.finished if shaping.truncated == "Filter" else batch.valid
     if combination is not None and combination.method is Combine.NORMALIZED_SUM:
-        rewards = normalized_sum(batch.parts, combination, batch.valid)
+        rewards = normalized_sum(batch.parts, combination, counted)
     rewards = rewards * shaping.scale
     least, most = shaping.minimum, shaping.maximum
     if least is not None or most is not None:
         bounded = rewards.clamp(least, most)
-        metrics["shaping/bounded"] = _share(bounded != rewards, batch.valid)
+        metrics["shaping/bounded"] = _share(bounded != rewards, counted)
         rewards = bounded
     if shaping.normalize == "Batch":
-        rewards = normalized(rewards, batch.valid)
+        rewards = normalized(rewards, counted)
     penalty = overlong(batch.response_lengths, shaping, max_response_tokens)
     if shaping.overlong_buffer:
-        metrics["shaping/overlong"] = _share(penalty < 0, batch.valid)
+        metrics["shaping/overlong"] = _share(penalty < 0, counted)
     rewards = rewards + penalty - shaping.missing_end_penalty * (~batch.finished).double()
-    rewards = torch.where(batch.valid, rewards, torch.zeros_like(rewards)).float()
+    rewards = torch.where(counted, rewards, torch.zeros_like(rewards)).float()
     cut = ~batch.finished & batch.valid
     if shaping.truncated == "Mask":
         metrics["shaping/masked"] = float(cut.sum())
         batch = replace(batch, mask=batch.mask & batch.finished[:, None])
     elif shaping.truncated == "Filter":
         metrics["shaping/filtered"] = float(cut.sum())
-        valid = batch.valid & batch.finished
-        batch = replace(batch, mask=batch.mask & valid[:, None], valid=valid)
+        batch = replace(batch, mask=batch.mask & counted[:, None], valid=counted)
     return replace(batch, rewards=rewards, unshaped=batch.rewards), metrics
 
 
@@ -80,5 +81,5 @@ def overlong(lengths: torch.Tensor, shaping: RewardShaping, max_response_tokens:
 
 
 def _share(chosen: torch.Tensor, valid: torch.Tensor) -> float:
-    """Return the share, 0..1, of the samples that did not abstain; 0 where all did."""
+    """Return the share, 0..1, of the samples that count; 0 where none does."""
     return float((chosen & valid).sum()) / max(1, int(valid.sum()))

@@ -8,6 +8,7 @@ batches.
 """
 
 import logging
+import math
 import time
 from collections.abc import Collection, Generator, Iterator, Mapping
 from contextlib import contextmanager
@@ -98,6 +99,8 @@ class Trainer:
         """Of the last iteration: in mini-batches, but in no computation."""
         self.sample_advantages: list[float] = []
         """Of the last iteration: of each sample the mean over its tokens, NaN without any; empty: no such field."""
+        self.sample_rewards: list[float] = []
+        """Of the last iteration: of each sample the reward after all shaping, NaN where it is not trained on."""
         self.critics_behind = False
         """Of the iteration in progress only the policy is trained, whose weights will not change any more."""
         self._rates: dict[str, float] = {}
@@ -140,6 +143,7 @@ class Trainer:
         if self._policy_held:
             del objectives[self._policy]
         self.sample_advantages = batch.sample_means("advantages")
+        self.sample_rewards = self.algorithm.shaped_rewards(batch).masked_fill(~batch.valid, math.nan).tolist()
         norms: Norms = {model: [] for model in objectives}
         non_finite = self.progress.non_finite.total
         if policy_first and not self._policy_held and len(objectives) > 1:

@@ -265,6 +265,7 @@ class TrainingRole:
         shown = spec.samples.due(iteration, command.train.iterations or spec.iterations)
         if not self._rank and shown and (advantages := self._backend.sample_advantages):
             result.advantages.CopyFrom(pack(np.array(advantages, dtype=np.float32)))
+            result.shaped_rewards.CopyFrom(pack(np.array(self._backend.sample_rewards, dtype=np.float32)))
         outbox.done(pb.CommandDone(command_id=command.id, train=result))
 
     @property

@@ -1,4 +1,4 @@
-"""metrics.jsonl: one JSON object per iteration, in order, each iteration once.
+"""metrics.jsonl: one JSON object per iteration, in order, each iteration once; at last the last version's evaluation.
 
 Rule: a line is appended and flushed in one write. A process that dies leaves at most one torn line, which the next one
 drops, together with lines of iterations that will be done again. Numbers that JSON lacks (NaN, infinity) become null.
@@ -14,6 +14,9 @@ from typing import Any, Final
 from rlhf_coordinator.reports.trackers.tracker import Tracker
 
 FILE: Final = "metrics.jsonl"
+
+EVALUATION: Final = "evaluation/"
+"""Begins the names of the metrics of an evaluation."""
 
 MetricsLine = dict[str, Any]
 
@@ -35,6 +38,12 @@ def read_metrics(path: Path) -> list[MetricsLine]:
     return lines
 
 
+def is_evaluation(line: Mapping[str, Any]) -> bool:
+    """Return whether a line holds an evaluation alone: that of the last version, with which no iteration begins."""
+    names = line.keys() - {"iteration", "time_ns"}
+    return bool(names) and all(name.startswith(EVALUATION) for name in names)
+
+
 class MetricsJsonl(Tracker):
     """The file, open for appending."""
 
@@ -53,12 +62,18 @@ class MetricsJsonl(Tracker):
 
     def iteration(self, iteration: int, time_ns: int, metrics: Mapping[str, float]) -> None:
         """Append one line, unless the iteration is there already. Raises OSError (disk full)."""
-        if iteration <= self._last:
-            return
+        if iteration > self._last:
+            self._write(iteration, time_ns, metrics)
+            self._last = iteration
+
+    def evaluation(self, version: int, time_ns: int, metrics: Mapping[str, float]) -> None:
+        """Append one line. Raises OSError (disk full)."""
+        self._write(version, time_ns, metrics)
+
+    def _write(self, iteration: int, time_ns: int, metrics: Mapping[str, float]) -> None:
         numbers = {name: value if math.isfinite(value) else None for name, value in metrics.items()}
         self._file.write(json.dumps({"iteration": iteration, "time_ns": time_ns, **numbers}) + "\n")
         self._file.flush()
-        self._last = iteration
 
     def finish(self, summary: Mapping[str, Any]) -> None:
         """Close the file. Raises OSError."""

@@ -63,10 +63,17 @@ class RunTrackers:
 
     def iteration(self, iteration: int, metrics: Mapping[str, float]) -> None:
         """Record a finished iteration. Raises JobError (exit code 23) when a required tracker cannot."""
+        self._record(lambda tracker, now: tracker.iteration(iteration, now, metrics))
+
+    def evaluation(self, version: int, metrics: Mapping[str, float]) -> None:
+        """Record the evaluation of the job's last version. Raises JobError as `iteration` does."""
+        self._record(lambda tracker, now: tracker.evaluation(version, now, metrics))
+
+    def _record(self, give: Callable[[Tracker, int], None]) -> None:
         now = self._clock()
         for name, tracker in list(self._trackers.items()):
             try:
-                tracker.iteration(iteration, now, metrics)
+                give(tracker, now)
             except OSError as error:
                 if name in self._required:
                     raise storage_error("metrics", self._run_dir, error, FIELD) from error

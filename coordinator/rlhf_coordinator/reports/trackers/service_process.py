@@ -1,7 +1,7 @@
 """The process in which the library of a service runs: `python -m ...service_process wandb|mlflow`.
 
-Reads one JSON object a line: the settings, an iteration each, at last how the job ended. Answers each with `ok` or with
-what is wrong, in one line; whatever the library prints goes to the log, and it reads nothing. The end of the input
+Reads one JSON object a line: the settings, then iterations and evaluations, at last how the job ended. Answers `ok` or
+what is wrong, in one line, to each; whatever the library prints goes to the log, and it reads nothing. The end of input
 without word of the job's end means that the coordinator is gone: this process ends, within END_SECONDS whatever the
 library does, and the next one goes on with the run, by the id in `<kind>.json`, after the last iteration named there.
 Secrets come by the environment alone and are never written.
@@ -61,7 +61,7 @@ class ServiceRun(ABC):
 
     @abstractmethod
     def log(self, iteration: int, time_ns: int, metrics: Mapping[str, float]) -> None:
-        """Send the metrics of an iteration."""
+        """Send metrics at a step: the number of an iteration, or the last version that is evaluated."""
 
     @abstractmethod
     def close(self, phase: str) -> None:
@@ -138,6 +138,8 @@ def main() -> None:
                 run = RUNS[kind](kind, given)
             elif "finish" in given:
                 run.close(given["finish"])
+            elif "evaluation" in given:
+                run.log(given["evaluation"], given["time_ns"], given["metrics"])
             else:
                 run.record(given["iteration"], given["time_ns"], given["metrics"])
         except Exception as error:

@@ -77,15 +77,21 @@ class ServiceTracker(Tracker):
 
     def iteration(self, iteration: int, time_ns: int, metrics: Mapping[str, float]) -> None:
         """Queue the finite values, unless the iteration is there already. Raises OSError."""
-        if iteration < self._next:
-            return
-        self._next = iteration + 1
+        if iteration >= self._next:
+            self._next = iteration + 1
+            self._enqueue({"iteration": iteration}, time_ns, metrics)
+
+    def evaluation(self, version: int, time_ns: int, metrics: Mapping[str, float]) -> None:
+        """Queue the finite values of the evaluation of the job's last version. Raises OSError."""
+        self._enqueue({"evaluation": version}, time_ns, metrics)
+
+    def _enqueue(self, number: Mapping[str, int], time_ns: int, metrics: Mapping[str, float]) -> None:
         asked = self._asked
         if not self._failure and asked is not None and self._clock() - asked > ANSWER_SECONDS:
             self._failure = f"it has not answered for {ANSWER_SECONDS:.0f} s"
         values = {name: value for name, value in metrics.items() if math.isfinite(value)}
         try:
-            self._queue.put_nowait({"iteration": iteration, "time_ns": time_ns, "metrics": values})
+            self._queue.put_nowait({**number, "time_ns": time_ns, "metrics": values})
         except queue.Full:
             self._failure = self._failure or f"it is {QUEUED} iterations behind"
         self._refuse()

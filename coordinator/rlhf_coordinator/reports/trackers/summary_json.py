@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from rlhf_coordinator.reports.trackers.metrics_jsonl import FILE as METRICS_FILE
-from rlhf_coordinator.reports.trackers.metrics_jsonl import read_metrics
+from rlhf_coordinator.reports.trackers.metrics_jsonl import is_evaluation, read_metrics
 from rlhf_coordinator.reports.trackers.tracker import Tracker
 
 FILE: Final = "summary.json"
@@ -36,6 +36,7 @@ def summarise(lines: Sequence[Mapping[str, Any]], given: Mapping[str, Any]) -> d
 
     `lines` have `iteration`, `time_ns` and metrics by name; `reward` may be null (NaN) or absent.
     """
+    lines = [line for line in lines if not is_evaluation(line)]
     rewards = [float(line["reward"]) for line in lines if _is_number(line.get("reward"))]
     part = max(1, len(rewards) // TENTH)
     speeds = [float(line["samples_per_second"]) for line in lines if _is_number(line.get("samples_per_second"))]

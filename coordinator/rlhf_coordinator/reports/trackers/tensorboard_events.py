@@ -44,18 +44,24 @@ class TensorBoardEvents(Tracker):
 
     def iteration(self, iteration: int, time_ns: int, metrics: Mapping[str, float]) -> None:
         """Write the finite values under their names, unless the iteration is there already. Raises OSError."""
+        if iteration >= self._next_step:
+            self._next_step = iteration + 1
+            self._scalars(iteration, time_ns, metrics)
+
+    def evaluation(self, version: int, time_ns: int, metrics: Mapping[str, float]) -> None:
+        """Write the finite values at the step of this number. Raises OSError."""
+        self._scalars(version, time_ns, metrics)
+
+    def _scalars(self, step: int, time_ns: int, metrics: Mapping[str, float]) -> None:
         from tensorboard.compat.proto.event_pb2 import Event
         from tensorboard.compat.proto.summary_pb2 import Summary
 
-        if iteration < self._next_step:
-            return
-        self._next_step = iteration + 1
         values = [
             Summary.Value(tag=name, simple_value=value)
             for name, value in sorted(metrics.items())
             if math.isfinite(value)
         ]
-        self._write(Event(wall_time=time_ns / 1e9, step=iteration, summary=Summary(value=values)))
+        self._write(Event(wall_time=time_ns / 1e9, step=step, summary=Summary(value=values)))
 
     def samples(self, iteration: int, rows: Sequence[SampleRow]) -> None:
         """Write the best and the worst sample as text, whose line breaks stay and which is no Markdown. Raises

@@ -20,6 +20,10 @@ class Tracker:
     def iteration(self, iteration: int, time_ns: int, metrics: Mapping[str, float]) -> None:
         """Record a finished iteration; one that it has is given again after a restart, and must not be there twice."""
 
+    def evaluation(self, version: int, time_ns: int, metrics: Mapping[str, float]) -> None:
+        """Record the evaluation of the job's last version, with which no iteration begins; one that it has may be given
+        again after a restart. All others are among the metrics of the iteration of their number."""
+
     def span(self, span: pb.Span) -> None:
         """Record something that took time."""
 

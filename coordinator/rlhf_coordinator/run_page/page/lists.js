@@ -71,10 +71,10 @@ function showTable(store, select) {
   select.replaceChildren(...tables.map((iteration) => { const made = document.createElement('option'); made.value = made.textContent = String(iteration); return made; }));
   if (tables.map(String).includes(before)) select.value = before;
   const table = document.getElementById('rows'), rows = store.tables.get(Number(select.value)) ?? [];
-  head(table, ['sample', 'reward', 'advantage', 'tokens', 'worker', 'prompt', 'response']);
+  head(table, ['sample', 'reward', 'shaped reward', 'advantage', 'tokens', 'worker', 'prompt', 'response']);
   table.tBodies[0].replaceChildren(...rows.map((one) => {
     const row = document.createElement('tr');
-    cell(row, String(one.sample), 'number'); cell(row, number(one.reward), 'number'); cell(row, number(one.advantage, 3), 'number'); cell(row, String(one.tokens), 'number');
+    cell(row, String(one.sample), 'number'); cell(row, number(one.reward), 'number'); cell(row, number(one.shaped_reward), 'number'); cell(row, number(one.advantage, 3), 'number'); cell(row, String(one.tokens), 'number');
     cell(row, one.workers.map(visible).join(' → ')); cell(row, visible(one.prompt.slice(0, 200)), 'text'); cell(row, visible(one.response.slice(0, 400)), 'text');
     row.addEventListener('click', () => showWhole(one));
     return row;

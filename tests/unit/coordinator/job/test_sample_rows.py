@@ -1,19 +1,27 @@
 """Rows of sample tables come from the ledger, and are the same when a coordinator comes back from its journal."""
 
+import struct
 from dataclasses import asdict
 from pathlib import Path
 
 import numpy as np
+import yaml
 from tests.support.coordinated import make_job
 from tests.support.in_process_coordinator import begin_in_process
+from tests.support.manifest_cases import changed
 
 from rlhf_api import control_pb2 as pb
+from rlhf_api.algorithms import graph_of
 from rlhf_api.arrays import pack
-from rlhf_coordinator.job.sample_rows import advantage_numbers, sample_row
+from rlhf_api.manifest import parse
+from rlhf_coordinator.job.sample_rows import numbers_by_sample, rewards_by_name, sample_row
 from rlhf_coordinator.reports.sample_table import SampleRow
+from rlhf_coordinator.state.sample import Sample
 from rlhf_coordinator.storage.journal_pb2 import Begun, Record, Trained
 
 ADVANTAGES = pack(np.array([0.5, np.nan, -2.0, 0.0], dtype=np.float32))
+
+SHAPED = pack(np.array([-1.0, np.nan, 1.5, 2.0], dtype=np.float32))
 
 
 def finished(index: int) -> pb.FinishedSample:
@@ -51,13 +59,14 @@ def test_a_restored_coordinator_shows_the_same_rows(tmp_path: Path) -> None:
             else:
                 score.abstained = True
             run.journal.append(Record(scored=score))
-    result = pb.TrainResult(iteration=0, version=1, advantages=ADVANTAGES)
+    result = pb.TrainResult(iteration=0, version=1, advantages=ADVANTAGES, shaped_rewards=SHAPED)
     run.journal.append(Record(trained=Trained(result=result)))
     run.journal.close()
 
     rows = rows_of(tmp_path)
     assert [row.advantage for row in rows] == [0.5, None, -2.0, 0.0], "no number is no zero"
-    assert [row.reward for row in rows] == [0.0, None, 2.0, 3.0]
+    assert [row.reward for row in rows] == [0.0, None, 2.0, 3.0], "before shaping"
+    assert [row.shaped_reward for row in rows] == [-1.0, None, 1.5, 2.0]
     assert [row.migrated for row in rows] == [False, True, False, True]
     assert rows[1].abstained
     first = asdict(rows[0])
@@ -68,5 +77,24 @@ def test_a_restored_coordinator_shows_the_same_rows(tmp_path: Path) -> None:
 
 
 def test_a_rank_that_says_nothing_of_advantages_leaves_them_out() -> None:
-    assert advantage_numbers(None) == []
-    assert advantage_numbers(pb.Array()) == []
+    assert numbers_by_sample(None) == []
+    assert numbers_by_sample(pb.Array()) == []
+
+
+def test_a_row_has_every_reward_by_its_name(tmp_path: Path) -> None:
+    """And what each gave beside its number, under its own name where there are several."""
+    rewards = [{"name": name, "weight": 2, "function": {"file": f"{name}.py"}} for name in ("correct", "short")]
+    content = yaml.safe_load(changed("grpo", {"spec.models.rewards": rewards}, ["spec.models.reward"]))
+    job = parse(yaml.safe_dump(content))
+    sample = Sample(0, (0, 0))
+    for name, value in (("reward", 3.0), ("reward/correct", 1.0), ("reward/short", 0.5)):
+        sample.fields[name] = struct.pack("<f", value)
+    for name, value in (("correct", 0.25), ("short", 0.75)):
+        sample.reward_metrics[f"reward/{name}"] = {"length": value}
+    assert rewards_by_name(sample, graph_of(job.spec)) == {
+        "reward": 3.0,
+        "correct": 1.0,
+        "short": 0.5,
+        "correct/length": 0.25,
+        "short/length": 0.75,
+    }

@@ -333,7 +333,7 @@ def test_a_batch_that_no_round_could_fill_fails_the_job_only_where_that_is_wante
     for item in finished:
         assert item.failure is not None
         assert (item.failure.reason, item.failure.field) == ("BatchNotFull", "spec.algorithm.ppo.refillRounds")
-        assert "after 1 round 4 of 4 prompt groups of iteration 1" in item.failure.message
+        assert "after 1 round 4 of 4 prompt groups of iteration 0" in item.failure.message
 
 
 def test_serial_scoring_waits_for_the_whole_batch(tmp_path: Path) -> None:

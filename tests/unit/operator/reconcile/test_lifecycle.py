@@ -40,7 +40,7 @@ def test_a_running_job_shows_its_progress() -> None:
         "type": "Running",
         "status": "True",
         "reason": "Running",
-        "message": "iteration 4 of 100: generating",
+        "message": "iteration 3 (3 of 100 are trained): generating",
         "lastTransitionTime": "",
         "observedGeneration": 1,
     }
@@ -111,6 +111,19 @@ def test_a_tracker_that_was_given_up_is_told_once_and_shown() -> None:
     cluster.read(iteration=1)  # a coordinator that began anew has its trackers again
     cluster.settle()
     assert "trackerLost" not in cluster.job["status"]["progress"]
+
+
+def test_warnings_of_the_start_are_told_once_and_shown() -> None:
+    cluster = SimulatedCluster().begin()
+    warnings = ("/data/p.jsonl line 3 holds <|im_start|>: set chatTemplate to false", "another")
+    for _ in range(3):
+        cluster.later(11)
+        cluster.read(iteration=0, warnings=warnings)
+        cluster.settle()
+    assert cluster.job["status"]["progress"]["warning"] == ". ".join(warnings)
+    message = cluster.condition("Running")["message"]
+    assert all(f"warning: {warning}" in message for warning in warnings)
+    assert cluster.events.count("StartWarning") == 1
 
 
 def test_drafting_is_shown_with_numbers_and_told_once_when_it_is_switched() -> None:

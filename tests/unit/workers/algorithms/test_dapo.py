@@ -37,6 +37,7 @@ def test_advantages_are_those_of_a_group_by_shaped_rewards(tmp_path: Path, absta
     for group in range(2):
         rows = [row for row in range(4 * group, 4 * group + 4) if row not in abstained]
         shaped = [float(batch.rewards[row]) - 3 * min(1, int(batch.response_lengths[row]) / longest) for row in rows]
+        assert algorithm.shaped_rewards(prepared)[rows].tolist() == pytest.approx(shaped), "what tables show"
         for row, reward in zip(rows, shaped, strict=True):
             alone = len(rows) < 2
             wanted = 0.0 if alone else (reward - statistics.fmean(shaped)) / (statistics.stdev(shaped) + 1e-6)

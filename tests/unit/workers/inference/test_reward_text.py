@@ -1,6 +1,7 @@
-"""A reward model with another tokenizer reads the conversation by its own template, to its own end of sequence."""
+"""A reward model with another tokenizer, template or end reads the conversation in its own words, to its own end."""
 
 import json
+import logging
 from pathlib import Path
 
 import numpy as np
@@ -8,11 +9,13 @@ import pytest
 import torch
 from tests.support.models import build_tokenizer, write_policy, write_reward_model
 from tests.support.training_ranks import CPU, make_job
+from tokenizers import processors
 from transformers import AutoModelForSequenceClassification
 
 from rlhf_api.algorithms import ModelRole
-from rlhf_api.algorithms.graph import SCORE_REWARD
+from rlhf_api.algorithms.graph import SCORE_REFERENCE, SCORE_REWARD
 from rlhf_api.job import RLHFJob
+from rlhf_api.job.model_source import ModelSource
 from rlhf_api.samples import SampleKey, ScoringSample
 from rlhf_workers.failures import WorkError
 from rlhf_workers.inference.rewards.model import RewardModelScorer
@@ -106,6 +109,73 @@ def test_the_policys_tokenizer_reads_the_very_tokens(tmp_path: Path) -> None:
     job = job_of(tmp_path, CLOSED, chat=True, same=True)
     (score,) = scorer_of(job).score([sample("*add*1+1=*")])
     np.testing.assert_allclose(score, expected(job, [3, 4, 3, 4]), atol=1e-4)
+
+
+@pytest.mark.parametrize("source", ["actor", "file"])
+def test_a_reward_model_of_the_same_vocabulary_reads_by_its_own_template(
+    tmp_path: Path, source: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    job = job_of(tmp_path, CLOSED, chat=True, same=True)
+    policy = build_tokenizer()
+    if source == "actor":
+        policy.chat_template = OPEN
+    else:
+        (tmp_path / "template.jinja").write_text(OPEN)
+        update = {"chat_template_file": str(tmp_path / "template.jinja")}
+        prompts = job.spec.prompts.model_copy(update=update)
+        job = job.model_copy(update={"spec": job.spec.model_copy(update={"prompts": prompts})})
+    policy.save_pretrained(tmp_path / "actor")
+    (score,) = scorer_of(job).score([sample("*add*1+1=*")])
+    text = "system: add!user: 1+1=!assistant: 2 yes!"
+    np.testing.assert_allclose(score, expected(job, build_tokenizer()(text)["input_ids"]), atol=1e-4)
+    assert "by its own tokenizer and chat template: its chat template is not the actor's" in caplog.text
+
+    policy.chat_template = CLOSED
+    policy.save_pretrained(tmp_path / "actor")
+    (tmp_path / "template.jinja").write_text(CLOSED)
+    (score,) = scorer_of(job).score([sample("*add*1+1=*")])
+    np.testing.assert_allclose(score, expected(job, [3, 4, 3, 4]), atol=1e-4)
+    assert "reads prompts and responses as the actor's tokens" in caplog.text
+
+
+@pytest.mark.parametrize("chat", [True, False])
+def test_a_reward_model_with_another_end_of_sequence_reads_by_its_own(tmp_path: Path, chat: bool) -> None:
+    job = job_of(tmp_path, OPEN, chat=chat, same=True)
+    policy, own = build_tokenizer(), build_tokenizer()
+    own.chat_template = policy.chat_template = OPEN
+    own.eos_token = "!"
+    policy.save_pretrained(tmp_path / "actor")
+    own.save_pretrained(tmp_path / "reward")
+    (score,) = scorer_of(job).score([sample("1+1=")])
+    text = "system: add" + "user: 1+1=assistant: 2 yes" if chat else "1+1=2 yes"
+    wanted = [*own(text, add_special_tokens=False)["input_ids"], own.convert_tokens_to_ids("!")]
+    np.testing.assert_allclose(score, expected(job, wanted), atol=1e-4)
+
+
+def test_a_tokenizer_that_encodes_otherwise_reads_by_its_own(tmp_path: Path) -> None:
+    """The same tokens by the same numbers, but one that begins each text with a token of its own."""
+    job = job_of(tmp_path, None, chat=False, same=True)
+    own = build_tokenizer()
+    begin = processors.TemplateProcessing(single="! $A", special_tokens=[("!", own.convert_tokens_to_ids("!"))])
+    own.backend_tokenizer.post_processor = begin
+    own.save_pretrained(tmp_path / "reward")
+    (score,) = scorer_of(job).score([sample("1+1=")])
+    wanted = [own.convert_tokens_to_ids("!"), *build_tokenizer()("1+1=2 yes")["input_ids"], own.eos_token_id]
+    np.testing.assert_allclose(score, expected(job, wanted), atol=1e-4)
+
+
+def test_a_reference_of_another_tokenizer_is_refused_by_the_worker_that_loads_it(tmp_path: Path) -> None:
+    """As a hub id, which the coordinator may not have."""
+    actor, reference = write_policy(tmp_path / "actor"), write_policy(tmp_path / "reference")
+    tokenizer = build_tokenizer()
+    tokenizer.add_tokens(["yes"])
+    tokenizer.save_pretrained(actor)
+    job = make_job(actor)
+    models = job.spec.models.model_copy(update={"reference": ModelSource(path=str(reference))})
+    spec = job.spec.model_copy(update={"models": models})
+    with pytest.raises(WorkError, match=r"spec.models.reference.path: .*'yes', and its tokenizer does not have it"):
+        load_scorer(SCORE_REFERENCE, spec, CPU)
 
 
 def test_a_reward_model_that_knows_no_template_is_refused_for_messages(tmp_path: Path) -> None:

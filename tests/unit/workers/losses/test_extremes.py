@@ -1,13 +1,17 @@
 """Losses at log-ratios no healthy run has: values and slopes stay finite and right; ordinary ones keep their bits."""
 
 import math
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 
-from rlhf_workers.losses.kl import k3
+from rlhf_api.algorithms.mismatch import MismatchCorrection
+from rlhf_workers.algorithms.objectives import PolicyObjective
+from rlhf_workers.losses.kl import k3, measured_k3
 from rlhf_workers.losses.log_probabilities import selected_log_probabilities
+from rlhf_workers.losses.mismatch import mismatch_metrics
 from rlhf_workers.losses.ppo import policy_loss, value_loss
 
 EXTREMES = [0.0, 19.0, -19.0, 20.5, -20.5, 89.0, -89.0, 1e4, -1e4, math.inf, -math.inf]
@@ -53,6 +57,32 @@ def test_dual_clip_bounds_what_a_negative_advantage_can_do() -> None:
     assert got.loss.tolist() == pytest.approx([2.0, 3.0, -1.2])
     assert slope.tolist() == pytest.approx([2.0, 0.0, 0.0])
     assert got.clipped.tolist() == [False, True, True]
+
+
+@pytest.mark.parametrize("difference", [0.0, 1e-6, 3.0, 4.0, -20.0, 20.5, 89.0, 700.0])
+def test_the_measured_divergence_has_no_bound(difference: float) -> None:
+    """`difference` is r - x; metrics show the mean of exp(r - x) - 1 - (r - x) as it is, in float64."""
+    got = measured_k3(torch.zeros(1), torch.tensor([difference]))
+    exact = float(torch.tensor([difference]))
+    assert got.item() == pytest.approx(math.expm1(exact) - exact, rel=1e-12, abs=1e-18)
+
+
+@pytest.mark.parametrize("difference", [3.0, 60.0])
+def test_metrics_of_a_policy_show_how_far_it_moved_without_a_bound(difference: float) -> None:
+    objective = PolicyObjective("actor", lambda *_: None, 1.0, torch.device("cpu"))  # type: ignore[arg-type, return-value]
+    objective.first_pass = True
+    moved = SimpleNamespace(old=torch.zeros(2), stale=None)
+    for sign in (1.0, -1.0):
+        objective._observe({}, torch.tensor([sign * difference, 0.0]), moved, torch.zeros(2))  # type: ignore[arg-type]
+    metrics = objective.metrics()
+    exact = (math.expm1(difference) - difference + math.expm1(-difference) + difference) / 4
+    assert metrics["actor/approximate_kl"] == pytest.approx(exact)
+    assert metrics["actor/mismatch_kl"] == pytest.approx(exact)
+    assert metrics["actor/ratio_max"] == pytest.approx(math.exp(difference))
+    of_batch = mismatch_metrics(
+        torch.tensor([difference, 0.0]), torch.tensor([0.0, 0.0]), torch.tensor([0, 1]), 2, MismatchCorrection()
+    )
+    assert of_batch["mismatch_kl"] == pytest.approx((math.expm1(difference) - difference) / 2)
 
 
 @pytest.mark.parametrize("difference", EXTREMES)

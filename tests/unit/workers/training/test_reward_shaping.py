@@ -1,5 +1,6 @@
 """Rewards are shaped by closed forms of the batch; what abstained is in none of them, and the defaults do nothing."""
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -105,3 +106,24 @@ def test_what_was_given_is_kept_beside_what_it_became() -> None:
     batch = shaped(batch_of(), RewardShaping(scale=3.0), None, LONGEST)[0]
     assert batch.given_rewards.tolist() == list(REWARDS)
     assert batch_of().given_rewards.tolist() == list(REWARDS)
+
+
+@given(st.tuples(*[REWARD] * 4), st.lists(st.booleans(), min_size=4, max_size=4))
+def test_a_filtered_response_is_shaped_as_one_that_abstained(rewards: tuple[float, ...], valid: list[bool]) -> None:
+    shaping = {"normalize": "Batch", "minimum": -50.0, "overlong_buffer": 4}
+    filtered, metrics = shaped(
+        batch_of(rewards, tuple(valid)), RewardShaping.model_validate(shaping | {"truncated": "Filter"}), None, LONGEST
+    )
+    there = tuple(one and finished for one, finished in zip(valid, FINISHED, strict=True))
+    abstained, expected = shaped(batch_of(rewards, there), RewardShaping.model_validate(shaping), None, LONGEST)
+    assert filtered.rewards.tolist() == abstained.rewards.tolist()
+    assert filtered.valid.tolist() == abstained.valid.tolist()
+    assert metrics == expected | {"shaping/filtered": float(valid[2])}
+
+
+def test_a_filtered_response_is_in_no_normalised_sum() -> None:
+    parts = {"a": torch.tensor([1.0, 2.0, 1000.0, 3.0])}
+    combination, batch = Combination((("a", 1.0),), Combine.NORMALIZED_SUM), batch_of()
+    shaping = RewardShaping(combine="NormalizedSum", truncated="Filter")
+    result = shaped(replace(batch, parts=parts), shaping, combination, LONGEST)[0].rewards
+    assert result.tolist() == pytest.approx([-(1.5**0.5), 0.0, 0.0, 1.5**0.5])

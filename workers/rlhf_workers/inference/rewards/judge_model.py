@@ -6,6 +6,7 @@ template where it has one. Rule: each question is a pass of its own, so its answ
 asked. Must never return a number for a judge that gives the answers no probability.
 """
 
+import logging
 from collections.abc import Sequence
 from itertools import combinations
 from typing import Any, Final
@@ -33,6 +34,8 @@ from rlhf_workers.inference.rewards.judge_answers import (
 )
 from rlhf_workers.precision import compute_dtype
 
+log = logging.getLogger(__name__)
+
 POSITIONS: Final = 1 << 30
 """That a model takes whose configuration names none."""
 
@@ -47,7 +50,10 @@ def load(
     dtype, attention = compute_dtype(spec), scoring_attention(spec)
     model = models.load_causal_lm(judge.model.path, field=path, dtype=dtype, device=home, attention=attention)
     kind = JudgeModelComparer if judge.method == "Pairwise" else JudgeModelScorer
-    return kind(judge, model, models.load_tokenizer(judge.model.path, path), device, path)
+    tokenizer = models.load_tokenizer(judge.model.path, path)
+    how = "by its own chat template" if tokenizer.chat_template else "as plain text, as it has no chat template"
+    log.info("%s: %s reads questions %s", path, judge.model.path, how)
+    return kind(judge, model, tokenizer, device, path)
 
 
 class _JudgeModel:

@@ -1,10 +1,11 @@
 """Rewards by a sequence classification model with one output, read at the response's last token.
 
-The reward model may have a tokenizer of its own: then it reads the conversation as `reward_text` renders it; with the
-policy's tokenizer it is given the very tokens that were sampled. Rule: as in `model_scorer`, alone and padded in a
-deterministic job.
+A reward model whose tokenizer, end-of-sequence token or chat template is not the policy's reads the conversation as
+`model_text` renders it; any other is given the very tokens that were sampled. The log says which it is. Rule: as in
+`model_scorer`, alone and padded in a deterministic job.
 """
 
+import logging
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -18,8 +19,10 @@ from rlhf_api.samples import FloatArray, ScoringSample
 from rlhf_workers import models
 from rlhf_workers.device_copies import to_device
 from rlhf_workers.inference.model_scorer import check_ids, finite_each, padded_ids, scoring_attention
-from rlhf_workers.inference.rewards.model_text import OwnTokenizer, differs
+from rlhf_workers.inference.rewards.model_text import OwnTokenizer, difference
 from rlhf_workers.precision import compute_dtype
+
+log = logging.getLogger(__name__)
 
 
 def load_reward(given: GivenReward, spec: RLHFJobSpec, device: torch.device, home: torch.device) -> "RewardModelScorer":
@@ -30,7 +33,14 @@ def load_reward(given: GivenReward, spec: RLHFJobSpec, device: torch.device, hom
     model = models.load_sequence_classifier(path, field=field, dtype=dtype, device=home, attention=attention)
     policy = models.load_tokenizer(spec.models.actor.path, "spec.models.actor.path")
     tokenizer = models.load_tokenizer(path, field)
-    own = OwnTokenizer(tokenizer, spec.prompts, field) if differs(tokenizer, policy) else None
+    differs = difference(tokenizer, policy, spec.prompts)
+    own = OwnTokenizer(tokenizer, spec.prompts, field) if differs else None
+    whose = (
+        f"by its own tokenizer and chat template: its {differs} is not the actor's"
+        if differs
+        else "as the actor's tokens"
+    )
+    log.info("%s: %s reads prompts and responses %s", field, path, whose)
     return RewardModelScorer(model, own, device)
 
 

@@ -1,4 +1,4 @@
-"""What a reward model with a tokenizer of its own reads: the conversation in its own words, to its own end.
+"""What a reward model reads by its own tokenizer and chat template: the conversation in its own words, to its own end.
 
 A prompt of messages is rendered by the reward model's chat template with the response as the assistant's message, as
 its makers rendered what it was trained on; the policy's template never reaches it. A prompt of plain text stays plain
@@ -6,6 +6,7 @@ text: prompt and response as they are, and the reward model's end-of-sequence to
 """
 
 import json
+from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
@@ -27,7 +28,7 @@ class OwnTokenizer:
         self._tokenizer, self._prompts, self._field = tokenizer, prompts, field
         if prompts.chat_template and not tokenizer.chat_template:
             message = (
-                f"{field}: its tokenizer is another one than the actor's and has no chat template, but "
+                f"{field}: its tokenizer reads otherwise than the actor's and has no chat template, but "
                 "spec.prompts.chatTemplate is true; add the template it was trained with to its folder"
             )
             raise WorkError("ModelUnsupported", message, field=field, exit_code=ExitCode.BAD_MODEL)
@@ -72,6 +73,29 @@ def _closes(tokenizer: Any) -> bool:
         return True
 
 
-def differs(reward: Any, policy: Any) -> bool:
-    """Whether `reward` maps texts to other ids than `policy` does."""
-    return bool(reward.get_vocab() != policy.get_vocab())
+def difference(reward: Any, policy: Any, prompts: Prompts) -> str:
+    """Return what a reward model's tokenizer reads otherwise than the policy's; empty: it reads the same."""
+    if reward.get_vocab() != policy.get_vocab() or _encoding(reward) != _encoding(policy):
+        return "tokenizer"
+    if reward.eos_token_id != policy.eos_token_id:
+        return "end-of-sequence token"
+    own, given = reward.chat_template, _policy_template(policy, prompts)
+    return "chat template" if prompts.chat_template and own and given and own != given else ""
+
+
+def _encoding(tokenizer: Any) -> Any:
+    """Return how a tokenizer turns texts into tokens, as far as its vocabulary does not say."""
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    parts = {} if backend is None else json.loads(backend.to_str())
+    return [parts.get(name) for name in ("model", "normalizer", "pre_tokenizer", "post_processor")]
+
+
+def _policy_template(policy: Any, prompts: Prompts) -> Any:
+    """Return the template by which the job renders prompts. A file that is not on this machine is none that a reward
+    model could have."""
+    if prompts.chat_template_file is None:
+        return policy.chat_template
+    try:
+        return Path(prompts.chat_template_file).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError):
+        return prompts.chat_template_file

@@ -59,6 +59,10 @@ class TrainingBackend(Protocol):
         """Advantage of each sample of the last iteration, mean over its tokens, NaN without any; empty: it has none."""
 
     @property
+    def sample_rewards(self) -> list[float]:
+        """Reward of each sample of the last iteration after all shaping, NaN where it is not trained on."""
+
+    @property
     def bubble_seconds(self) -> float:
         """Seconds of the last iteration's mini-batches in which this rank computed nothing."""
 

@@ -94,6 +94,10 @@ class TorchBackend:
         return self.trainer.sample_advantages
 
     @property
+    def sample_rewards(self) -> list[float]:
+        return self.trainer.sample_rewards
+
+    @property
     def critics_behind(self) -> bool:
         return self.trainer.critics_behind
 

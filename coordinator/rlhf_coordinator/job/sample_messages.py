@@ -1,0 +1,66 @@
+"""What a message about a sample must say before a ledger takes it: one check for the batch and for evaluations.
+
+Rule: pure. Raises ValueError for a message that makes no sense, which ends the session of its sender. What only a
+ledger knows (its leases, the weight versions of its samples) is checked by the ledger's owner.
+"""
+
+from collections.abc import Iterable
+
+import numpy as np
+
+from rlhf_api import control_pb2 as pb
+from rlhf_api import reward_metrics
+from rlhf_api.algorithms import Task
+from rlhf_api.samples import FINISH_REASONS
+from rlhf_coordinator.state.sample import PackedResponse
+from rlhf_coordinator.storage.sample_codec import response_of, unpacked
+
+
+def progress_of(message: pb.SampleProgress, limit: int) -> PackedResponse:
+    """Return the new tokens of an unfinished response of at most `limit` tokens. Raises ValueError."""
+    more = response_of(message.tokens, message.log_probabilities, message.versions)
+    if not 0 <= message.offset <= limit - len(more):
+        raise ValueError(f"sample {message.key.sample} has {len(more)} tokens at {message.offset}, allowed are {limit}")
+    return more
+
+
+def finished_response(message: pb.FinishedSample, limit: int) -> PackedResponse:
+    """Return the whole response, of at most `limit` tokens. Raises ValueError, also for an unknown finish reason."""
+    response = response_of(message.tokens, message.log_probabilities, message.versions)
+    if not 0 < len(response) <= limit:
+        count = f"{len(response)} tokens, allowed are 1 to {limit}"
+        raise ValueError(f"sample {message.key.sample} finished with {count}")
+    if message.finish_reason not in FINISH_REASONS[1:]:
+        reason = message.finish_reason[:20]
+        raise ValueError(f"sample {message.key.sample} finished by {reason!r}, not by stop or length")
+    return response
+
+
+def task_named(tasks: Iterable[Task], name: str) -> Task:
+    """Return the scoring task of this name. Raises ValueError when the job has none."""
+    known = {task.name: task for task in tasks}
+    if name not in known:
+        raise ValueError(f"a score of task {name[:40]!r}; this job has {', '.join(known)}")
+    return known[name]
+
+
+def score_problem(message: pb.ScoredSample, task: Task, response_tokens: int) -> pb.Failure | None:
+    """Return the reported failure, or what is wrong with the result; None for a good one."""
+    if message.HasField("failure"):
+        return message.failure
+    if problem := reward_metrics.problem(message.metrics):
+        return pb.Failure(reason="BadResult", message=problem)
+    if message.abstained:
+        if task.rewards:
+            return None
+        return pb.Failure(reason="BadResult", message=f"task {message.task} abstained; only a reward may")
+    try:
+        values = np.frombuffer(unpacked(message.result, "float32"), dtype="<f4")
+    except ValueError as error:
+        return pb.Failure(reason="BadResult", message=str(error))
+    expected = task.produces[0].numbers(response_tokens)
+    if len(values) != expected:
+        return pb.Failure(reason="BadResult", message=f"{len(values)} numbers for {expected}")
+    if not np.isfinite(values).all():
+        return pb.Failure(reason="BadResult", message="the result holds numbers that are not finite")
+    return None

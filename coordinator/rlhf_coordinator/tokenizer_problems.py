@@ -1,0 +1,70 @@
+"""Whether reference and critics, which are given the policy's tokens, mean the same by them, and read its rendering.
+
+Rule: looks into folders and caches on this disk alone, and downloads nothing; the workers that load a model ask the
+same of it. No torch is needed.
+"""
+
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, Final
+
+from rlhf_api.algorithms import ModelKind, ModelRole, graph_of
+from rlhf_api.job import RLHFJobSpec
+from rlhf_api.vocabularies import MISMATCH, REMEDY, tokenizer_problem
+from rlhf_api.weight_files import FolderError
+from rlhf_coordinator.model_folders import local_folder
+
+TEMPLATE_FILE: Final = "chat_template.jinja"
+
+
+def tokenizer_problems(spec: RLHFJobSpec) -> Iterator[tuple[str, str, FolderError]]:
+    """Yield (field, path, what differs) for each model whose tokenizer gives a token of the policy another id."""
+    for field, path, folder, actor in _readers(spec):
+        try:
+            if problem := tokenizer_problem(folder, actor, _vocabulary):
+                yield field, path, FolderError(MISMATCH, problem)
+        except FolderError as error:
+            yield field, path, error
+
+
+def template_warnings(spec: RLHFJobSpec) -> Iterator[tuple[str, str]]:
+    """Yield (field, sentence) for each model that reads conversations rendered by another chat template than its
+    own."""
+    for field, path, folder, actor in _readers(spec) if spec.prompts.chat_template else ():
+        own = _template(folder)
+        if own and own != _template(actor):
+            yield field, f"{field}: {path} has another chat template than the actor, and reads the actor's rendering"
+
+
+def _readers(spec: RLHFJobSpec) -> Iterator[tuple[str, str, Path, Path]]:
+    """Yield (field, path, folder, the actor's folder) of models with a folder of their own that are given the policy's
+    tokens."""
+    actor, used = local_folder(spec.models.actor.path), graph_of(spec).roles
+    for role in ModelRole:
+        source = None if role.kind is ModelKind.REWARD or role is ModelRole.ACTOR else spec.models.given(role)
+        folder = None if source is None or role not in used else local_folder(source.path)
+        if source is not None and folder is not None and actor is not None:
+            yield spec.models.path_field(role), source.path, folder, actor
+
+
+def _vocabulary(folder: Path) -> Mapping[str, int]:
+    """Return token -> id, as transformers reads a folder's tokenizer. Raises FolderError."""
+    from transformers import AutoTokenizer
+
+    try:
+        tokenizer: Any = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+        vocabulary: dict[str, int] = tokenizer.get_vocab()
+    except Exception as error:  # every tokenizer format fails in its own way
+        raise FolderError("ModelCorrupt", f"its tokenizer cannot be loaded: {error}; {REMEDY}") from error
+    return vocabulary
+
+
+def _template(folder: Path) -> Any:
+    """Return the chat template of a folder; None where it has none."""
+    try:
+        if (folder / TEMPLATE_FILE).is_file():
+            return (folder / TEMPLATE_FILE).read_text(encoding="utf-8")
+        return json.loads((folder / "tokenizer_config.json").read_text(encoding="utf-8")).get("chat_template")
+    except (OSError, ValueError, AttributeError):
+        return None

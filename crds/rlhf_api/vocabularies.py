@@ -1,0 +1,55 @@
+"""Whether a model that reads the policy's token ids means the same by them, as the tokenizer files of both say.
+
+Rule: a token is the same only where it has the same id; the sizes of vocabularies say nothing. A folder without a
+tokenizer says nothing either, and is taken.
+"""
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Final
+
+VOCABULARY_FILES: Final = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt")
+"""A folder without any of them has no tokenizer."""
+OTHER_FILES: Final = ("merges.txt", "added_tokens.json", "special_tokens_map.json", "tokenizer_config.json")
+"""Files beside them from which a tokenizer takes tokens or their texts."""
+MISMATCH: Final = "TokenizerMismatch"
+"""Reason of the failure of a model that means something else."""
+REMEDY: Final = (
+    "give a model of the actor's tokenizer, or, if its tokens are the actor's all the same, remove the tokenizer files "
+    "from its folder"
+)
+
+
+def tokenizer_problem(folder: Path, actor: Path, read: Callable[[Path], Mapping[str, int]]) -> str:
+    """Return what a model in `folder` means by a token otherwise than the policy in `actor`; empty: nothing. `read`
+    returns token -> id of a folder's tokenizer. A token that only the model has is no problem."""
+    if not (_has_tokenizer(actor) and _has_tokenizer(folder)):
+        return ""
+    if actor.samefile(folder) or _files(actor) == _files(folder):
+        return ""
+    problem = difference(read(folder), read(actor), exact=False)
+    whose = f"its tokenizer is another one than that of spec.models.actor.path ({actor})"
+    return f"{whose}: {problem}; {REMEDY}" if problem else ""
+
+
+def difference(theirs: Mapping[str, int], policy: Mapping[str, int], *, exact: bool = True) -> str:
+    """Return the first token, by id, that another model's vocabulary has otherwise than the policy's; empty: none.
+
+    `exact`: whether a token that the policy lacks is a difference, too.
+    """
+    for token, number in sorted(policy.items(), key=lambda item: (item[1], item[0])):
+        if theirs.get(token) != number:
+            said = "does not have it" if token not in theirs else f"gives it the number {theirs[token]}"
+            return f"the policy's token {number} is {token!r}, and its tokenizer {said}"
+    extra = min((token for token in theirs if token not in policy), key=lambda token: theirs[token], default=None)
+    return f"its tokenizer has the token {extra!r}, which the policy's has not" if exact and extra is not None else ""
+
+
+def _has_tokenizer(folder: Path) -> bool:
+    return any((folder / name).is_file() for name in VOCABULARY_FILES)
+
+
+def _files(folder: Path) -> dict[str, bytes]:
+    """Return name -> content of the files that a vocabulary is read from."""
+    present = [name for name in (*VOCABULARY_FILES, *OTHER_FILES) if (folder / name).is_file()]
+    return {name: (folder / name).read_bytes() for name in present}
