@@ -133,13 +133,14 @@ def read_evaluation_prompts(context: JobContext, journal: Journal, prompts: Prom
     spec, settings = context.spec, context.spec.evaluation
     if settings is None:
         return ()
-    if settings.prompts is None:
+    held_out = settings.held_out(spec.prompts)
+    if held_out is None:
         return prompts.first(settings.prompt_count)
-    digest = prompts_digest(spec, settings.prompts)
+    digest = prompts_digest(spec, held_out)
     own = tokenized_before(journal, digest)
     if own is None:
         tokenizer = load_tokenizer(spec.models.actor.path, spec.rank_group)
-        own = read_prompts(settings.prompts, tokenizer, spec.rollout.max_prompt_tokens)
+        own = read_prompts(held_out, tokenizer, spec.rollout.max_prompt_tokens)
         keep_tokenized(journal, digest, own)
     return own[: settings.prompt_count]
 

@@ -26,9 +26,8 @@ class PromptSource(ApiModel):
     """Key or column of the prompt in this source, which objects then have under prompts.promptKey. Unset: that."""
 
 
-class Prompts(ApiModel):
-    """Files of prompts: JSONL, parquet or Arrow. Every line or row is an object, which the reward receives as `record`;
-    for algorithms that generate nothing it holds the responses, too."""
+class PromptFiles(ApiModel):
+    """Which files prompts are read from."""
 
     exactly_one: ClassVar = ("path", "sources")
 
@@ -37,6 +36,15 @@ class Prompts(ApiModel):
     columns; any other file is JSONL. A folder is a saved data set of the library datasets, or tables."""
     sources: Annotated[list[PromptSource], Field(min_length=1, max_length=16)] | None = None
     """Several files that are mixed by their weights, in place of path."""
+
+
+class Prompts(PromptFiles):
+    """Files of prompts: JSONL, parquet or Arrow. Every line or row is an object, which the reward receives as `record`;
+    for algorithms that generate nothing it holds the responses, too."""
+
+    field: ClassVar = "spec.prompts"
+    """Path of the block in the manifest, which errors name."""
+
     prompt_key: Name = "prompt"
     """Key or column of the prompt: a string, or with chatTemplate a list of chat messages, too."""
     columns: list[Name] = Field(default_factory=list, max_length=64)
