@@ -5,12 +5,11 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import Field
 
 from rlhf_api.api_model import ApiModel, Location
+from rlhf_api.chats import Message, messages_of
 from rlhf_api.job.environment import Environment
 
 Name = Annotated[str, Field(min_length=1, max_length=253)]
 """Of a key of objects, or a column."""
-Message = dict[str, Any]
-"""Of a chat: role and content, and whatever else templates read."""
 
 
 class PromptSource(ApiModel):
@@ -73,9 +72,11 @@ class Prompts(PromptFiles):
             for source in self.sources or ()
         ]
 
-    def conversation(self, prompt: str | list[Message]) -> list[Message]:
-        """Return the messages of a prompt that a chat template renders."""
-        messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else list(prompt)
+    def conversation(self, prompt: object) -> list[Message]:
+        """Return the messages of a record's prompt that a chat template renders. Raises ChatError."""
+        messages = (
+            [{"role": "user", "content": prompt}] if isinstance(prompt, str) else messages_of(prompt, self.prompt_key)
+        )
         if self.system_message is None or (messages and messages[0]["role"] == "system"):
             return messages
         return [{"role": "system", "content": self.system_message}, *messages]
