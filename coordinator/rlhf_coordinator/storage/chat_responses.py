@@ -87,8 +87,8 @@ class ResponseWriter:
 
     def __init__(self, template: ChatTemplate, warnings: PromptWarnings) -> None:
         self._template, self._warnings = template, warnings
-        self._usual: tuple[str, str] | None = None
-        """What the template wrote between prompt and text, and behind it, the last time that this was all."""
+        self._usual = PROBE, ""
+        """What the template wrote between prompt and text, and behind it, the last time; at first what never occurs."""
         self._begins_unasked: bool | None = None
         """Whether the template begins an answer though none is asked for; None: not tried yet."""
 
@@ -97,13 +97,14 @@ class ResponseWriter:
         text = "".join(message["content"] for message in said)
         whole = self._render(prompt, said)
         simple = len(said) == 1 and said[0].keys() <= {"role", "content"} and not _TAG.match(text)
-        if simple and self._usual and whole == prompt.text + self._usual[0] + text + self._usual[1]:
-            return ResponseText(text, self._usual[0] + text + self._usual[1])
-        parts = self._parts(prompt, key, said, whole)
+        before, after = self._usual
+        if simple and whole == prompt.text + before + text + after:
+            parts = _Response(prompt.text + before, text, after)
+        else:
+            parts = self._parts(prompt, key, said, whole)
+            if simple and whole == parts.before + text + parts.rest and parts.before.startswith(prompt.text):
+                self._usual = parts.before[len(prompt.text) :], parts.rest
         written = self._behind(prompt, key, parts, structured=_first_text(said) != "content")
-        opened, _, closed = written.partition(parts.first)
-        if simple and not opened.strip() and whole == prompt.text + written:
-            self._usual = opened, closed
         return ResponseText(text or written, written)
 
     def _render(self, prompt: ChatPrompt, said: Sequence[Message]) -> str:
@@ -117,6 +118,8 @@ class ResponseWriter:
         if not all(leaf in shown or _quoted(leaf) in shown for leaf in called):
             raise _refused(prompt.place, key, shown)
         texts, tried = _stand_ins(said)
+        if not texts and not whole.startswith(prompt.text):
+            raise _refused(prompt.place, key, shown)
         if not texts:
             return _Response(prompt.text, "", self._end(prompt, shown))
         skeleton = _split(self._render(prompt, tried), list(texts))
@@ -170,7 +173,7 @@ class ResponseWriter:
                 "closed before every answer; remove it from the line, or correct prompts.chatTemplateArguments or "
                 "prompts.chatTemplateFile"
             )
-        opened = _OPEN.search(prompt.text)
+        opened = _OPEN.search(prompt.text[-_SHOWN:])
         if opened is not None and f"</{opened[1]}>" not in text:
             what = f"has a response under {key!r} without </{opened[1]}>, while the prompt ends in <{opened[1]}>"
             self._warnings.add(place, what, "write the reasoning and its end, or give another prompts.chatTemplateFile")

@@ -276,6 +276,15 @@ def test_space_that_the_template_would_trim_stays_and_is_warned_of(tmp_path: Pat
     assert any("has space at the ends of a text under 'response'" in text for text in prompt.warnings)
 
 
+def test_a_response_that_only_calls_a_tool_is_trained_as_the_template_writes_it(tmp_path: Path) -> None:
+    said = [{"role": "assistant", "content": None, "tool_calls": [CALL]}]
+    learned = trained(tmp_path, "qwen3", ASKED, said)
+    assert learned.count("add") == 1
+    assert learned.strip().endswith("</tool_call><|im_end|>")
+    with pytest.raises(JobError, match="has tool_calls in a message, which the chat template does not read"):
+        trained(tmp_path, "zephyr", ASKED, said)
+
+
 def test_a_response_of_others_is_refused(tmp_path: Path) -> None:
     other = [{"role": "user", "content": "4"}]
     own = {"role": "assistant", "content": "4"}

@@ -10,6 +10,7 @@ from typing import Any, Final
 
 import numpy as np
 
+from rlhf_api.chats import tools_of
 from rlhf_api.job import RLHFJobSpec
 from rlhf_api.job.rollout import Prompts
 from rlhf_api.names import ExitCode
@@ -50,10 +51,11 @@ class OwnTokenizer:
         return self._ended(ids) if ids else ids
 
     def _chat(self, sample: ScoringSample, prompts: Prompts) -> list[int]:
-        messages = prompts.conversation(json.loads(sample.record)[prompts.prompt_key])
+        record = json.loads(sample.record)
+        messages, tools = prompts.conversation(record[prompts.prompt_key]), tools_of(record)
         messages.append({"role": "assistant", "content": sample.response_text})
         try:
-            text = str(self._tokenizer.apply_chat_template(messages, tokenize=False))
+            text = str(self._tokenizer.apply_chat_template(messages, tools=tools or None, tokenize=False))
         except Exception as error:  # templates are user data and raise anything
             raise self._invalid(sample, f"is refused by the chat template of {self._field}: {error}") from error
         ids: list[int] = list(self._tokenizer(text, add_special_tokens=False)["input_ids"])
