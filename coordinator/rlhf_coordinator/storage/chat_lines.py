@@ -20,6 +20,8 @@ from rlhf_coordinator.storage.prompt_warnings import PromptWarnings
 
 OF_TURN: Final = ("tool_calls", "reasoning_content", "reasoning", "thinking")
 """Keys of a message that are part of what it says."""
+_OF_SYSTEM: Final = ("system", "developer")
+"""Roles of who sets the policy up and asks it nothing."""
 _REASONING: Final = ("reasoning_content", "reasoning", "thinking")
 """Of them, names of the same thing: transformers gives templates what a message has under any of them."""
 
@@ -46,7 +48,7 @@ class ChatLines:
         text = self._template.render(place, messages, add_generation_prompt=True, tools=tools)
         if tools:
             self._check_tools(place, messages, text)
-        self._check_written(place, key, messages, text)
+        self._check_written(ChatPrompt(place, tuple(messages), tuple(tools), text), key)
         return ChatPrompt(place, tuple(messages), tuple(tools), text)
 
     def response(self, prompt: ChatPrompt, key: str, value: object) -> ResponseText:
@@ -71,7 +73,7 @@ class ChatLines:
                 f"ends with a message of the assistant under {key!r}, which the policy would not go on with but "
                 "answer; remove it, or let a message of the user follow"
             )
-        if all(message["role"] in ("system", "developer") for message in messages):
+        if all(message["role"] in _OF_SYSTEM for message in messages):
             what = f"has no message of the user under {key!r}"
             self._warnings.add(place, what, "add what the policy is to answer, unless it is to begin by itself")
 
@@ -93,21 +95,32 @@ class ChatLines:
             message = f"has {TOOLS}, which the chat template does not write; {self._remedy} that does"
             raise place.bad(f"{message}, or leave the column out with {self._prompts.field}.columns")
 
-    def _check_written(self, place: Place, key: str, messages: Sequence[Message], text: str) -> None:
-        """Refuse a prompt of which the template leaves out what others than the assistant say."""
-        for message in messages:
+    def _check_written(self, prompt: ChatPrompt, key: str) -> None:
+        """Refuse a prompt of which the template leaves out or changes what others than the assistant say. Words of the
+        system by which a template is switched, such as /no_think, are not written but count."""
+        place, text = prompt.place, prompt.text
+        for message in prompt.messages:
             content, role = message["content"], message["role"]
             if _is_in(content, text) and all(_is_in(name, text) for name in _called(message)):
                 continue
             what = f"has a message of role {role} under {key!r} that the chat template does not write as it stands"
-            if role != "assistant":
+            if role != "assistant" and not (role in _OF_SYSTEM and self._counts(prompt, message)):
                 raise place.bad(f"{what}; {self._remedy} that does, or correct the message")
             self._warnings.add(
                 place, what, f"see that this is meant, as where reasoning is left out, or {self._remedy}"
             )
 
+    def _counts(self, prompt: ChatPrompt, message: Message) -> bool:
+        """Return whether the prompt would be another one without a message."""
+        others = [other for other in prompt.messages if other is not message]
+        without = self._template.render(prompt.place, others, add_generation_prompt=True, tools=prompt.tools)
+        return without != prompt.text
+
     def _warn_of_marks(self, place: Place, key: str, messages: Sequence[Message]) -> None:
         for message in messages:
+            if message["content"].lstrip().startswith("[{") and '"role"' in message["content"]:
+                what = f"holds the JSON text of messages under {key!r}, which is read as one message of the user"
+                self._warnings.add(place, what, "write the list of messages itself, unless the text is meant")
             if mark := self._marks.first_in(message["content"]):
                 what = f"holds {mark}, a mark of the chat template, under {key!r}"
                 remedy = (

@@ -121,7 +121,7 @@ class ResponseWriter:
         if not texts and not whole.startswith(prompt.text):
             raise _refused(prompt.place, key, shown)
         if not texts:
-            return _Response(prompt.text, "", self._end(prompt, shown))
+            return _Response(prompt.text, "", self._end(prompt, prompt.text, shown))
         skeleton = _split(self._render(prompt, tried), list(texts))
         matched = _matched(whole, [texts[name] for name in skeleton[0]], skeleton[1]) if skeleton else None
         if matched is None:
@@ -132,15 +132,15 @@ class ResponseWriter:
         before, *between, after = matched.around
         first, *others = matched.texts
         rest = "".join(piece + text for piece, text in zip(between, others, strict=True))
-        return _Response(before, first, rest + self._end(prompt, after))
+        return _Response(before, first, rest + self._end(prompt, before, after))
 
-    def _end(self, prompt: ChatPrompt, after: str) -> str:
+    def _end(self, prompt: ChatPrompt, before: str, after: str) -> str:
         """Return what ends the last turn, without the next answer, which some templates begin unasked."""
         if self._begins_unasked is None:
             render, messages = self._template.render, list(prompt.messages)
             asked = render(prompt.place, messages, add_generation_prompt=False, tools=prompt.tools)
             self._begins_unasked = asked == prompt.text
-        if not self._begins_unasked:
+        if not self._begins_unasked or before != prompt.text:
             return after
         return _after_common(after[::-1], prompt.text[::-1])[::-1]
 

@@ -110,6 +110,24 @@ def test_a_message_that_the_template_leaves_out_is_refused(tmp_path: Path) -> No
     assert "spec.prompts.chatTemplateFile" in message
 
 
+def test_a_system_message_that_switches_the_template_is_warned_of(tmp_path: Path) -> None:
+    file = tmp_path / "chat.jinja"
+    file.write_text(
+        "{% for m in messages if m.role == 'user' %}{{ m.content }}\n{% endfor %}"
+        "{% if messages[0].content == '/no_think' %}<think></think>{% endif %}"
+    )
+    prompt = [{"role": "system", "content": "/no_think"}, ASKED]
+    (read_prompt,) = read(tmp_path, {"prompt": prompt}, chat_template_file=str(file))
+    (warning,) = read_prompt.warnings
+    assert "has a message of role system under 'prompt' that the chat template does not write as it stands" in warning
+
+
+def test_messages_as_json_text_are_warned_of(tmp_path: Path) -> None:
+    (prompt,) = read(tmp_path, {"prompt": json.dumps([ASKED])})
+    (warning,) = prompt.warnings
+    assert "holds the JSON text of messages under 'prompt', which is read as one message of the user" in warning
+
+
 def test_an_earlier_answer_without_its_reasoning_is_warned_of(tmp_path: Path) -> None:
     thought = {"role": "assistant", "content": "<think>2 and 2</think>4"}
     (prompt,) = read(tmp_path, {"prompt": [ASKED, thought, ASKED]}, family="qwen3")
