@@ -46,7 +46,7 @@ def read_prompts(
         for start in range(0, len(lines), _CHUNK):
             kept.add(lines[start : start + _CHUNK], tokenizer)
         result += kept.all(whole)
-    return [replace(result[0], warnings=warnings.sentences()), *result[1:]]
+    return [replace(result[0], warnings=warnings.messages()), *result[1:]]
 
 
 class _SourcePrompts:

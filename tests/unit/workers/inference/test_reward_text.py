@@ -2,6 +2,7 @@
 
 import json
 import logging
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +17,7 @@ from rlhf_api.algorithms import ModelRole
 from rlhf_api.algorithms.graph import SCORE_REFERENCE, SCORE_REWARD
 from rlhf_api.job import RLHFJob
 from rlhf_api.job.model_source import ModelSource
-from rlhf_api.samples import SampleKey, ScoringSample
+from rlhf_api.samples import FIRST_EVALUATION_SAMPLE, SampleKey, ScoringSample
 from rlhf_workers.failures import WorkError
 from rlhf_workers.inference.rewards.model import RewardModelScorer
 from rlhf_workers.inference.scorers import load_scorer
@@ -189,3 +190,18 @@ def test_a_conversation_that_the_template_refuses_is_named(tmp_path: Path) -> No
     job = job_of(tmp_path, "{{ raise_exception('no system role') }}", chat=True)
     with pytest.raises(WorkError, match=r"sample 7 of iteration 2 is refused by the chat template of .*no system role"):
         scorer_of(job).score([sample("*add*1+1=*")])
+
+
+def test_a_sample_of_an_evaluation_is_read_by_the_fields_of_its_prompts(tmp_path: Path) -> None:
+    job = job_of(tmp_path, CLOSED, chat=True)
+    held_out = {"path": "held-out.jsonl", "promptKey": "question", "systemMessage": "add"}
+    spec = job.spec.model_dump(by_alias=True, exclude_none=True) | {"evaluation": {"prompts": held_out}}
+    job = RLHFJob.model_validate(job.model_dump(by_alias=True, exclude_none=True) | {"spec": spec})
+    evaluated = replace(
+        sample("*add*1+1=*"),
+        key=SampleKey(2, FIRST_EVALUATION_SAMPLE, 0),
+        record=json.dumps({"question": "1+1="}),
+    )
+    (score,) = scorer_of(job).score([evaluated])
+    text = "system: add!user: 1+1=!assistant: 2 yes!"
+    np.testing.assert_allclose(score, expected(job, ids_of(text, end=False)), atol=1e-4)

@@ -33,8 +33,8 @@ def load_reward(given: GivenReward, spec: RLHFJobSpec, device: torch.device, hom
     model = models.load_sequence_classifier(path, field=field, dtype=dtype, device=home, attention=attention)
     policy = models.load_tokenizer(spec.models.actor.path, "spec.models.actor.path")
     tokenizer = models.load_tokenizer(path, field)
-    differs = difference(tokenizer, policy, spec.prompts)
-    own = OwnTokenizer(tokenizer, spec.prompts, field) if differs else None
+    differs = difference(tokenizer, policy, spec)
+    own = OwnTokenizer(tokenizer, spec, field) if differs else None
     whose = (
         f"by its own tokenizer and chat template: its {differs} is not the actor's"
         if differs
