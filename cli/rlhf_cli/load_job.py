@@ -7,6 +7,7 @@ nothing is written and nothing is started.
 """
 
 import json
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
@@ -23,6 +24,7 @@ from rlhf_api.job.rollout import Prompts
 from rlhf_api.names import ADAPTER_CONFIG, ADAPTER_FIELD, DRAFT_MODEL_FIELD, ExitCode
 from rlhf_api.problems import ManifestError, Problem, Severity
 from rlhf_api.rules.advice import advice
+from rlhf_api.surrogates import escaped, has_half_pair
 from rlhf_api.yaml_document import Document, read_documents
 from rlhf_cli.local.errors import RunError
 from rlhf_cli.local.run_folder import RunPaths
@@ -32,6 +34,8 @@ from rlhf_operator.manifests.pod_problems import problems_of_pods
 
 CHECKPOINTS: Final = "checkpoints"
 """Folder in the run folder that takes the checkpoints of a job that names none: Ctrl-C and --resume need one."""
+_PAIR: Final = re.compile(r"\\ud[89ab][0-9a-f]{2}\\ud[c-f][0-9a-f]{2}")
+"""Surrogate pair in JSON, such as an emoji is; YAML would read two halves."""
 _POD_ROOT: Final = Path("/")
 """Folder against which relative paths are resolved in a pod, where there is no manifest."""
 
@@ -103,6 +107,8 @@ def resolve_here(job: RLHFJob, paths: RunPaths) -> RLHFJob:
 
     Raises RunError for the first file that is missing.
     """
+    if has_half_pair(str(paths.base)) or has_half_pair(str(paths.run_dir)):
+        raise RunError(f"{escaped(str(paths.base))}: the manifest and its run folder need paths of UTF-8; rename them")
     resolved = manifest.resolve(job, paths.base)
     if resolved.spec.checkpoints is None:
         checkpoints = Checkpoints(path=str(paths.run_dir.absolute() / CHECKPOINTS))
@@ -152,12 +158,18 @@ def _single_document(path: Path, overrides: Sequence[str]) -> tuple[Document, st
     for override in overrides:
         data = apply(data, override)
     # Read again, so that nothing can be set that could not be written. It has no lines: they would mislead.
-    [changed] = read_documents(json.dumps(data))
+    [changed] = read_documents(_PAIR.sub(_one_escape, json.dumps(data)))
     return Document(changed.data, problems=_without_lines(changed.problems)), _with_overrides(source, overrides)
 
 
 def _with_overrides(source: str, overrides: Sequence[str]) -> str:
     return f"{source} with --set {' --set '.join(overrides)}"
+
+
+def _one_escape(pair: re.Match[str]) -> str:
+    """Return the escape of YAML for a character that JSON writes as two."""
+    character = json.loads(f'"{pair[0]}"')
+    return f"\\U{ord(character):08x}"
 
 
 def _without_lines(problems: Sequence[Problem]) -> list[Problem]:

@@ -7,12 +7,14 @@ reads records must never ask of which format they are.
 
 import hashlib
 import json
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
 from rlhf_api.job.rollout import Prompts, PromptSource
+from rlhf_api.surrogates import half_pair
 from rlhf_coordinator.failures import JobError
 from rlhf_coordinator.storage.prompt_places import Place
 from rlhf_coordinator.storage.prompt_tables import PARQUET_MARK, table_rows
@@ -20,6 +22,9 @@ from rlhf_coordinator.storage.table_folder import is_table, tables_of
 
 _BLOCK: Final = 1 << 20
 """Bytes of a file that are read at once, to be hashed."""
+_ESCAPE: Final = "\\u"
+"""Every half of a surrogate pair in a line begins with this, as the line itself is UTF-8."""
+HALF_PAIR_REMEDY: Final = "write the whole character, or its two escapes one after the other"
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,9 +89,9 @@ def _objects(
                 raise place.bad(f"has no key {key!r} ({field}); it has {', '.join(record) or 'none'}")
         if columns:
             record = {key: record[key] for key in needed}
-            yield place, record, json.dumps(record, ensure_ascii=False)
-        else:
-            yield place, record, line.strip()
+        if _ESCAPE in line and (key := half_pair(record)) is not None:
+            raise place.bad(f"has half a surrogate pair under {key!r}, which is no text; {HALF_PAIR_REMEDY}")
+        yield place, record, json.dumps(record, ensure_ascii=False) if columns else line.strip()
 
 
 def content(whole: Place) -> Iterator[bytes]:
@@ -94,7 +99,7 @@ def content(whole: Place) -> Iterator[bytes]:
     cannot be read."""
     if whole.path.is_dir():
         for path in tables_of(whole):
-            yield path.name.encode() + b"\0" + content_digest(replace(whole, path=path))
+            yield os.fsencode(path.name) + b"\0" + content_digest(replace(whole, path=path))
         return
     try:
         with whole.path.open("rb") as file:

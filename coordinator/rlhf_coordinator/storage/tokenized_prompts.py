@@ -11,6 +11,7 @@ from typing import Any, Final
 import numpy as np
 
 from rlhf_api.job.rollout import Prompts
+from rlhf_api.surrogates import has_half_pair
 from rlhf_coordinator.storage.given_responses import GivenResponse, tokenized_responses
 from rlhf_coordinator.storage.prompt_lines import PromptLine, read_lines
 from rlhf_coordinator.storage.prompt_places import Place
@@ -60,6 +61,9 @@ class _SourcePrompts:
 
     def add(self, lines: Sequence[PromptLine], tokenizer: Any) -> None:
         """Tokenize some records. Raises JobError."""
+        for line in lines:
+            if any(map(has_half_pair, (line.text, *(response.written for response in line.responses)))):
+                raise line.place.bad("is rendered by the chat template with half a surrogate pair, which is no text")
         special = not self._prompts.chat_template  # a chat template writes the special tokens itself
         encoded = tokenizer([line.text for line in lines], add_special_tokens=special)["input_ids"]
         given: list[tuple[GivenResponse, ...]] = [()] * len(lines)
