@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from rlhf_api.names import ExitCode
+from rlhf_api.text_tokens import prompt_tokens
 from rlhf_coordinator.failures import JobError
 from rlhf_coordinator.storage.prompt_lines import PromptLine
 
@@ -41,7 +42,7 @@ def tokenized_responses(
         for line, tokens in zip(lines, prompts, strict=True)
         for response in line.responses
     ]
-    whole = tokenizer([prompt + said for prompt, said, _ in asked], add_special_tokens=special)["input_ids"]
+    whole = text_ids(tokenizer, [prompt + said for prompt, said, _ in asked], special=special)
     alone = tokenizer([said for _, said, _ in asked], add_special_tokens=False)["input_ids"]
     ids = iter(
         _ended(together[len(prompt) :] if together[: len(prompt)] == prompt else separate, end)
@@ -51,6 +52,18 @@ def tokenized_responses(
         tuple(GivenResponse(np.array(next(ids), dtype="<i4").tobytes(), said.text) for said in line.responses)
         for line in lines
     ]
+
+
+def text_ids(tokenizer: Any, texts: Sequence[str], *, special: bool) -> list[list[int]]:
+    """Return the tokens of texts that go on; `special`: whether they begin as the tokenizer begins a text. Raises
+    JobError."""
+    if not special:
+        return list(tokenizer(list(texts), add_special_tokens=False)["input_ids"])
+    try:
+        return prompt_tokens(tokenizer, texts)
+    except ValueError as error:
+        field = "spec.models.actor.path"
+        raise JobError("ModelUnsupported", str(error), field=field, exit_code=ExitCode.BAD_MODEL) from error
 
 
 def _ended(ids: list[int], end: int) -> list[int]:

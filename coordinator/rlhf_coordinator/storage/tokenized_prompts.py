@@ -12,7 +12,7 @@ import numpy as np
 
 from rlhf_api.job.rollout import Prompts
 from rlhf_api.surrogates import has_half_pair
-from rlhf_coordinator.storage.given_responses import GivenResponse, tokenized_responses
+from rlhf_coordinator.storage.given_responses import GivenResponse, text_ids, tokenized_responses
 from rlhf_coordinator.storage.prompt_lines import PromptLine, read_lines
 from rlhf_coordinator.storage.prompt_places import Place
 from rlhf_coordinator.storage.prompt_records import places
@@ -65,7 +65,7 @@ class _SourcePrompts:
             if any(map(has_half_pair, (line.text, *(response.written for response in line.responses)))):
                 raise line.place.bad("is rendered by the chat template with half a surrogate pair, which is no text")
         special = not self._prompts.chat_template  # a chat template writes the special tokens itself
-        encoded = tokenizer([line.text for line in lines], add_special_tokens=special)["input_ids"]
+        encoded = text_ids(tokenizer, [line.text for line in lines], special=special)
         given: list[tuple[GivenResponse, ...]] = [()] * len(lines)
         if self._keys:
             given = tokenized_responses(lines, encoded, tokenizer, special=special)

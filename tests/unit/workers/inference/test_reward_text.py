@@ -7,15 +7,18 @@ import numpy as np
 import pytest
 import torch
 from tests.support.models import build_tokenizer, write_policy, write_reward_model
+from tests.support.special_tokens import tokenizer_that_writes
 from tests.support.training_ranks import CPU, make_job
 from transformers import AutoModelForSequenceClassification
 
 from rlhf_api.algorithms import ModelRole
 from rlhf_api.algorithms.graph import SCORE_REWARD
 from rlhf_api.job import RLHFJob
+from rlhf_api.job.rollout import Prompts
 from rlhf_api.samples import SampleKey, ScoringSample
 from rlhf_workers.failures import WorkError
 from rlhf_workers.inference.rewards.model import RewardModelScorer
+from rlhf_workers.inference.rewards.model_text import OwnTokenizer
 from rlhf_workers.inference.scorers import load_scorer
 
 MESSAGES = [{"role": "system", "content": "add"}, {"role": "user", "content": "1+1="}]
@@ -119,3 +122,10 @@ def test_a_conversation_that_the_template_refuses_is_named(tmp_path: Path) -> No
     job = job_of(tmp_path, "{{ raise_exception('no system role') }}", chat=True)
     with pytest.raises(WorkError, match=r"sample 7 of iteration 2 is refused by the chat template of .*no system role"):
         scorer_of(job).score([sample("*add*1+1=*")])
+
+
+@pytest.mark.parametrize("single", ["<bos> $A", "<bos> $A <eos>"])
+def test_plain_text_begins_once_and_ends_once(tmp_path: Path, single: str) -> None:
+    tokenizer = tokenizer_that_writes(single)
+    plain = OwnTokenizer(tokenizer, Prompts(path="p"), "field").tokens(sample("<bos>1+1="))
+    assert tokenizer.convert_ids_to_tokens(plain.tolist()) == ["<bos>", *"1+1=2 yes", "<eos>"]
