@@ -53,6 +53,7 @@ def render(status: pb.JobStatus, lines: Sequence[Mapping[str, Any]], notices: Se
         waits = list(status.waiting_for[:_WAITS_SHOWN])
         more = len(status.waiting_for) - len(waits)
         parts.append(Text(f"waiting for {', '.join(waits)}" + (f" and {more} more" if more else ""), style="yellow"))
+    parts.extend(Text(f"warning: {warning}", style="yellow") for warning in status.warnings)
     if status.HasField("failure"):
         parts.append(Text(f"{status.failure.reason}: {status.failure.message}", style="red"))
     parts.extend(Text(notice, style="dim") for notice in notices)

@@ -78,6 +78,7 @@ class _LocalRun:
         self._live = self._out.is_terminal and not options.plain
         self._notices: deque[str] = deque(maxlen=NOTICES)
         self._status: pb.JobStatus | None = None
+        self._warnings: dict[str, None] = {}
         self._tail = MetricsTail(folder.paths.run_dir / "metrics.jsonl")
         policy = local.job.spec.run_policy
         self._supervisor = JobSupervisor(
@@ -130,6 +131,10 @@ class _LocalRun:
         """Keep the latest status of the coordinator."""
         async for status in watch_status(self._local.address, self._folder.paths.certificates, LIVE_HZ):
             self._status = status
+            fresh = [warning for warning in status.warnings if warning not in self._warnings]
+            self._warnings |= dict.fromkeys(fresh)
+            for warning in fresh if not self._live else ():
+                self._print(f"warning: {warning}")
 
     async def _show_live(self) -> None:
         with Live(console=self._out, auto_refresh=False, transient=False, vertical_overflow="crop") as live:

@@ -3491,6 +3491,7 @@ class JobStatus(_message.Message):
     JOURNAL_LOCK_DOUBT_FIELD_NUMBER: _builtins.int
     SAMPLE_FAILURES_FIELD_NUMBER: _builtins.int
     LOST_TRACKERS_FIELD_NUMBER: _builtins.int
+    WARNINGS_FIELD_NUMBER: _builtins.int
     job: _builtins.str
     phase: _builtins.str
     """Starting | Generating | Scoring | Training | Publishing | Checkpointing | Recovering | Complete | Failed | Stopped"""
@@ -3551,6 +3552,10 @@ class JobStatus(_message.Message):
     def lost_trackers(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """newest first: which trackers of metrics this coordinator gave up, and why"""
 
+    @_builtins.property
+    def warnings(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """found at the start: what the job may not mean, with its place and the remedy"""
+
     def __init__(
         self,
         *,
@@ -3578,10 +3583,11 @@ class JobStatus(_message.Message):
         journal_lock_doubt: _builtins.str = ...,
         sample_failures: _abc.Iterable[_builtins.str] | None = ...,
         lost_trackers: _abc.Iterable[_builtins.str] | None = ...,
+        warnings: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["failure", b"failure", "fusion", b"fusion", "speculation", b"speculation"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["coordinator_epoch", b"coordinator_epoch", "failure", b"failure", "fusion", b"fusion", "iteration", b"iteration", "iterations", b"iterations", "job", b"job", "journal_lock_doubt", b"journal_lock_doubt", "journal_lock_shared", b"journal_lock_shared", "last_checkpoint", b"last_checkpoint", "ledger", b"ledger", "lost_trackers", b"lost_trackers", "metrics", b"metrics", "phase", b"phase", "pool", b"pool", "replicas", b"replicas", "restarts", b"restarts", "sample_failures", b"sample_failures", "seconds_left", b"seconds_left", "speculation", b"speculation", "started_ns", b"started_ns", "tokens", b"tokens", "waiting_for", b"waiting_for", "weight_version", b"weight_version", "workers", b"workers"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["coordinator_epoch", b"coordinator_epoch", "failure", b"failure", "fusion", b"fusion", "iteration", b"iteration", "iterations", b"iterations", "job", b"job", "journal_lock_doubt", b"journal_lock_doubt", "journal_lock_shared", b"journal_lock_shared", "last_checkpoint", b"last_checkpoint", "ledger", b"ledger", "lost_trackers", b"lost_trackers", "metrics", b"metrics", "phase", b"phase", "pool", b"pool", "replicas", b"replicas", "restarts", b"restarts", "sample_failures", b"sample_failures", "seconds_left", b"seconds_left", "speculation", b"speculation", "started_ns", b"started_ns", "tokens", b"tokens", "waiting_for", b"waiting_for", "warnings", b"warnings", "weight_version", b"weight_version", "workers", b"workers"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

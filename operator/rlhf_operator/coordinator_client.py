@@ -188,6 +188,7 @@ def reading_of(status: pb.JobStatus, now: datetime) -> CoordinatorReading:
         waiting_for=tuple(clean(summary[:SUMMARY_MAX]) for summary in status.waiting_for[:WAITS_KEPT]),
         sample_failures=tuple(clean(text[:SUMMARY_MAX]) for text in status.sample_failures[:WAITS_KEPT]),
         lost_trackers=tuple(clean(text[:SUMMARY_MAX]) for text in status.lost_trackers[:WAITS_KEPT]),
+        warnings=tuple(clean(text[:SUMMARY_MAX]) for text in status.warnings[:WAITS_KEPT]),
         pool=tuple(dict.fromkeys(worker for worker in status.pool[:POOL_MAX] if _WORKER.fullmatch(worker))),
         threshold=_count(status.fusion.threshold),
         released=len(status.fusion.released),

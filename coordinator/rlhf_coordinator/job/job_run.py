@@ -7,9 +7,11 @@ record.
 
 import asyncio
 import itertools
+import logging
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import Final
 
 from rlhf_api import control_pb2 as pb
 from rlhf_coordinator.job.background_tasks import BackgroundTasks
@@ -25,6 +27,11 @@ from rlhf_coordinator.state.sample import ITEM_BYTES, Origin
 from rlhf_coordinator.storage.journal import Journal
 from rlhf_coordinator.storage.journal_pb2 import Record
 from rlhf_coordinator.storage.prompts import Prompt, PromptSet
+
+log = logging.getLogger("coordinator")
+
+MAX_WARNINGS: Final = 16
+"""Warnings of the start that the status has; the log and the events have all."""
 
 
 @dataclass
@@ -60,6 +67,8 @@ class JobRun:
     """Prompts that are evaluated; empty: none."""
     evaluation_records: list[Record] = field(default_factory=list)
     """What the journal had of an evaluation when this process started."""
+    warnings: list[str] = field(default_factory=list)
+    """Sentences on what the job may not mean, found at the start; `rlhf run` and the condition Running show them."""
     totals: ProcessTotals = field(default_factory=ProcessTotals)
     histograms: JobHistograms = field(default_factory=JobHistograms)
     scheduled: SchedulerOutput = field(default_factory=SchedulerOutput)
@@ -80,6 +89,13 @@ class JobRun:
     def event(self, kind: str, message: str, **attributes: str) -> None:
         """Record that something happened."""
         self.trackers.event(time.time_ns(), kind, message, **attributes)
+
+    def warn(self, kind: str, message: str) -> None:
+        """Warn of something that the start found: in the log, as an event, and in the job's status."""
+        log.warning("%s", message)
+        self.event(kind, message)
+        if message not in self.warnings and len(self.warnings) < MAX_WARNINGS:
+            self.warnings.append(message)
 
     def record_span(self, name: str, start_ns: int, end_ns: int, iteration: int) -> None:
         """Draw on the timeline what the coordinator itself did."""

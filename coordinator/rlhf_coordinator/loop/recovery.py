@@ -68,20 +68,22 @@ def open_run(context: JobContext, run_dir: Path, *, resume: bool) -> tuple[JobRu
     evaluated = read_evaluation_prompts(context, journal, prompts)
     run, restored = restore_run(context, journal, prompts, digest, run_dir, resume=resume)
     run.evaluation_prompts = evaluated
-    _say_what_was_left_out(run)
+    _warn_of_prompts(run)
     if context.spec.checkpoints is not None:
         checkpoint.remove_leftovers(Path(context.spec.checkpoints.path))
     return run, restored
 
 
-def _say_what_was_left_out(run: JobRun) -> None:
+def _warn_of_prompts(run: JobRun) -> None:
+    evaluated = run.evaluation_prompts[:1]
+    for text in dict.fromkeys([*run.prompts.warnings, *(text for prompt in evaluated for text in prompt.warnings)]):
+        run.warn("prompt-warning", text)
     left_out = run.prompts.filtered
     if count := sum(left_out):
         text = f"{count} of {count + len(run.prompts)} prompts are longer than spec.rollout allows, and are left out"
         if sources := run.context.spec.prompts.sources:
             text += f": {', '.join(f'{one.name} {n}' for one, n in zip(sources, left_out, strict=True))}"
-        log.warning("%s", text)
-        run.event("prompts-left-out", text)
+        run.warn("prompts-left-out", text)
 
 
 def restore_run(

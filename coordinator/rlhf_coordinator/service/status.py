@@ -37,6 +37,7 @@ def job_status(run: JobRun) -> pb.JobStatus:
     )
     status.sample_failures.extend(waits.sample_failures(state))
     status.lost_trackers.extend(reversed(run.trackers.lost))
+    status.warnings.extend(run.warnings)
     if (lock := run.journal.lock) is not None:
         status.journal_lock_shared, status.journal_lock_doubt = not lock.doubt, lock.doubt
     if run.scheduled.consolidation.possible:

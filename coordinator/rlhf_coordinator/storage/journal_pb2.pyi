@@ -453,6 +453,7 @@ class TokenizedPrompt(_message.Message):
     RESPONSES_FIELD_NUMBER: _builtins.int
     FILTERED_FIELD_NUMBER: _builtins.int
     SOURCE_FIELD_NUMBER: _builtins.int
+    WARNINGS_FIELD_NUMBER: _builtins.int
     line: _builtins.int
     tokens: _builtins.bytes
     """int32, little endian"""
@@ -466,6 +467,10 @@ class TokenizedPrompt(_message.Message):
     def responses(self) -> _containers.RepeatedCompositeFieldContainer[Global___TokenizedResponse]:
         """those that the line holds, where none are generated"""
 
+    @_builtins.property
+    def warnings(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """of the first prompt: what the whole file was warned of when it was read"""
+
     def __init__(
         self,
         *,
@@ -476,10 +481,11 @@ class TokenizedPrompt(_message.Message):
         responses: _abc.Iterable[Global___TokenizedResponse] | None = ...,
         filtered: _builtins.int = ...,
         source: _builtins.int = ...,
+        warnings: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["filtered", b"filtered", "line", b"line", "record", b"record", "responses", b"responses", "source", b"source", "text", b"text", "tokens", b"tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["filtered", b"filtered", "line", b"line", "record", b"record", "responses", b"responses", "source", b"source", "text", b"text", "tokens", b"tokens", "warnings", b"warnings"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

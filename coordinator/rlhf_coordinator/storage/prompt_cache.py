@@ -29,7 +29,7 @@ def tokenized_before(journal: Journal, digest: str) -> list[Prompt] | None:
         item, end = record.prompt, offset
         responses = tuple(GivenResponse(response.tokens, response.text) for response in item.responses)
         read = (item.line, item.tokens, item.text, item.record, responses, item.filtered, item.source)
-        prompts.append(Prompt(*read))
+        prompts.append(Prompt(*read, tuple(item.warnings)))
     return prompts if prompts and end == len(data) else None
 
 
@@ -52,4 +52,5 @@ def _message(item: Prompt) -> TokenizedPrompt:
         responses=[TokenizedResponse(tokens=given.tokens, text=given.text) for given in item.responses],
         filtered=item.filtered,
         source=item.source,
+        warnings=item.warnings,
     )

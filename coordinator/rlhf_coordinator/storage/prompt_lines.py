@@ -12,6 +12,7 @@ from rlhf_api.job.rollout import Message, Prompts, PromptSource
 from rlhf_coordinator.storage.chat_template import ChatTemplate
 from rlhf_coordinator.storage.prompt_places import Place
 from rlhf_coordinator.storage.prompt_records import PromptRecord, read_records
+from rlhf_coordinator.storage.prompt_warnings import PromptWarnings
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,9 +41,15 @@ class PromptLine:
 
 
 def read_lines(
-    prompts: Prompts, file: PromptSource, whole: Place, tokenizer: Any, response_keys: Sequence[str] = ()
+    prompts: Prompts,
+    file: PromptSource,
+    whole: Place,
+    tokenizer: Any,
+    response_keys: Sequence[str],
+    warnings: PromptWarnings,
 ) -> Iterator[PromptLine]:
-    """Yield what every record of a file says, whose place is `whole`. Raises JobError naming the first bad one."""
+    """Yield what every record of a file says, whose place is `whole`; lines that are doubtful go to `warnings`. Raises
+    JobError naming the first bad one."""
     template = ChatTemplate(prompts, tokenizer) if prompts.chat_template else None
     for record in read_records(prompts, file, whole, response_keys):
         yield _line(record, prompts, template, response_keys)

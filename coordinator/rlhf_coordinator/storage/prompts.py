@@ -60,6 +60,8 @@ class Prompt:
     """Records right before it that were left out as too long; of the last prompt, those after it, too."""
     source: int = 0
     """Which of the sources it is from."""
+    warnings: tuple[str, ...] = ()
+    """Warnings of the first prompt: what was found when all of them were read (`prompt_warnings`)."""
 
 
 class PromptSet:
@@ -152,6 +154,11 @@ class PromptSet:
         for prompt in self._prompts:
             left_out[prompt.source] += prompt.filtered
         return left_out
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """Sentences on what reading the prompts warned of."""
+        return self._prompts[0].warnings
 
     def _order(self, source: int, epoch: int) -> np.ndarray[Any, np.dtype[np.int64]]:
         count = self._sizes[source]

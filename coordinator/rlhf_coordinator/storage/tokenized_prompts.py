@@ -16,6 +16,7 @@ from rlhf_coordinator.storage.given_responses import GivenResponse, text_ids, to
 from rlhf_coordinator.storage.prompt_lines import PromptLine, read_lines
 from rlhf_coordinator.storage.prompt_places import Place
 from rlhf_coordinator.storage.prompt_records import places
+from rlhf_coordinator.storage.prompt_warnings import PromptWarnings
 from rlhf_coordinator.storage.prompts import Prompt
 
 _CHUNK: Final = 1024
@@ -36,26 +37,35 @@ def read_prompts(
     or left out.
     """
     result: list[Prompt] = []
+    warnings = PromptWarnings()
     for source, (file, whole) in enumerate(places(prompts)):
-        lines = list(read_lines(prompts, file, whole, tokenizer, response_keys))
+        lines = list(read_lines(prompts, file, whole, tokenizer, response_keys, warnings))
         if not lines:
             raise whole.bad("has no prompts; it needs at least one line with a JSON object, or one row")
         before = result[-1].line if result else 0
-        kept = _SourcePrompts(prompts, source, before, max_tokens, response_keys, max_response_tokens)
+        kept = _SourcePrompts(prompts, source, before, max_tokens, response_keys, max_response_tokens, warnings)
         for start in range(0, len(lines), _CHUNK):
             kept.add(lines[start : start + _CHUNK], tokenizer)
         result += kept.all(whole)
-    return result
+    return [replace(result[0], warnings=warnings.sentences()), *result[1:]]
 
 
 class _SourcePrompts:
     """Prompts of a source that are not left out."""
 
     def __init__(
-        self, prompts: Prompts, source: int, before: int, max_tokens: int, keys: Sequence[str], max_response: int
+        self,
+        prompts: Prompts,
+        source: int,
+        before: int,
+        max_tokens: int,
+        keys: Sequence[str],
+        max_response: int,
+        warnings: PromptWarnings,
     ) -> None:
         self._prompts, self._source, self._before = prompts, source, before
         self._max_tokens, self._keys, self._max_response = max_tokens, keys, max_response
+        self._warnings = warnings
         self._result: list[Prompt] = []
         self._filtered = 0
 

@@ -121,6 +121,8 @@ class ProgressStatus(StatusModel):
     """The sample of the iteration in progress that workers failed on last, how, and what follows."""
     tracker_lost: Annotated[str, Field(max_length=1024)] | None = None
     """The tracker of metrics that this coordinator gave up last, and why."""
+    warning: Text | None = None
+    """Warnings of the job's start."""
     remaining_seconds: Tally | None = None
     """Estimate of the seconds left."""
     last_update_time: Time

@@ -182,6 +182,13 @@ def lost_tracker_events(progress: Mapping[str, Any], before: Mapping[str, Any]) 
     return (JobEvent("TrackerLost", text, warning=True),) if text and text != before.get("trackerLost") else ()
 
 
+def warning_events(progress: Mapping[str, Any], before: Mapping[str, Any]) -> tuple[JobEvent, ...]:
+    """Return the event of what the start warned of, unless the last written status told it; `before` is its
+    progress."""
+    text = str(progress.get("warning") or "")
+    return (JobEvent("StartWarning", text, warning=True),) if text and text != before.get("warning") else ()
+
+
 def speculation_events(plan: Mapping[str, Any], before: Mapping[str, Any]) -> tuple[JobEvent, ...]:
     """Return the event that drafting was switched off or on, unless the last written status told it; `before` is its
     plan."""
@@ -228,6 +235,8 @@ def _progress(reading: CoordinatorReading) -> Json:
         progress["sampleFailure"] = reading.sample_failures[0][:TEXT_MAX]
     if reading.lost_trackers:
         progress["trackerLost"] = reading.lost_trackers[0][:TEXT_MAX]
+    if reading.warnings:
+        progress["warning"] = ". ".join(reading.warnings)[:TEXT_MAX]
     if reading.seconds_left > 0:
         progress["remainingSeconds"] = round(reading.seconds_left)
     return progress

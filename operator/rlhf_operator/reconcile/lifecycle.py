@@ -163,7 +163,8 @@ def _progress_message(reading: CoordinatorReading, problems: list[str], *, waits
     if waits and reading.waiting_for:
         more = len(reading.waiting_for) - 1
         text += f"; waits for {reading.waiting_for[0]}" + (f" and {more} more" if more else "")
-    return ". ".join([text, *reading.sample_failures[:1], *reading.lost_trackers[:1], *problems])
+    failures = [*reading.sample_failures[:1], *reading.lost_trackers[:1]]
+    return ". ".join([text, *failures, *problems, *(f"warning: {warning}" for warning in reading.warnings)])
 
 
 def _running_unheard(context: ReconcileContext, problems: list[str]) -> ConditionUpdate:

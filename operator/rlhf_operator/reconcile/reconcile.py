@@ -139,6 +139,7 @@ def _status(
         events += job_status.skipped_steps_events(status["progress"], before.get("progress") or {})
         events += job_status.sample_failure_events(status["progress"], before.get("progress") or {})
         events += job_status.lost_tracker_events(status["progress"], before.get("progress") or {})
+        events += job_status.warning_events(status["progress"], before.get("progress") or {})
     if reading is not None:
         events += job_status.speculation_events(status.get("plan") or {}, before.get("plan") or {})
         generation = context.sizes.get(Group.GENERATION, 0)

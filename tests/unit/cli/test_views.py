@@ -46,6 +46,13 @@ def shown(status: pb.JobStatus, notices: list[str]) -> str:
     return capture.get()
 
 
+def test_the_live_view_shows_the_warnings_of_the_start() -> None:
+    status = pb.JobStatus()
+    status.CopyFrom(STATUS)
+    status.warnings.append("p.jsonl line 3 holds <|im_start|>")
+    assert "warning: p.jsonl line 3 holds <|im_start|>" in shown(status, [])
+
+
 def test_the_live_view_says_where_the_tail_is() -> None:
     status = pb.JobStatus()
     status.CopyFrom(STATUS)

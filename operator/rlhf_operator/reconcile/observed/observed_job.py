@@ -35,6 +35,8 @@ class CoordinatorReading:
     """Of the iteration: samples that workers failed on, and what follows, newest first."""
     lost_trackers: tuple[str, ...] = ()
     """Trackers of metrics that this coordinator gave up, and why, newest first."""
+    warnings: tuple[str, ...] = ()
+    """What the coordinator warned of at the job's start."""
     pool: tuple[str, ...] = ()
     """Workers of the migration pool."""
     threshold: int = 0

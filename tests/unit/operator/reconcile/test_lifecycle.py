@@ -113,6 +113,19 @@ def test_a_tracker_that_was_given_up_is_told_once_and_shown() -> None:
     assert "trackerLost" not in cluster.job["status"]["progress"]
 
 
+def test_warnings_of_the_start_are_told_once_and_shown() -> None:
+    cluster = SimulatedCluster().begin()
+    warnings = ("/data/p.jsonl line 3 holds <|im_start|>: set chatTemplate to false", "another")
+    for _ in range(3):
+        cluster.later(11)
+        cluster.read(iteration=0, warnings=warnings)
+        cluster.settle()
+    assert cluster.job["status"]["progress"]["warning"] == ". ".join(warnings)
+    message = cluster.condition("Running")["message"]
+    assert all(f"warning: {warning}" in message for warning in warnings)
+    assert cluster.events.count("StartWarning") == 1
+
+
 def test_drafting_is_shown_with_numbers_and_told_once_when_it_is_switched() -> None:
     cluster = SimulatedCluster().begin()
     summary, switched = "Auto: 2.10 tokens a step", "iteration 3: speculation is on: 2.10 tokens a step"

@@ -1,0 +1,39 @@
+"""Warnings of the prompt files: what a line may not mean, with its place and the remedy.
+
+Rule: a kind of warning gives one sentence, which names the first line and the number of further ones. A warning never
+changes what is read.
+"""
+
+from dataclasses import dataclass
+
+from rlhf_coordinator.storage.prompt_places import Place
+
+
+@dataclass
+class _Kind:
+    first: Place
+    last: Place
+    further: int = 0
+
+
+class PromptWarnings:
+    """The warnings of all prompt files of a job."""
+
+    def __init__(self) -> None:
+        self._kinds: dict[tuple[str, str], _Kind] = {}
+
+    def add(self, place: Place, what: str, remedy: str) -> None:
+        """Warn of a line. `what` goes on after the name of its place; the same `what` and `remedy` are one kind."""
+        kind = self._kinds.setdefault((what, remedy), _Kind(place, place))
+        if kind.last != place:
+            kind.last, kind.further = place, kind.further + 1
+
+    def sentences(self) -> tuple[str, ...]:
+        """Return one sentence per kind, in the order in which the kinds were found."""
+        return tuple(
+            f"{kind.first} {what}{_and_further(kind)}: {remedy}" for (what, remedy), kind in self._kinds.items()
+        )
+
+
+def _and_further(kind: _Kind) -> str:
+    return f" (and {kind.further} more {kind.first.unit}s)" if kind.further else ""
