@@ -2,8 +2,8 @@
 
 Every document goes through one pass: parse, apply `--set`, check models and rules, add advice, resolve paths and
 defaults, and check what only the target knows: a cluster the pods, this machine the files. The result is a `LoadedJob`.
-Rule: files are looked for, never opened, except the manifest and, of a policy that is split over devices, config.json;
-nothing is written and nothing is started.
+Rule: files are looked for, never opened, except the manifest and, of a policy that is split over devices, config.json.
+Only a check for this machine reads prompts, by the tokenizer of the policy. Nothing is written and nothing is started.
 """
 
 import json
@@ -26,7 +26,8 @@ from rlhf_api.problems import ManifestError, Problem, Severity
 from rlhf_api.rules.advice import advice
 from rlhf_api.surrogates import escaped, has_half_pair
 from rlhf_api.yaml_document import Document, read_documents
-from rlhf_cli.local.errors import RunError
+from rlhf_cli.local.data_check import data_problems
+from rlhf_cli.local.errors import MissingFileError, RunError
 from rlhf_cli.local.run_folder import RunPaths
 from rlhf_cli.overrides import apply
 from rlhf_coordinator import tensor_split_check
@@ -117,15 +118,17 @@ def resolve_here(job: RLHFJob, paths: RunPaths) -> RLHFJob:
     return resolved
 
 
-def load_documents(text: str, target: Target = Target.CLUSTER) -> list[LoadedJob]:
+def load_documents(text: str, target: Target = Target.CLUSTER, folder: Path | None = None) -> list[LoadedJob]:
     """Return every document of a manifest's text with everything that is wrong with it.
 
-    For a cluster the pods of the jobs are checked too. Raises ManifestError for a text that is no YAML, or that holds
-    no RLHFJob.
+    For a cluster the pods of the jobs are checked too; for this machine their files and data, where `folder` is that of
+    the manifest. Raises ManifestError for a text that is no YAML, or that holds no RLHFJob.
     """
     documents = read_documents(text)
     loaded = [
-        LoadedJob(document, None) if len(documents) > 1 and manifest.is_foreign(document) else _load(document, target)
+        LoadedJob(document, None)
+        if len(documents) > 1 and manifest.is_foreign(document)
+        else _load(document, target, folder)
         for document in documents
     ]
     if all(document.of_another_kind for document in loaded):
@@ -134,15 +137,31 @@ def load_documents(text: str, target: Target = Target.CLUSTER) -> list[LoadedJob
     return loaded
 
 
-def _load(document: Document, target: Target) -> LoadedJob:
+def _load(document: Document, target: Target, folder: Path | None) -> LoadedJob:
     try:
         job = manifest.checked_job(document, "")
     except ManifestError as error:
         return LoadedJob(document, None, tuple(error.problems))
-    warnings = advice(job)
-    job = manifest.resolve(job, _POD_ROOT)
-    problems = [*problems_of_pods(job), *warnings] if target is Target.CLUSTER else warnings
+    problems = advice(job)
+    here = target is Target.LOCAL and folder is not None
+    job = manifest.resolve(job, folder if here and folder is not None else _POD_ROOT)
+    if target is Target.CLUSTER:
+        problems = [*problems_of_pods(job), *problems]
+    elif here:
+        problems = [*_problems_here(job), *problems]
     return LoadedJob(document, job, tuple(_with_line(problem, document) for problem in problems))
+
+
+def _problems_here(job: RLHFJob) -> list[Problem]:
+    """Return what is wrong with the files of a resolved job; one that is missing here is a warning."""
+    try:
+        _check_files(job)
+    except RunError as error:
+        field = str(error).partition(" ")[0]
+        if not isinstance(error, MissingFileError):
+            return [Problem(field, None, str(error))]
+        return [Problem(field, None, f"{error}; data were not checked", severity=Severity.WARNING)]
+    return data_problems(job.spec)
 
 
 def _single_document(path: Path, overrides: Sequence[str]) -> tuple[Document, str]:
@@ -248,7 +267,8 @@ def _check_model(field: str, path: str) -> None:
     if not folder.is_absolute():  # a hub id
         return
     if not folder.is_dir():
-        raise RunError(f"{field} = {path!r}: no such folder; give a Hugging Face model folder", ExitCode.BAD_MODEL)
+        why = "no such folder; give a Hugging Face model folder"
+        raise MissingFileError(f"{field} = {path!r}: {why}", ExitCode.BAD_MODEL)
     if not (folder / "config.json").is_file():
         raise RunError(f"{field} = {path!r}: the folder has no config.json", ExitCode.BAD_MODEL)
 
@@ -260,4 +280,6 @@ def _check_adapter(path: str) -> None:
 
 def _check_file(field: str, path: str, exit_code: ExitCode) -> None:
     if not Path(path).is_file():
-        raise RunError(f"{field} = {path!r}: no such file; paths are relative to the manifest's folder", exit_code)
+        raise MissingFileError(
+            f"{field} = {path!r}: no such file; paths are relative to the manifest's folder", exit_code
+        )

@@ -1,9 +1,10 @@
 """`rlhf validate job.yaml`: print every problem of every RLHFJob in a file, one paragraph per problem; starts nothing.
 
 Rule: it says what the API server and the operator would say, from the same models, rules and checks. It never fixes
-anything and never looks at models, prompts or devices. What pods are made of (templates, where checkpoints lie) is
-checked for a cluster, and left out for `rlhf run`, which makes none. A warning is no error: the exit code is that of a
-valid manifest. With `--json` the last line is one object for programs.
+anything, and never looks at weights or devices. For a cluster, what pods are made of (templates, where checkpoints lie)
+is checked, too. For `rlhf run`, which makes no pods, prompt files are read as the start of the job reads them, by the
+policy's tokenizer and configuration. A warning is no error: the exit code is that of a valid manifest. With `--json`
+the last line is one object for programs.
 """
 
 import json
@@ -29,7 +30,7 @@ def validate(
     """Check a file and print its problems. Return ExitCode.OK, or ExitCode.USAGE when there are errors."""
     console = console or output()
     try:
-        documents = load_documents(read_text(path), target)
+        documents = load_documents(read_text(path), target, path.absolute().parent)
     except ManifestError as error:
         if as_json:
             problems = [problem.as_dict() for problem in error.problems]

@@ -11,6 +11,7 @@ from typing import Any, Final
 import torch
 import transformers
 
+from rlhf_api.model_limits import context_length
 from rlhf_api.names import ExitCode
 from rlhf_workers.failures import WorkError
 from rlhf_workers.generation.engine import EngineLimits
@@ -55,7 +56,7 @@ class ExpectedWeights:
 
     def require_context(self, limits: EngineLimits) -> None:
         """WorkError when the longest sequence does not fit the model."""
-        require_context(getattr(self._model.config.get_text_config(), "max_position_embeddings", None), limits)
+        require_context(context_length(self._model.config.get_text_config()), limits)
 
     def check(self, tensors: Mapping[str, torch.Tensor], *, what: str) -> "CheckedWeights":
         """Return a whole set; WorkError, opened by `what`, when one is missing, misshapen, foreign or no float."""
