@@ -143,16 +143,15 @@ def _load(document: Document, target: Target, folder: Path | None) -> LoadedJob:
     except ManifestError as error:
         return LoadedJob(document, None, tuple(error.problems))
     problems = advice(job)
-    here = target is Target.LOCAL and folder is not None
-    job = manifest.resolve(job, folder if here and folder is not None else _POD_ROOT)
+    job = manifest.resolve(job, _POD_ROOT if folder is None or target is Target.CLUSTER else folder)
     if target is Target.CLUSTER:
         problems = [*problems_of_pods(job), *problems]
-    elif here:
-        problems = [*_problems_here(job), *problems]
+    elif folder is not None:
+        problems = [*_file_problems(job), *problems]
     return LoadedJob(document, job, tuple(_with_line(problem, document) for problem in problems))
 
 
-def _problems_here(job: RLHFJob) -> list[Problem]:
+def _file_problems(job: RLHFJob) -> list[Problem]:
     """Return what is wrong with the files of a resolved job; one that is missing here is a warning."""
     try:
         _check_files(job)

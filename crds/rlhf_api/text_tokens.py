@@ -5,10 +5,14 @@ response has all of its tokens but those that end it. Rule: pure; coordinator an
 functions, so that all of them see the same. Must never let a tokenizer add or drop a token in silence.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
+from rlhf_api.model_limits import end_ids
+
+TURN: Final = "rlhf-turn-0f6b"
+"""Stands for a turn of the assistant when a chat template is tried; no template writes it of its own."""
 PROBES: Final = ("a", "0", "的", "\n")
 """Texts by which a tokenizer shows what it adds to a text: the first one that it has tokens for."""
 
@@ -58,3 +62,44 @@ def _of_empty_text(tokenizer: Any, added: AddedTokens) -> list[int]:
     """Return the first token alone, where the tokenizer begins an empty text, too."""
     [ids] = tokenizer([""], add_special_tokens=True)["input_ids"]
     return list(ids[: max(0, len(ids) - len(added.end))])
+
+
+def response_text(tokenizer: Any, tokens: Sequence[int], ends: Collection[int]) -> str:
+    """Return the text of a response without the `ends` after its last other token. Other special tokens are text."""
+    length = len(tokens)
+    while length and tokens[length - 1] in ends:
+        length -= 1
+    own = list(tokens[:length])
+    return str(tokenizer.decode(own, skip_special_tokens=False, clean_up_tokenization_spaces=False))
+
+
+def text_ends(tokenizer: Any, generation_ends: Any = None, stop_ids: Collection[int] = ()) -> frozenset[int]:
+    """Return the ids that are no text at the end of a response: padding, and ends of a sequence.
+
+    `generation_ends`: those of the model's generation defaults. `stop_ids`: those that the manifest adds. A special
+    token among them is an end, too. Where the tokenizer has a chat template, only one that ends a turn is an end: a tag
+    such as </tool_call> stays.
+    """
+    marks = turn_marks(tokenizer, tokenizer.apply_chat_template) if stop_ids and tokenizer.chat_template else []
+    known = tokenizer.added_tokens_decoder if stop_ids else {}
+    named = [token for token in stop_ids if token in known and known[token].special]
+    return frozenset(
+        [
+            *end_ids(tokenizer.eos_token_id, tokenizer.pad_token_id, generation_ends),
+            *(token for token in named if token in marks or not marks),
+        ]
+    )
+
+
+def turn_marks(tokenizer: Any, render: Callable[..., Any]) -> list[int]:
+    """Return the added tokens that a chat template writes after a response; none where it refuses the trial.
+
+    `render`: as the tokenizer's `apply_chat_template`.
+    """
+    messages = [{"role": "user", "content": TURN}, {"role": "assistant", "content": TURN}]
+    try:
+        _, _, end = str(render(messages, tokenize=False, add_generation_prompt=False)).rpartition(TURN)
+    except Exception:  # templates are user data and raise anything
+        return []
+    [written] = tokenizer([end], add_special_tokens=False)["input_ids"]
+    return [token for token in written if token in tokenizer.added_tokens_decoder]

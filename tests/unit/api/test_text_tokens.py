@@ -1,10 +1,12 @@
 """Texts and tokens: a prompt begins once and does not end; the text of a response has every token but those that end
 it."""
 
+from typing import Any
+
 import pytest
 from tests.support.special_tokens import tokenizer_that_writes
 
-from rlhf_api.text_tokens import added_tokens, prompt_tokens
+from rlhf_api.text_tokens import added_tokens, prompt_tokens, response_text, text_ends
 
 
 @pytest.mark.parametrize(
@@ -33,3 +35,47 @@ def test_a_tokenizer_that_changes_a_text_by_its_special_tokens_is_named() -> Non
 
     with pytest.raises(ValueError, match=r"gives 'a' the tokens \[3\], and with special tokens \[4\]"):
         added_tokens(tokenizer)
+
+
+CHAT = "{% for m in messages %}{{ m.content }}<end>\n{% endfor %}"
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("<think>1</think>2<eos>", "<think>1</think>2"),
+        ("<think>1<eos>", "<think>1"),
+        ("1<eos>2<pad><eos><pad>", "1<eos>2"),
+        ("1<unk> , 2 .", "1<unk> , 2 ."),
+        ("<pad>1", "<pad>1"),
+        ("<eos>", ""),
+        ("", ""),
+    ],
+)
+def test_the_text_of_a_response_has_every_token_but_its_end(text: str, expected: str) -> None:
+    tokenizer = tokenizer_that_writes("$A", "<think>", "</think>")
+    tokenizer.clean_up_tokenization_spaces = True
+    tokens = tokenizer([text], add_special_tokens=False)["input_ids"][0]
+    assert response_text(tokenizer, tokens, text_ends(tokenizer)) == expected
+
+
+@pytest.mark.parametrize(
+    ("template", "generation_ends", "stops", "ends"),
+    [
+        (None, None, "", "<pad> <eos>"),
+        (None, "<end>", "", "<pad> <eos> <end>"),
+        (None, ["<end>", "<tag>"], "", "<pad> <eos> <end> <tag>"),
+        (None, None, "<end> 1", "<pad> <eos> <end>"),
+        (CHAT, None, "<end> <tag> 1", "<pad> <eos> <end>"),
+        (CHAT.replace("<end>", "!"), None, "<end>", "<pad> <eos> <end>"),
+        ("{{ raise_exception('no') }}", None, "<end>", "<pad> <eos> <end>"),
+    ],
+)
+def test_ends_are_those_of_tokenizer_model_and_manifest(
+    template: str | None, generation_ends: Any, stops: str, ends: str
+) -> None:
+    tokenizer = tokenizer_that_writes("$A", "<end>", "<tag>")
+    tokenizer.chat_template = template
+    named = None if generation_ends is None else tokenizer.convert_tokens_to_ids(generation_ends)
+    found = text_ends(tokenizer, named, tokenizer.convert_tokens_to_ids(stops.split()))
+    assert found == set(tokenizer.convert_tokens_to_ids(ends.split()))

@@ -25,7 +25,7 @@ from rlhf_coordinator.storage.tokenized_prompts import read_prompts
 HALF = "\ud83d"
 
 
-class Bytes:
+class Utf8Tokenizer:
     """A tokenizer with a token for each byte of UTF-8; it raises for what UTF-8 cannot write, as tokenizers do."""
 
     eos_token_id = 256
@@ -41,12 +41,12 @@ class Bytes:
 
 
 def read(path: Path, keys: tuple[str, ...] = ("response",), **fields: Any) -> list[Prompt]:
-    return read_prompts(Prompts(path=str(path), **fields), Bytes(), 1 << 20, keys, 1 << 20)
+    return read_prompts(Prompts(path=str(path), **fields), Utf8Tokenizer(), 1 << 20, keys, 1 << 20)
 
 
 def text_of(tokens: bytes) -> str:
     ids = np.frombuffer(tokens, "<i4").tolist()
-    return bytes(ids[:-1] if ids[-1] == Bytes.eos_token_id else ids).decode()
+    return bytes(ids[:-1] if ids[-1] == Utf8Tokenizer.eos_token_id else ids).decode()
 
 
 @pytest.mark.parametrize(
@@ -92,14 +92,14 @@ def test_a_missing_key_beside_one_with_half_a_pair_is_refused_in_words(tmp_path:
 
 
 def test_half_a_pair_that_the_chat_template_writes_is_refused(tmp_path: Path) -> None:
-    class Halves(Bytes):
+    class HalfWritingTokenizer(Utf8Tokenizer):
         def apply_chat_template(self, messages: list[dict[str, str]], **arguments: Any) -> str:
             return super().apply_chat_template(messages, **arguments) + HALF
 
     path = tmp_path / "data.jsonl"
     path.write_text(json.dumps({"prompt": "a"}))
     with pytest.raises(JobError, match="line 1 is rendered by the chat template with half a surrogate pair"):
-        read_prompts(Prompts(path=str(path), chat_template=True), Halves(), 64)
+        read_prompts(Prompts(path=str(path), chat_template=True), HalfWritingTokenizer(), 64)
 
 
 @pytest.mark.parametrize("name", ["t.parquet", "t.arrow"])

@@ -21,6 +21,7 @@ import torch
 from rlhf_api.job import RLHFJobSpec
 from rlhf_api.names import Group
 from rlhf_api.samples import ResponsePart, SampleKey, SampleRequest, TokenArray
+from rlhf_api.text_tokens import response_text
 from rlhf_workers.generation.engine import (
     Engine,
     EngineCosts,
@@ -69,9 +70,11 @@ class EnvironmentEngine:
         tokenizer: Any,
         max_turns: int,
         template_arguments: Mapping[str, Any] | None = NO_ARGUMENTS,
+        ends: frozenset[int] = frozenset(),
     ) -> None:
         """`calls` are started; they end with `close`. `template_arguments`: of the tokenizer's chat template; None: the
-        job has another template, which this process does not read."""
+        job has another template, which this process does not read. `ends`: ids that end a turn and are no text."""
+        self._ends = ends
         self._template_arguments = template_arguments
         self._engine, self._calls, self._tokenizer, self._max_turns = engine, calls, tokenizer, max_turns
         self._requests: dict[SampleKey, SampleRequest] = {}  # of every sample that is held
@@ -231,7 +234,7 @@ class EnvironmentEngine:
             raise EngineError(INVALID, f"{FIELD}: messages: {error}", FIELD, key) from error
 
     def _text(self, tokens: TokenArray) -> str:
-        return str(self._tokenizer.decode(tokens.tolist(), skip_special_tokens=True))
+        return response_text(self._tokenizer, tokens.tolist(), self._ends)
 
     def _forget(self, key: SampleKey) -> None:
         self._requests.pop(key, None)
@@ -241,8 +244,11 @@ class EnvironmentEngine:
         self._calls.forget(key)
 
 
-def with_environment(engine: Engine, spec: RLHFJobSpec, tokenizer: Any) -> EnvironmentEngine:
-    """Return the engine with the job's environment, whose first process runs; WorkError when it cannot be loaded."""
+def with_environment(
+    engine: Engine, spec: RLHFJobSpec, tokenizer: Any, ends: frozenset[int]
+) -> EnvironmentEngine:
+    """Return the engine with the job's environment, whose first process runs; `ends` as of `EnvironmentEngine`.
+    WorkError when it cannot be loaded."""
     assert spec.rollout.environment is not None
     assert isinstance(engine, DecodesTurns), "validation lets no other engine have an environment"
     given = spec.rollout.environment
@@ -254,4 +260,4 @@ def with_environment(engine: Engine, spec: RLHFJobSpec, tokenizer: Any) -> Envir
         engine.keep_turns()
     prompts = spec.prompts
     arguments = None if prompts.chat_template_file else prompts.chat_template_arguments or NO_ARGUMENTS
-    return EnvironmentEngine(engine, calls, tokenizer, spec.rollout.environment.max_turns, arguments)
+    return EnvironmentEngine(engine, calls, tokenizer, spec.rollout.environment.max_turns, arguments, ends)

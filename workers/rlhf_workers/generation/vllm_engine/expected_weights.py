@@ -6,6 +6,7 @@ never seen outside of it.
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Final
 
 import torch
@@ -18,7 +19,7 @@ from rlhf_workers.generation.engine import EngineLimits
 from rlhf_workers.generation.requests import require_context
 from rlhf_workers.generation.vllm_engine.checkpoint_format import CheckpointFormat
 from rlhf_workers.generation.vllm_engine.weight_pieces import Named
-from rlhf_workers.models import matched_weights
+from rlhf_workers.models import generation_config, matched_weights
 
 DTYPES: Final = (torch.float32, torch.bfloat16, torch.float16)
 """In which weights are trained and published."""
@@ -34,7 +35,7 @@ class ExpectedWeights:
             self._model: Any = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32)
         self._model.tie_weights()
         self._format = CheckpointFormat(self._model)
-        self.generation_config = _generation_config(folder, self._model)
+        self.generation_config = generation_config(Path(folder))
         """The folder's, or what follows from its config.json."""
 
     @property
@@ -78,10 +79,3 @@ class CheckedWeights:
     bytes: int
     named: Iterable[Named]
     """In a checkpoint's names, layer by layer; to be read once."""
-
-
-def _generation_config(folder: str, model: Any) -> Any:
-    try:
-        return transformers.GenerationConfig.from_pretrained(folder, local_files_only=True)
-    except OSError:
-        return model.generation_config
