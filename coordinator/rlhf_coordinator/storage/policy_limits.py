@@ -12,6 +12,7 @@ from rlhf_api.algorithms import graph_of
 from rlhf_api.job import RLHFJobSpec
 from rlhf_api.model_limits import context_length, end_ids
 from rlhf_api.names import ExitCode
+from rlhf_api.text_tokens import added_tokens
 from rlhf_coordinator.failures import JobError
 
 FIELD: Final = "spec.models.actor.path"
@@ -30,6 +31,8 @@ class PolicyLimits:
     """Ids of tokens at which generation stops."""
     stop_strings: tuple[str, ...] = ()
     """Strings at which generation stops."""
+    start: tuple[int, ...] = ()
+    """Ids of tokens with which the tokenizer begins a text."""
     generates: bool = False
     """Whether the job samples responses, as long as the manifest allows."""
 
@@ -59,8 +62,16 @@ def read_policy_limits(spec: RLHFJobSpec, tokenizer: Any) -> PolicyLimits:
         context_length(text),
         frozenset(end_ids(rollout.stop_token_ids, end, own)),
         tuple(rollout.stop),
+        _start(tokenizer),
         graph_of(spec).generates,
     )
+
+
+def _start(tokenizer: Any) -> tuple[int, ...]:
+    try:
+        return tuple(added_tokens(tokenizer).start)
+    except ValueError as error:
+        raise JobError("ModelUnsupported", str(error), field=FIELD, exit_code=ExitCode.BAD_MODEL) from error
 
 
 def _end_of(config: Any) -> Any:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from rlhf_api.job.rollout import Prompts, PromptSource
+from rlhf_api.nesting import MAX_DEPTH, too_deep
 from rlhf_api.surrogates import half_pair
 from rlhf_coordinator.failures import JobError
 from rlhf_coordinator.storage.prompt_places import Place
@@ -22,6 +23,8 @@ from rlhf_coordinator.storage.table_folder import is_table, tables_of
 
 _BLOCK: Final = 1 << 20
 """Bytes of a file that are read at once, to be hashed."""
+SHOWN: Final = 80
+"""Characters of a path that are shown; enough to find it in the line."""
 _ESCAPE: Final = "\\u"
 """Every half of a surrogate pair in a line begins with this, as the line itself is UTF-8."""
 HALF_PAIR_REMEDY: Final = "write the whole character, or its two escapes one after the other"
@@ -141,6 +144,8 @@ def _object(place: Place, line: str) -> dict[str, Any]:
         raise place.bad(f"is not JSON: {error}") from error
     if not isinstance(record, dict):
         raise place.bad(f"is a JSON {type(record).__name__}, not an object")
+    if line.count("[") + line.count("{") > MAX_DEPTH and (deep := too_deep(record)) is not None:
+        raise place.bad(f"is nested more than {MAX_DEPTH} levels deep under {deep[:SHOWN]!r}; nothing that is read is")
     return record
 
 

@@ -22,7 +22,7 @@ from rlhf_coordinator.storage.prompt_places import Place
 from rlhf_coordinator.storage.prompt_records import places
 from rlhf_coordinator.storage.prompt_warnings import PromptWarnings
 from rlhf_coordinator.storage.prompts import Prompt
-from rlhf_coordinator.storage.turn_ends import warn_of_turn_end
+from rlhf_coordinator.storage.turn_ends import warn_of_prompt_ends, warn_of_turn_end
 
 _CHUNK: Final = 1024
 """Prompts tokenized at once: enough for the tokenizer's own threads, little memory."""
@@ -104,6 +104,7 @@ class _SourcePrompts:
                 self._filtered += 1
                 continue
             self._check_limits(line, ids, responses, tokenizer)
+            warn_of_prompt_ends(line.place, ids, tokenizer, self._limits, self._warnings)
             if len(ids) > self.longest.tokens:
                 self.longest = _Longest(len(ids), line.place)
             tokens = np.array(ids, dtype="<i4").tobytes()

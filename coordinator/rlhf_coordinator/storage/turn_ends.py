@@ -1,4 +1,4 @@
-"""Whether generation stops where a chat template ends a turn of the assistant.
+"""Whether prompts begin and end as the policy reads them, and generation stops where a chat template ends a turn.
 
 Rule: only what the template shows is judged. A template that refuses the trial, or that ends a turn by plain text,
 gives no warning.
@@ -32,3 +32,17 @@ def warn_of_turn_end(
     stops = ", ".join(repr(tokenizer.decode([stop])) for stop in sorted(limits.stops))
     what = f"is rendered by a chat template that ends a turn with {texts[0]!r}, and generation stops only at {stops}"
     warnings.add(whole, what, f"name {marks[0]} in spec.rollout.stopTokenIds, or make it the tokenizer's eos_token")
+
+
+def warn_of_prompt_ends(
+    place: Place, ids: list[int], tokenizer: Any, limits: PolicyLimits, warnings: PromptWarnings
+) -> None:
+    """Warn of a prompt that lacks the tokenizer's first token, and of one that ends where generation stops."""
+    start = list(limits.start)
+    if ids[: len(start)] != start:
+        first = tokenizer.decode(start)
+        what = f"is rendered without {first!r}, with which the tokenizer begins a text"
+        warnings.add(place, what, "write it in the chat template, such as {{ bos_token }}, if the model knows it")
+    if ids[-1] in limits.stops and ids != start:
+        what = f"ends with {tokenizer.decode(ids[-1:])!r}, at which generation stops"
+        warnings.add(place, what, "remove it, or let the chat template begin the turn of the assistant")

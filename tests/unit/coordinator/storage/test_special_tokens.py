@@ -137,3 +137,34 @@ def test_a_sequence_beyond_the_positions_is_refused_by_line(tmp_path: Path) -> N
         read(tmp_path, tokenizer, *records, limits=PolicyLimits(positions=127, generates=True))
     assert (error.value.failure.reason, error.value.failure.exit_code) == ("ContextTooShort", ExitCode.USAGE)
     assert error.value.failure.field == "spec.rollout.maxResponseTokens"
+
+
+@pytest.mark.parametrize(
+    ("template", "prompt", "warning"),
+    [
+        (None, "1+", None),
+        (None, "1<eos>+", None),
+        (
+            None,
+            "1+<eos>",
+            "line 1 ends with '<eos>', at which generation stops: remove it, or let the chat template begin",
+        ),
+        ("{{ bos_token }}{{ messages[0].content }}=", "1+", None),
+        (
+            "{{ messages[0].content }}=",
+            "1+",
+            "line 1 is rendered without '<bos>', with which the tokenizer begins a text",
+        ),
+        ("{{ bos_token }}{{ messages[0].content }}{{ eos_token }}", "1+", "line 1 ends with '<eos>', at which"),
+    ],
+)
+def test_a_prompt_that_begins_or_ends_strangely_is_warned_of(
+    tmp_path: Path, template: str | None, prompt: str, warning: str | None
+) -> None:
+    tokenizer = tokenizer_that_writes("<bos> $A <eos>")
+    tokenizer.chat_template = template
+    start, end = tokenizer.convert_tokens_to_ids(["<bos>", "<eos>"])
+    limits = PolicyLimits(stops=frozenset({end}), start=(start,))
+    (read_one,) = read(tmp_path, tokenizer, {"prompt": prompt}, chat_template=template is not None, limits=limits)
+    assert len(read_one.warnings) == (warning is not None)
+    assert warning is None or warning in read_one.warnings[0]

@@ -158,3 +158,10 @@ TAKEN = ("prompt", "response", "answer")
 
 def is_whole(text: str) -> bool:
     return not any("\ud800" <= letter <= "\udfff" for letter in text)
+
+
+def test_a_record_that_is_nested_too_deeply_for_any_reader_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "data.jsonl"
+    path.write_text('{"prompt": "a", "answer": ' + "[" * 900 + "]" * 900 + "}")
+    with pytest.raises(JobError, match=r"data.jsonl line 1 is nested more than 64 levels deep under 'answer\[0\]"):
+        read(path, ())
