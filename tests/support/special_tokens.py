@@ -3,7 +3,8 @@
 from typing import Any, Final
 
 from tests.support.models import build_tokenizer
-from tokenizers import processors
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
+from transformers import PreTrainedTokenizerFast
 
 BOS: Final = "<bos>"
 
@@ -19,3 +20,14 @@ def tokenizer_that_writes(single: str, *more: str) -> Any:
         single=single, pair=f"{single} $B", special_tokens=added
     )
     return tokenizer
+
+
+def byte_tokenizer(chat_template: str) -> Any:
+    """Return a tokenizer with a token for each byte, as byte-level models have; text -> ids -> text is exact."""
+    letters = sorted(pre_tokenizers.ByteLevel.alphabet())
+    tokenizer = Tokenizer(models.BPE({letter: number for number, letter in enumerate(letters)}, []))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    result = PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<eos>", clean_up_tokenization_spaces=False)
+    result.chat_template = chat_template
+    return result

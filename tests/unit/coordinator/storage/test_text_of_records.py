@@ -13,6 +13,7 @@ import pyarrow.parquet
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from tests.support.special_tokens import byte_tokenizer
 
 from rlhf_api.job.rollout import Prompts
 from rlhf_api.names import ExitCode
@@ -25,28 +26,20 @@ from rlhf_coordinator.storage.tokenized_prompts import read_prompts
 HALF = "\ud83d"
 
 
-class Utf8Tokenizer:
-    """A tokenizer with a token for each byte of UTF-8; it raises for what UTF-8 cannot write, as tokenizers do."""
-
-    eos_token_id = 256
-    chat_template = "x"
-
-    def __call__(self, texts: list[str], *, add_special_tokens: bool) -> dict[str, list[list[int]]]:
-        return {"input_ids": [list(text.encode()) for text in texts]}
-
-    def apply_chat_template(self, messages: list[dict[str, str]], *, add_generation_prompt: bool, **_: Any) -> str:
-        return "".join(f"<{message['role']}>{message['content']}" for message in messages) + "<assistant>" * (
-            add_generation_prompt
-        )
+CHAT = (
+    "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}"
+    "{% if add_generation_prompt %}<assistant>{% endif %}"
+)
+TOKENIZER = byte_tokenizer(CHAT)
 
 
-def read(path: Path, keys: tuple[str, ...] = ("response",), **fields: Any) -> list[Prompt]:
-    return read_prompts(Prompts(path=str(path), **fields), Utf8Tokenizer(), 1 << 20, keys, 1 << 20)
+def read(path: Path, keys: tuple[str, ...] = ("response",), tokenizer: Any = TOKENIZER, **fields: Any) -> list[Prompt]:
+    return read_prompts(Prompts(path=str(path), **fields), tokenizer, 1 << 20, keys, 1 << 20)
 
 
 def text_of(tokens: bytes) -> str:
     ids = np.frombuffer(tokens, "<i4").tolist()
-    return bytes(ids[:-1] if ids[-1] == Utf8Tokenizer.eos_token_id else ids).decode()
+    return str(TOKENIZER.decode(ids[:-1] if ids[-1] == TOKENIZER.eos_token_id else ids))
 
 
 @pytest.mark.parametrize(
@@ -92,14 +85,10 @@ def test_a_missing_key_beside_one_with_half_a_pair_is_refused_in_words(tmp_path:
 
 
 def test_half_a_pair_that_the_chat_template_writes_is_refused(tmp_path: Path) -> None:
-    class HalfWritingTokenizer(Utf8Tokenizer):
-        def apply_chat_template(self, messages: list[dict[str, str]], **arguments: Any) -> str:
-            return super().apply_chat_template(messages, **arguments) + HALF
-
     path = tmp_path / "data.jsonl"
     path.write_text(json.dumps({"prompt": "a"}))
     with pytest.raises(JobError, match="line 1 is rendered by the chat template with half a surrogate pair"):
-        read_prompts(Prompts(path=str(path), chat_template=True), HalfWritingTokenizer(), 64)
+        read(path, (), byte_tokenizer(CHAT + r"{{ '\ud83d' }}"), chat_template=True)
 
 
 @pytest.mark.parametrize("name", ["t.parquet", "t.arrow"])
@@ -133,8 +122,9 @@ ODD = st.tuples(st.lists(LETTERS, min_size=1, max_size=8).map("".join), st.sampl
 def test_any_text_comes_back_or_is_refused_by_file_line_and_key(
     tmp_path: Path, prompt: str, response: str, column: str, key: str, *, escape: bool, chat: bool, columns: bool
 ) -> None:
-    texts = {"prompt": prompt, "response": response, "answer": column} | ({} if key in TAKEN else {key: [column]})
-    whole = all(is_whole(text) for text in [*texts, prompt, response, column])
+    said = [{"role": "user", "content": prompt}] if chat and escape else prompt
+    texts = {"prompt": said, "response": response, "answer": column} | ({} if key in TAKEN else {key: [column]})
+    whole = all(map(is_whole, [*texts, prompt, response, column]))
     path = tmp_path / "data.jsonl"
     path.write_bytes((json.dumps(texts, ensure_ascii=escape or not whole) + "\n").encode())
     fields = {"chat_template": chat, "columns": ["answer"] if columns else []}
@@ -151,6 +141,16 @@ def test_any_text_comes_back_or_is_refused_by_file_line_and_key(
     journal = Journal(tmp_path / "journal")
     keep_tokenized(journal, "d" * 64, read_back)
     assert tokenized_before(journal, "d" * 64) == read_back
+
+
+@settings(deadline=None, max_examples=5, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.lists(ODD.map(lambda text: "".join(filter(is_whole, text)) or "a"), min_size=10, max_size=20))
+def test_any_text_of_a_table_comes_back(tmp_path: Path, texts: list[str]) -> None:
+    path = tmp_path / "t.parquet"
+    pa.parquet.write_table(pa.table({"prompt": texts, "response": texts, "other": [[text] for text in texts]}), path)
+    for text, prompt in zip(texts, read(path), strict=True):
+        assert text_of(prompt.tokens) == text_of(prompt.responses[0].tokens) == text
+        assert json.loads(prompt.record) == {"prompt": text, "response": text, "other": [text]}
 
 
 TAKEN = ("prompt", "response", "answer")
