@@ -16,6 +16,7 @@ from rlhf_api.text_tokens import added_tokens
 from rlhf_coordinator.failures import JobError
 
 FIELD: Final = "spec.models.actor.path"
+STOPS_FIELD: Final = "spec.rollout.stopTokenIds"
 _GENERATION: Final = "generation_config.json"
 
 
@@ -33,6 +34,8 @@ class PolicyLimits:
     """Strings at which generation stops."""
     start: tuple[int, ...] = ()
     """Ids of tokens with which the tokenizer begins a text."""
+    unknown: int | None = None
+    """Id of the token that stands for characters that the tokenizer does not know."""
     generates: bool = False
     """Whether the job samples responses, as long as the manifest allows."""
 
@@ -57,12 +60,16 @@ def read_policy_limits(spec: RLHFJobSpec, tokenizer: Any) -> PolicyLimits:
             f"model has {vocabulary} tokens, so no response could end: resize the model's embeddings"
         )
         raise JobError("TokenOutsideVocabulary", message, field=FIELD, exit_code=ExitCode.BAD_MODEL)
+    if vocabulary is not None and (outside := [stop for stop in rollout.stop_token_ids if stop >= vocabulary]):
+        message = f"{outside[0]} is no token of the policy, which has {vocabulary}, so nothing would stop there"
+        raise JobError("TokenOutsideVocabulary", message, field=STOPS_FIELD, exit_code=ExitCode.USAGE)
     return PolicyLimits(
         vocabulary,
         context_length(text),
         frozenset(end_ids(rollout.stop_token_ids, end, own)),
         tuple(rollout.stop),
         _start(tokenizer),
+        _unknown(tokenizer),
         graph_of(spec).generates,
     )
 
@@ -72,6 +79,12 @@ def _start(tokenizer: Any) -> tuple[int, ...]:
         return tuple(added_tokens(tokenizer).start)
     except ValueError as error:
         raise JobError("ModelUnsupported", str(error), field=FIELD, exit_code=ExitCode.BAD_MODEL) from error
+
+
+def _unknown(tokenizer: Any) -> int | None:
+    """Return the id of the unknown token, unless it has another meaning, too."""
+    known = {tokenizer.eos_token_id, tokenizer.bos_token_id, tokenizer.pad_token_id}
+    return None if tokenizer.unk_token_id in known else tokenizer.unk_token_id
 
 
 def _end_of(config: Any) -> Any:

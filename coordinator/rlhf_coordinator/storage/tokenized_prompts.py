@@ -22,7 +22,7 @@ from rlhf_coordinator.storage.prompt_places import Place
 from rlhf_coordinator.storage.prompt_records import places
 from rlhf_coordinator.storage.prompt_warnings import PromptWarnings
 from rlhf_coordinator.storage.prompts import Prompt
-from rlhf_coordinator.storage.turn_ends import warn_of_prompt_ends, warn_of_turn_end
+from rlhf_coordinator.storage.token_warnings import warn_of_prompt_ends, warn_of_turn_end, warn_of_unknown
 
 _CHUNK: Final = 1024
 """Prompts tokenized at once: enough for the tokenizer's own threads, little memory."""
@@ -124,10 +124,12 @@ class _SourcePrompts:
     def _check_limits(
         self, line: PromptLine, ids: list[int], responses: Sequence[GivenResponse], tokenizer: Any
     ) -> None:
-        """Raise JobError for tokens that the policy does not have, and for a sequence that is too long for it."""
+        """Raise JobError for tokens that the policy does not have, and for a sequence that is too long for it; warn of
+        characters that the tokenizer does not have."""
         given = [np.frombuffer(response.tokens, "<i4") for response in responses]
         vocabulary, positions = self._limits.vocabulary, self._limits.positions
         for key, tokens in ((self._prompts.prompt_key, ids), *zip(self._keys, given, strict=True)):
+            warn_of_unknown(line.place, key, tokens, line.record, tokenizer, self._limits, self._warnings)
             if vocabulary is not None and (largest := int(np.max(tokens))) >= vocabulary:
                 what = f"has the token {tokenizer.decode([largest])!r} under {key!r}, whose id is {largest}"
                 remedy = "resize the model's embeddings, or remove the token from the text"

@@ -37,7 +37,7 @@ def limits_of(folder: Path, **rollout: Any) -> PolicyLimits:
 def test_limits_are_those_of_tokenizer_configuration_and_manifest(tmp_path: Path) -> None:
     folder = folder_of(tmp_path, generation={"eos_token_id": [1, 5]}, eos_token_id=9)
     limits = limits_of(folder, stopTokenIds=[7], stop=["\n"])
-    assert limits == PolicyLimits(VOCABULARY, 512, frozenset({1, 5, 7}), ("\n",), generates=True)
+    assert limits == PolicyLimits(VOCABULARY, 512, frozenset({1, 5, 7}), ("\n",), unknown=2, generates=True)
 
 
 @pytest.mark.parametrize(("config", "stops"), [(9, {1, 9}), ([8, 9], {1, 8, 9}), (None, {1})])
@@ -61,6 +61,12 @@ def test_an_end_token_that_the_model_does_not_have_is_refused(tmp_path: Path) ->
         read_policy_limits(spec_of(folder), tokenizer)
     folder_of(tmp_path, tokenizer, vocab_size=VOCABULARY + 14)
     assert read_policy_limits(spec_of(folder), tokenizer).vocabulary == VOCABULARY + 14, "a padded vocabulary"
+
+
+def test_a_stop_token_that_the_model_does_not_have_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(JobError, match=f"{VOCABULARY} is no token of the policy, which has {VOCABULARY}") as error:
+        limits_of(folder_of(tmp_path), stopTokenIds=[3, VOCABULARY])
+    assert (error.value.failure.field, error.value.failure.exit_code) == ("spec.rollout.stopTokenIds", ExitCode.USAGE)
 
 
 def test_the_start_reads_prompts_by_these_limits(tmp_path: Path) -> None:

@@ -168,3 +168,12 @@ def test_a_prompt_that_begins_or_ends_strangely_is_warned_of(
     (read_one,) = read(tmp_path, tokenizer, {"prompt": prompt}, chat_template=template is not None, limits=limits)
     assert len(read_one.warnings) == (warning is not None)
     assert warning is None or warning in read_one.warnings[0]
+
+
+def test_characters_that_the_tokenizer_does_not_know_are_warned_of(tmp_path: Path) -> None:
+    tokenizer = tokenizer_that_writes("$A")
+    records = [{"prompt": "1", "response": response} for response in ("2", "<unk>", "\U0001f600", "\u00e9\u00e8")]
+    limits = PolicyLimits(unknown=tokenizer.unk_token_id)
+    (warning,) = read(tmp_path, tokenizer, *records, keys=("response",), limits=limits)[0].warnings
+    assert "line 3 has characters under 'response' that the tokenizer does not know" in warning
+    assert "reads '<unk>' (and 1 more lines): remove them" in warning

@@ -1,10 +1,13 @@
-"""Whether prompts begin and end as the policy reads them, and generation stops where a chat template ends a turn.
+"""Doubts about the tokens of prompts: how they begin and end, what they leave out, and where a turn ends.
 
-Rule: only what the template shows is judged. A template that refuses the trial, or that ends a turn by plain text,
-gives no warning.
+Rule: all of it may be meant, so these are warnings. Only what a template shows is judged. One that refuses the
+trial, or ends a turn by plain text, gives none.
 """
 
+from collections.abc import Sequence
 from typing import Any
+
+import numpy as np
 
 from rlhf_api.job.rollout import Message, Prompts
 from rlhf_api.text_tokens import turn_marks
@@ -46,3 +49,21 @@ def warn_of_prompt_ends(
     if ids[-1] in limits.stops and ids != start:
         what = f"ends with {tokenizer.decode(ids[-1:])!r}, at which generation stops"
         warnings.add(place, what, "remove it, or let the chat template begin the turn of the assistant")
+
+
+def warn_of_unknown(
+    place: Place,
+    key: str,
+    tokens: Sequence[int] | np.ndarray[Any, Any],
+    record: str,
+    tokenizer: Any,
+    limits: PolicyLimits,
+    warnings: PromptWarnings,
+) -> None:
+    """Warn of characters that the tokenizer does not know, where the record itself does not write that token."""
+    if limits.unknown is None or limits.unknown not in tokens:
+        return
+    unknown = tokenizer.decode([limits.unknown])
+    if unknown not in record:
+        what = f"has characters under {key!r} that the tokenizer does not know, so that the policy reads {unknown!r}"
+        warnings.add(place, what, "remove them, or add them to the tokenizer and the model")
