@@ -92,8 +92,8 @@ def _objects(
                 raise place.bad(f"has no key {key!r} ({field}); it has {', '.join(record) or 'none'}")
         if columns:
             record = {key: record[key] for key in needed}
-        if _ESCAPE in line and (key := half_pair(record)) is not None:
-            raise place.bad(f"has half a surrogate pair under {key!r}, which is no text; {HALF_PAIR_REMEDY}")
+        if _ESCAPE in line and (half := half_pair(record)) is not None:
+            raise place.bad(f"has half a surrogate pair under {half!r}, which is no text; {HALF_PAIR_REMEDY}")
         yield place, record, json.dumps(record, ensure_ascii=False) if columns else line.strip()
 
 

@@ -7,8 +7,6 @@ trial, or ends a turn by plain text, gives none.
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
-
 from rlhf_api.job.rollout import Message, Prompts
 from rlhf_api.text_tokens import turn_marks
 from rlhf_coordinator.storage.chat_template import ChatTemplate
@@ -54,7 +52,7 @@ def warn_of_prompt_ends(
 def warn_of_unknown(
     place: Place,
     key: str,
-    tokens: Sequence[int] | np.ndarray[Any, Any],
+    tokens: Sequence[int],
     record: str,
     tokenizer: Any,
     limits: PolicyLimits,

@@ -126,11 +126,11 @@ class _SourcePrompts:
     ) -> None:
         """Raise JobError for tokens that the policy does not have, and for a sequence that is too long for it; warn of
         characters that the tokenizer does not have."""
-        given = [np.frombuffer(response.tokens, "<i4") for response in responses]
+        given = [np.frombuffer(response.tokens, "<i4").tolist() for response in responses]
         vocabulary, positions = self._limits.vocabulary, self._limits.positions
         for key, tokens in ((self._prompts.prompt_key, ids), *zip(self._keys, given, strict=True)):
             warn_of_unknown(line.place, key, tokens, line.record, tokenizer, self._limits, self._warnings)
-            if vocabulary is not None and (largest := int(np.max(tokens))) >= vocabulary:
+            if vocabulary is not None and (largest := max(tokens)) >= vocabulary:
                 what = f"has the token {tokenizer.decode([largest])!r} under {key!r}, whose id is {largest}"
                 remedy = "resize the model's embeddings, or remove the token from the text"
                 raise line.place.bad(f"{what}, and the model of {FIELD} has {vocabulary} tokens: {remedy}")

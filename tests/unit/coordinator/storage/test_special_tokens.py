@@ -62,7 +62,7 @@ def responses(tmp_path: Path, *said: Any, stops: str = "", template: str | None 
     tokenizer.chat_template = template
     limits = PolicyLimits(stops=frozenset(tokenizer.convert_tokens_to_ids(stops.split())))
     records = [{"prompt": "1", "response": response} for response in said]
-    fields = {"keys": ("response",), "limits": limits, "chat_template": template is not None}
+    fields: dict[str, Any] = {"keys": ("response",), "limits": limits, "chat_template": template is not None}
     return [words(tokenizer, prompt.responses[0].tokens) for prompt in read(tmp_path, tokenizer, *records, **fields)]
 
 
@@ -131,10 +131,10 @@ def test_a_sequence_beyond_the_positions_is_refused_by_line(tmp_path: Path) -> N
     records = {"prompt": "1", "response": "23"}, {"prompt": "1", "response": "234"}
     with pytest.raises(JobError, match="line 2 has 5 tokens of prompt and response under 'response', and the model of"):
         read(tmp_path, tokenizer, *records, keys=("response",), limits=PolicyLimits(positions=4))
-    records = {"prompt": "1"}, {"prompt": "1+2"}, {"prompt": "123"}
+    prompts = [{"prompt": "1"}, {"prompt": "1+2"}, {"prompt": "123"}]
     words_of_it = r"64 \+ maxResponseTokens 64 = 128 .* longest prompt, .* line 2, has 3"
     with pytest.raises(JobError, match=words_of_it) as error:
-        read(tmp_path, tokenizer, *records, limits=PolicyLimits(positions=127, generates=True))
+        read(tmp_path, tokenizer, *prompts, limits=PolicyLimits(positions=127, generates=True))
     assert (error.value.failure.reason, error.value.failure.exit_code) == ("ContextTooShort", ExitCode.USAGE)
     assert error.value.failure.field == "spec.rollout.maxResponseTokens"
 

@@ -127,7 +127,7 @@ def test_any_text_comes_back_or_is_refused_by_file_line_and_key(
     whole = all(map(is_whole, [*texts, prompt, response, column]))
     path = tmp_path / "data.jsonl"
     path.write_bytes((json.dumps(texts, ensure_ascii=escape or not whole) + "\n").encode())
-    fields = {"chat_template": chat, "columns": ["answer"] if columns else []}
+    fields: dict[str, Any] = {"chat_template": chat, "columns": ["answer"] if columns else []}
     if not (all(map(is_whole, (prompt, response, column))) and (columns or whole)):
         with pytest.raises(JobError, match=r"data.jsonl line 1 has half a surrogate pair under") as error:
             read(path, **fields)
