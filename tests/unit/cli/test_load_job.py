@@ -1,5 +1,6 @@
 """How a manifest is read for a run: what `--set` changes, what is checked, and where paths lead."""
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -174,3 +175,11 @@ def test_half_a_surrogate_pair_in_a_manifest_is_refused_by_field_and_line(writte
 def test_half_a_surrogate_pair_of_the_command_line_is_refused() -> None:
     with pytest.raises(RunError, match="the value has half a surrogate pair"):
         apply({"spec": {}}, "spec.x=caf\udce9")
+
+
+def test_a_folder_whose_name_is_not_utf_8_is_refused(manifest: Path) -> None:
+    folder = manifest.parent / os.fsdecode(b"caf\xe9")
+    folder.mkdir()
+    path = manifest.rename(folder / "job.yaml")
+    with pytest.raises(RunError, match=r"caf\\udce9: the manifest and its run folder need paths of UTF-8"):
+        load(path, [])
