@@ -3,10 +3,11 @@
 Every document goes through one pass: parse, apply `--set`, check models and rules, add advice, resolve paths and
 defaults, and check what only the target knows: a cluster the pods, this machine the files. The result is a `LoadedJob`.
 Rule: files are looked for, never opened, except the manifest and, of the models, config.json and the headers of their
-weights; nothing is written and nothing is started.
+weights. Only a check for this machine reads prompts, by the tokenizer of the policy. Nothing is written or started.
 """
 
 import json
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
@@ -23,8 +24,10 @@ from rlhf_api.job.rollout import Prompts
 from rlhf_api.names import ADAPTER_CONFIG, ADAPTER_FIELD, DRAFT_MODEL_FIELD, ExitCode
 from rlhf_api.problems import ManifestError, Problem, Severity
 from rlhf_api.rules.advice import advice
+from rlhf_api.surrogates import escaped, has_half_pair
 from rlhf_api.yaml_document import Document, read_documents
-from rlhf_cli.local.errors import RunError
+from rlhf_cli.local.data_check import data_problems
+from rlhf_cli.local.errors import MissingFileError, RunError
 from rlhf_cli.local.run_folder import RunPaths
 from rlhf_cli.overrides import apply
 from rlhf_coordinator import tensor_split_check
@@ -34,6 +37,8 @@ from rlhf_operator.manifests.pod_problems import problems_of_pods
 
 CHECKPOINTS: Final = "checkpoints"
 """Folder in the run folder that takes the checkpoints of a job that names none: Ctrl-C and --resume need one."""
+_PAIR: Final = re.compile(r"\\ud[89ab][0-9a-f]{2}\\ud[c-f][0-9a-f]{2}")
+"""Surrogate pair in JSON, such as an emoji is; YAML would read two halves."""
 _POD_ROOT: Final = Path("/")
 """Folder against which relative paths are resolved in a pod, where there is no manifest."""
 
@@ -105,6 +110,8 @@ def resolve_here(job: RLHFJob, paths: RunPaths) -> RLHFJob:
 
     Raises RunError for the first file that is missing.
     """
+    if has_half_pair(str(paths.base)) or has_half_pair(str(paths.run_dir)):
+        raise RunError(f"{escaped(str(paths.base))}: the manifest and its run folder need paths of UTF-8; rename them")
     resolved = manifest.resolve(job, paths.base)
     if resolved.spec.checkpoints is None:
         checkpoints = Checkpoints(path=str(paths.run_dir.absolute() / CHECKPOINTS))
@@ -113,17 +120,17 @@ def resolve_here(job: RLHFJob, paths: RunPaths) -> RLHFJob:
     return resolved
 
 
-def load_documents(text: str, target: Target = Target.CLUSTER, base: Path = _POD_ROOT) -> list[LoadedJob]:
+def load_documents(text: str, target: Target = Target.CLUSTER, folder: Path | None = None) -> list[LoadedJob]:
     """Return every document of a manifest's text with everything that is wrong with it.
 
-    For a cluster the pods of the jobs are checked too. For this machine the model folders that are there are checked;
-    `base` is the manifest's folder. Raises ManifestError for a text that is no YAML, or that holds no RLHFJob.
+    For a cluster the pods of the jobs are checked too; for this machine their files and data, where `folder` is that of
+    the manifest. Raises ManifestError for a text that is no YAML, or that holds no RLHFJob.
     """
     documents = read_documents(text)
     loaded = [
         LoadedJob(document, None)
         if len(documents) > 1 and manifest.is_foreign(document)
-        else _load(document, target, base)
+        else _load(document, target, folder)
         for document in documents
     ]
     if all(document.of_another_kind for document in loaded):
@@ -132,14 +139,17 @@ def load_documents(text: str, target: Target = Target.CLUSTER, base: Path = _POD
     return loaded
 
 
-def _load(document: Document, target: Target, base: Path) -> LoadedJob:
+def _load(document: Document, target: Target, folder: Path | None) -> LoadedJob:
     try:
         job = manifest.checked_job(document, "")
     except ManifestError as error:
         return LoadedJob(document, None, tuple(error.problems))
-    warnings = advice(job)
-    job = manifest.resolve(job, base if target is Target.LOCAL else _POD_ROOT)
-    problems = [*(problems_of_pods(job) if target is Target.CLUSTER else _folder_problems(job)), *warnings]
+    problems = advice(job)
+    job = manifest.resolve(job, _POD_ROOT if folder is None or target is Target.CLUSTER else folder)
+    if target is Target.CLUSTER:
+        problems = [*problems_of_pods(job), *problems]
+    elif folder is not None:
+        problems = [*_folder_problems(job), *_file_problems(job), *problems]
     return LoadedJob(document, job, tuple(_with_line(problem, document) for problem in problems))
 
 
@@ -148,6 +158,18 @@ def _folder_problems(job: RLHFJob) -> list[Problem]:
     errors = [Problem(field, path, str(error)) for field, path, error in model_folder_problems(job.spec)]
     warnings = template_warnings(job.spec)
     return errors + [Problem(field, None, text, severity=Severity.WARNING) for field, text in warnings]
+
+
+def _file_problems(job: RLHFJob) -> list[Problem]:
+    """Return what is wrong with the files of a resolved job; one that is missing here is a warning."""
+    try:
+        _check_files(job)
+    except RunError as error:
+        field = str(error).partition(" ")[0]
+        if not isinstance(error, MissingFileError):
+            return [Problem(field, None, str(error))]
+        return [Problem(field, None, f"{error}; data were not checked", severity=Severity.WARNING)]
+    return data_problems(job.spec)
 
 
 def _single_document(path: Path, overrides: Sequence[str]) -> tuple[Document, str]:
@@ -163,12 +185,18 @@ def _single_document(path: Path, overrides: Sequence[str]) -> tuple[Document, st
     for override in overrides:
         data = apply(data, override)
     # Read again, so that nothing can be set that could not be written. It has no lines: they would mislead.
-    [changed] = read_documents(json.dumps(data))
+    [changed] = read_documents(_PAIR.sub(_one_escape, json.dumps(data)))
     return Document(changed.data, problems=_without_lines(changed.problems)), _with_overrides(source, overrides)
 
 
 def _with_overrides(source: str, overrides: Sequence[str]) -> str:
     return f"{source} with --set {' --set '.join(overrides)}"
+
+
+def _one_escape(pair: re.Match[str]) -> str:
+    """Return the escape of YAML for a character that JSON writes as two."""
+    character = json.loads(f'"{pair[0]}"')
+    return f"\\U{ord(character):08x}"
 
 
 def _without_lines(problems: Sequence[Problem]) -> list[Problem]:
@@ -248,7 +276,8 @@ def _check_model(field: str, path: str) -> None:
     if not folder.is_absolute():  # a hub id
         return
     if not folder.is_dir():
-        raise RunError(f"{field} = {path!r}: no such folder; give a Hugging Face model folder", ExitCode.BAD_MODEL)
+        why = "no such folder; give a Hugging Face model folder"
+        raise MissingFileError(f"{field} = {path!r}: {why}", ExitCode.BAD_MODEL)
     if not (folder / "config.json").is_file():
         adapters = ", but adapters: give the folder of their base model" if (folder / ADAPTER_CONFIG).is_file() else ""
         raise RunError(f"{field} = {path!r}: the folder has no config.json{adapters}", ExitCode.BAD_MODEL)
@@ -261,4 +290,6 @@ def _check_adapter(path: str) -> None:
 
 def _check_file(field: str, path: str, exit_code: ExitCode) -> None:
     if not Path(path).is_file():
-        raise RunError(f"{field} = {path!r}: no such file; paths are relative to the manifest's folder", exit_code)
+        raise MissingFileError(
+            f"{field} = {path!r}: no such file; paths are relative to the manifest's folder", exit_code
+        )

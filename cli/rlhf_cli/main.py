@@ -76,7 +76,8 @@ def validate(
         typer.Option(
             "--for",
             metavar="cluster|local",
-            help="Where the jobs are to run. With local, as for `rlhf run`, pod templates are not checked.",
+            help="Where the jobs are to run. With local, as for `rlhf run`, prompts are read by the actor's tokenizer, "
+            "and pod templates are not checked.",
         ),
     ] = "cluster",
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object for programs. Default: off.")] = False,

@@ -10,6 +10,7 @@ from typing import Any, Final
 
 import yaml
 
+from rlhf_api.surrogates import half_pair
 from rlhf_cli.local.errors import RunError
 
 _NUMBER: Final = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?")
@@ -39,6 +40,8 @@ def apply(data: Any, override: str) -> Any:
         value = parse_value(text)
     except yaml.YAMLError as error:
         raise RunError(f"--set {override!r}: the value is not valid YAML; close every bracket and quote") from error
+    if half_pair(value) is not None:
+        raise RunError(f"--set {override!r}: the value has half a surrogate pair, which is no text")
     if value is None:
         place.pop(parts[-1], None)
     else:

@@ -1,9 +1,10 @@
 """`rlhf validate job.yaml`: print every problem of every RLHFJob in a file, one paragraph per problem; starts nothing.
 
 Rule: it says what the API server and the operator would say, from the same models, rules and checks. It never fixes
-anything and never looks at prompts or devices. For a cluster it checks what pods are made of (templates, where
-checkpoints lie); for `rlhf run`, which makes no pods, it checks the model folders on this machine. A warning is no
-error: the exit code is that of a valid manifest. With `--json` the last line is one object for programs.
+anything, and never looks at devices. For a cluster it checks what pods are made of (templates, where checkpoints lie).
+For `rlhf run`, which makes no pods, it checks the model folders on this machine, without their weights, and reads
+prompt files as the start of the job reads them. A warning is no error: the exit code is that of a valid manifest. With
+`--json` the last line is one object for programs.
 """
 
 import json

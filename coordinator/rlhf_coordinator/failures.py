@@ -7,12 +7,14 @@ from pathlib import Path
 
 from rlhf_api import control_pb2 as pb
 from rlhf_api.names import ExitCode
+from rlhf_api.surrogates import escaped
 
 
 class JobError(Exception):
     """Carries the `pb.Failure` of the job's status."""
 
     def __init__(self, reason: str, message: str, *, field: str = "", exit_code: ExitCode = ExitCode.FAILED) -> None:
+        message = escaped(message)
         super().__init__(message)
         self.failure = pb.Failure(reason=reason, field=field, message=message, exit_code=int(exit_code))
 

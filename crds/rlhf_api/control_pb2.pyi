@@ -519,7 +519,7 @@ class FinishedSample(_message.Message):
     finish_reason: _builtins.str
     """"stop" | "length" """
     text: _builtins.str
-    """response decoded, special tokens skipped; what reward functions are given"""
+    """response decoded, without the tokens that end it; what reward functions are given"""
     queue_seconds: _builtins.float
     """from when the engine had it to its first new token; 0: not measured"""
     drafted_tokens: _builtins.int

@@ -13,6 +13,7 @@ import yaml
 
 from rlhf_api.nesting import MAX_DEPTH, too_deep
 from rlhf_api.problems import ManifestError, Problem
+from rlhf_api.surrogates import half_pair
 
 MAX_BYTES: Final = 1_048_576
 """Bytes of the largest manifest that is read; the API server stores 1.5 MB per object."""
@@ -90,6 +91,10 @@ def _document(loader: "_Loader", node: yaml.Node) -> Document:
         if deep := too_deep(document.data):
             message = f"is nested more than {MAX_DEPTH} levels deep: nothing in a manifest is"
             document.problems.append(Problem(deep, None, message, document.line_of(deep)))
+            document.data = None
+        elif (half := half_pair(document.data)) is not None:
+            message = "has half a surrogate pair, which is no text: write the character itself, not its escapes"
+            document.problems.append(Problem(half, None, message, document.line_of(half)))
             document.data = None
     return document
 

@@ -12,6 +12,7 @@ import torch
 
 from rlhf_api import control_pb2 as pb
 from rlhf_api.names import ExitCode
+from rlhf_api.surrogates import escaped
 
 MEMORY_FIELDS: Final = {
     "generation": "spec.generation.maxBatchSize",
@@ -41,6 +42,7 @@ class WorkError(Exception):
         retryable: bool = False,
         exit_code: ExitCode = ExitCode.FAILED,
     ) -> None:
+        message = escaped(message)
         super().__init__(message)
         self.failure = pb.Failure(
             reason=reason, field=field, message=message, retryable=retryable, exit_code=int(exit_code)
@@ -77,9 +79,9 @@ def describe(error: BaseException) -> str:
     """Return `file.py:12 in function: ValueError: text`, with the innermost frame's line."""
     frames = traceback.extract_tb(error.__traceback__)
     where = f"{Path(frames[-1].filename).name}:{frames[-1].lineno} in {frames[-1].name}: " if frames else ""
-    lines = "".join(traceback.format_exception_only(error)).strip().splitlines()
+    lines = escaped("".join(traceback.format_exception_only(error))).strip().splitlines()
     return where + lines[0 if isinstance(error, RuntimeError) else -1]  # CUDA adds lines of advice after its error
 
 
 def _first_line(error: Exception) -> str:
-    return str(error).splitlines()[0] if str(error) else ""
+    return escaped(str(error)).splitlines()[0] if str(error) else ""

@@ -183,6 +183,15 @@ def load_tokenizer(path: str, field: str) -> transformers.PreTrainedTokenizerBas
     return tokenizer
 
 
+def generation_config(folder: Path) -> transformers.GenerationConfig:
+    """The generation defaults of a folder: its generation_config.json, or what follows from its config.json."""
+    try:
+        return transformers.GenerationConfig.from_pretrained(folder, local_files_only=True)
+    except OSError:
+        config = transformers.AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+        return transformers.GenerationConfig.from_model_config(config)
+
+
 def replace_weights(model: nn.Module, tensors: Mapping[str, torch.Tensor], *, what: str) -> int:
     """Copies a complete set of named weights into `model`, all or nothing; returns the bytes copied.
 

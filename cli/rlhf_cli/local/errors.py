@@ -9,3 +9,7 @@ class RunError(Exception):
     def __init__(self, message: str, exit_code: ExitCode = ExitCode.USAGE) -> None:
         super().__init__(message)
         self.exit_code = exit_code
+
+
+class MissingFileError(RunError):
+    """A file or folder of the manifest is not on this machine; the message begins with its field."""

@@ -43,12 +43,12 @@ from rlhf_coordinator.state.fleet import Fleet
 from rlhf_coordinator.state.fusion_state import fusion_state
 from rlhf_coordinator.state.job_state import JobContext, JobState
 from rlhf_coordinator.storage import checkpoint
+from rlhf_coordinator.storage.job_prompts import PromptReader
 from rlhf_coordinator.storage.journal import Journal
 from rlhf_coordinator.storage.journal_lock import hold
 from rlhf_coordinator.storage.prompt_cache import keep_tokenized, tokenized_before
-from rlhf_coordinator.storage.prompts import Prompt, PromptSet, load_tokenizer, prompts_digest
+from rlhf_coordinator.storage.prompts import Prompt, PromptSet, prompts_digest
 from rlhf_coordinator.storage.restore import Restored, restore
-from rlhf_coordinator.storage.tokenized_prompts import read_prompts
 from rlhf_coordinator.storage.tokenizer_files import IDENTITY, tokenizer_digest
 from rlhf_coordinator.training import critic_overlap_choice
 
@@ -155,8 +155,7 @@ def read_evaluation_prompts(context: JobContext, journal: Journal, prompts: Prom
     digest = prompts_digest(spec, held_out)
     own = tokenized_before(journal, digest)
     if own is None:
-        tokenizer = load_tokenizer(spec.models.actor.path, spec.rank_group)
-        own = read_prompts(held_out, tokenizer, spec.rollout.max_prompt_tokens)
+        own = PromptReader(spec).evaluation()
         keep_tokenized(journal, digest, own)
     return own[: settings.prompt_count]
 
@@ -167,9 +166,7 @@ def read_prompt_set(context: JobContext, journal: Journal, digest: str) -> Promp
     per_prompt = samples_per_prompt(spec)
     prompts = tokenized_before(journal, digest)
     if prompts is None:
-        tokenizer = load_tokenizer(spec.models.actor.path, spec.rank_group)
-        rollout, keys = spec.rollout, spec.algorithm.fields.response_keys
-        prompts = read_prompts(spec.prompts, tokenizer, rollout.max_prompt_tokens, keys, rollout.max_response_tokens)
+        prompts = PromptReader(spec).training()
         keep_tokenized(journal, digest, prompts)
     return PromptSet(
         prompts,

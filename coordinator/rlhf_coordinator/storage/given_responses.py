@@ -2,7 +2,8 @@
 
 The tokens are those of prompt and response written together, without the prompt's, so that a word's space is where the
 model will see it; where the two would share a token, the response is tokenized alone, as generation would have gone on
-after the prompt. Each ends in the end-of-sequence token, once: what the model is to learn includes where to stop.
+after the prompt. All of them stay, those that end a turn too; each response ends in a token at which generation stops:
+what the model is to learn includes where to stop.
 Rule: a response depends on its line and the tokenizer alone, so nothing of it is journaled: who comes back makes the
 same ledger again.
 """
@@ -14,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from rlhf_api.names import ExitCode
+from rlhf_api.text_tokens import prompt_tokens
 from rlhf_coordinator.failures import JobError
 from rlhf_coordinator.storage.prompt_lines import PromptLine
 
@@ -28,32 +30,66 @@ class GivenResponse:
 
 
 def tokenized_responses(
-    lines: Sequence[PromptLine], prompts: Sequence[list[int]], tokenizer: Any, *, special: bool
+    lines: Sequence[PromptLine],
+    prompts: Sequence[list[int]],
+    tokenizer: Any,
+    *,
+    special: bool,
+    stops: frozenset[int] = frozenset(),
 ) -> list[tuple[GivenResponse, ...]]:
-    """Return the responses of each line. `prompts`: the tokens of its prompt; `special`: whether the tokenizer adds its
-    special tokens, as it did to the prompts. Raises JobError where the tokenizer has no end-of-sequence token."""
+    """Return the responses of each line.
+
+    `prompts`: the tokens of its prompt; `special`: whether the tokenizer adds its special tokens, as it did to the
+    prompts; `stops`: ids at which generation stops, beside the tokenizer's end. Raises JobError where the tokenizer has
+    no end-of-sequence token.
+    """
     end = tokenizer.eos_token_id
     if end is None:
         message = "its tokenizer has no end-of-sequence token, so no model could learn where a response ends; add one"
         raise JobError("BadData", message, field="spec.models.actor.path", exit_code=ExitCode.BAD_DATA)
     asked = [
-        (line.text, response.written, tokens)
+        (line.text, response, tokens)
         for line, tokens in zip(lines, prompts, strict=True)
         for response in line.responses
     ]
-    whole = tokenizer([prompt + said for prompt, said, _ in asked], add_special_tokens=special)["input_ids"]
-    alone = tokenizer([said for _, said, _ in asked], add_special_tokens=False)["input_ids"]
-    ids = iter(
-        _ended(together[len(prompt) :] if together[: len(prompt)] == prompt else separate, end)
+    whole = text_ids(tokenizer, [prompt + said.written for prompt, said, _ in asked], special=special)
+    alone = tokenizer([said.written for _, said, _ in asked], add_special_tokens=False)["input_ids"]
+    ids = (
+        together[len(prompt) :] if together[: len(prompt)] == prompt else separate
         for (_, _, prompt), together, separate in zip(asked, whole, alone, strict=True)
     )
+    ended = (
+        _ended(own, end, stops | {end}, tokenizer if said.written != said.text else None)
+        for (_, said, _), own in zip(asked, ids, strict=True)
+    )
     return [
-        tuple(GivenResponse(np.array(next(ids), dtype="<i4").tobytes(), said.text) for said in line.responses)
+        tuple(GivenResponse(np.array(next(ended), dtype="<i4").tobytes(), said.text) for said in line.responses)
         for line in lines
     ]
 
 
-def _ended(ids: list[int], end: int) -> list[int]:
-    """Return the tokens up to the last end of sequence, behind which a template may write more; with one at least."""
-    last = len(ids) - 1 - ids[::-1].index(end) if end in ids else len(ids)
-    return [*ids[:last], end]
+def text_ids(tokenizer: Any, texts: Sequence[str], *, special: bool) -> list[list[int]]:
+    """Return the tokens of texts that go on; `special`: whether they begin as the tokenizer begins a text. Raises
+    JobError."""
+    if not special:
+        return list(tokenizer(list(texts), add_special_tokens=False)["input_ids"])
+    try:
+        return prompt_tokens(tokenizer, texts)
+    except ValueError as error:
+        field = "spec.models.actor.path"
+        raise JobError("ModelUnsupported", str(error), field=field, exit_code=ExitCode.BAD_MODEL) from error
+
+
+def _ended(ids: list[int], end: int, stops: frozenset[int], template_tokenizer: Any | None) -> list[int]:
+    """Return the tokens of a response, with one at their end at which generation stops.
+
+    A chat template may write white space after the end of the last turn, which is no part of the response:
+    `template_tokenizer` decodes it, and is None where no template wrote the tokens. All else stays.
+    """
+    last = next((at for at in range(len(ids) - 1, -1, -1) if ids[at] in stops), None)
+    if last is None:
+        return [*ids, end]
+    after = ids[last + 1 :]
+    if not after or (template_tokenizer is not None and not template_tokenizer.decode(after).strip()):
+        return ids[: last + 1]
+    return [*ids, end]

@@ -7,12 +7,15 @@ reads records must never ask of which format they are.
 
 import hashlib
 import json
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
 from rlhf_api.job.rollout import Prompts, PromptSource
+from rlhf_api.nesting import MAX_DEPTH, too_deep
+from rlhf_api.surrogates import half_pair
 from rlhf_coordinator.failures import JobError
 from rlhf_coordinator.storage.prompt_places import Place
 from rlhf_coordinator.storage.prompt_tables import PARQUET_MARK, table_rows
@@ -20,6 +23,11 @@ from rlhf_coordinator.storage.table_folder import is_table, tables_of
 
 _BLOCK: Final = 1 << 20
 """Bytes of a file that are read at once, to be hashed."""
+SHOWN: Final = 80
+"""Characters of a path that are shown; enough to find it in the line."""
+_ESCAPE: Final = "\\u"
+"""Every half of a surrogate pair in a line begins with this, as the line itself is UTF-8."""
+HALF_PAIR_REMEDY: Final = "write the whole character, or its two escapes one after the other"
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,9 +92,9 @@ def _objects(
                 raise place.bad(f"has no key {key!r} ({field}); it has {', '.join(record) or 'none'}")
         if columns:
             record = {key: record[key] for key in needed}
-            yield place, record, json.dumps(record, ensure_ascii=False)
-        else:
-            yield place, record, line.strip()
+        if _ESCAPE in line and (half := half_pair(record)) is not None:
+            raise place.bad(f"has half a surrogate pair under {half!r}, which is no text; {HALF_PAIR_REMEDY}")
+        yield place, record, json.dumps(record, ensure_ascii=False) if columns else line.strip()
 
 
 def content(whole: Place) -> Iterator[bytes]:
@@ -94,7 +102,7 @@ def content(whole: Place) -> Iterator[bytes]:
     cannot be read."""
     if whole.path.is_dir():
         for path in tables_of(whole):
-            yield path.name.encode() + b"\0" + content_digest(replace(whole, path=path))
+            yield os.fsencode(path.name) + b"\0" + content_digest(replace(whole, path=path))
         return
     try:
         with whole.path.open("rb") as file:
@@ -136,6 +144,8 @@ def _object(place: Place, line: str) -> dict[str, Any]:
         raise place.bad(f"is not JSON: {error}") from error
     if not isinstance(record, dict):
         raise place.bad(f"is a JSON {type(record).__name__}, not an object")
+    if line.count("[") + line.count("{") > MAX_DEPTH and (deep := too_deep(record)) is not None:
+        raise place.bad(f"is nested more than {MAX_DEPTH} levels deep under {deep[:SHOWN]!r}; nothing that is read is")
     return record
 
 

@@ -113,11 +113,27 @@ def _arrow_parts(request: TableRequest) -> Iterator[Any]:
             reader = pyarrow.ipc.open_stream(file)
             batches = iter(reader)
         columns = _columns(reader.schema, request)
+        first = 1
         for batch in batches:
-            batch.validate(full=True)
+            _check_batch(batch, columns, first)
+            first += batch.num_rows
             wanted = batch.select(columns)
             for start in range(0, batch.num_rows, _PART):
                 yield wanted.slice(start, _PART)
+
+
+def _check_batch(batch: Any, columns: list[str], first: int) -> None:
+    """Raise BadTableError for the first value that is no text, and ArrowInvalid for anything else that is wrong."""
+    import pyarrow
+
+    try:
+        batch.validate(full=True)
+    except pyarrow.ArrowInvalid:
+        batch.validate()
+        for at in range(batch.num_rows):
+            for name in columns:
+                _value(batch, name, at, first)
+        raise
 
 
 def _columns(schema: Any, request: TableRequest) -> list[str]:

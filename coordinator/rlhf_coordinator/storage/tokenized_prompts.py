@@ -5,21 +5,29 @@ out but what spec.prompts.overlong says, counted. A source of which nothing is l
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import numpy as np
 
 from rlhf_api.job.rollout import Prompts
-from rlhf_coordinator.storage.given_responses import GivenResponse, tokenized_responses
+from rlhf_api.model_limits import CONTEXT_FIELD, context_problem
+from rlhf_api.names import ExitCode
+from rlhf_api.surrogates import has_half_pair
+from rlhf_coordinator.failures import JobError
+from rlhf_coordinator.storage.given_responses import GivenResponse, text_ids, tokenized_responses
+from rlhf_coordinator.storage.policy_limits import FIELD, PolicyLimits
 from rlhf_coordinator.storage.prompt_lines import PromptLine, read_lines
 from rlhf_coordinator.storage.prompt_places import Place
 from rlhf_coordinator.storage.prompt_records import places
 from rlhf_coordinator.storage.prompt_warnings import PromptWarnings
 from rlhf_coordinator.storage.prompts import Prompt
+from rlhf_coordinator.storage.token_warnings import warn_of_prompt_ends, warn_of_turn_end, warn_of_unknown
 
 _CHUNK: Final = 1024
 """Prompts tokenized at once: enough for the tokenizer's own threads, little memory."""
+UNLIMITED: Final = PolicyLimits()
+"""Limits of a policy that is not known."""
 _FILTER: Final = "leave such lines out with spec.prompts.overlong: Filter"
 
 
@@ -29,23 +37,32 @@ def read_prompts(
     max_tokens: int,
     response_keys: Sequence[str] = (),
     max_response_tokens: int = 0,
+    *,
+    limits: PolicyLimits = UNLIMITED,
 ) -> list[Prompt]:
     """Return the records of the files, tokenized, with the responses under `response_keys`.
 
     Raises JobError (exit code 22) naming the first bad one; `prompts.overlong` says whether one that is too long is bad
-    or left out.
+    or left out. `limits` are those of the policy; where it generates, the longest sequence must fit (exit code 2).
     """
     result: list[Prompt] = []
     warnings = PromptWarnings()
+    longest = _Longest()
     for source, (file, whole) in enumerate(places(prompts)):
         lines = list(read_lines(prompts, file, whole, tokenizer, response_keys, warnings))
         if not lines:
             raise whole.bad("has no prompts; it needs at least one line with a JSON object, or one row")
         before = result[-1].line if result else 0
-        kept = _SourcePrompts(prompts, source, before, max_tokens, response_keys, max_response_tokens, warnings)
+        warn_of_turn_end(prompts, whole, tokenizer, limits, warnings)
+        sizes = max_tokens, response_keys, max_response_tokens
+        kept = _SourcePrompts(prompts, source, before, *sizes, warnings, limits)
         for start in range(0, len(lines), _CHUNK):
             kept.add(lines[start : start + _CHUNK], tokenizer)
         result += kept.all(whole)
+        longest = max(longest, kept.longest, key=lambda known: known.tokens)
+    if limits.generates and (problem := context_problem(max_tokens, max_response_tokens, limits.positions)):
+        message = f"{problem}; the longest prompt, {longest.place}, has {longest.tokens} tokens"
+        raise JobError("ContextTooShort", message, field=CONTEXT_FIELD, exit_code=ExitCode.USAGE)
     return [replace(result[0], warnings=warnings.messages()), *result[1:]]
 
 
@@ -61,26 +78,35 @@ class _SourcePrompts:
         keys: Sequence[str],
         max_response: int,
         warnings: PromptWarnings,
+        limits: PolicyLimits,
     ) -> None:
         self._prompts, self._source, self._before = prompts, source, before
         self._max_tokens, self._keys, self._max_response = max_tokens, keys, max_response
-        self._warnings = warnings
+        self._warnings, self._limits = warnings, limits
+        self.longest = _Longest()
         self._result: list[Prompt] = []
         self._filtered = 0
 
     def add(self, lines: Sequence[PromptLine], tokenizer: Any) -> None:
         """Tokenize some records. Raises JobError."""
+        for line in lines:
+            if any(map(has_half_pair, (line.text, *(response.written for response in line.responses)))):
+                raise line.place.bad("is rendered by the chat template with half a surrogate pair, which is no text")
         special = not self._prompts.chat_template  # a chat template writes the special tokens itself
-        encoded = tokenizer([line.text for line in lines], add_special_tokens=special)["input_ids"]
+        encoded = text_ids(tokenizer, [line.text for line in lines], special=special)
         given: list[tuple[GivenResponse, ...]] = [()] * len(lines)
         if self._keys:
-            given = tokenized_responses(lines, encoded, tokenizer, special=special)
+            given = tokenized_responses(lines, encoded, tokenizer, special=special, stops=self._limits.stops)
         for line, ids, responses in zip(lines, encoded, given, strict=True):
             if not ids:
                 raise line.place.bad("is an empty prompt: it has no tokens, so there is nothing to continue")
             if self._is_left_out(line, ids, responses):
                 self._filtered += 1
                 continue
+            self._check_limits(line, ids, responses, tokenizer)
+            warn_of_prompt_ends(line.place, ids, tokenizer, self._limits, self._warnings)
+            if len(ids) > self.longest.tokens:
+                self.longest = _Longest(len(ids), line.place)
             tokens = np.array(ids, dtype="<i4").tobytes()
             number = self._before + line.number
             self._result.append(Prompt(number, tokens, line.text, line.record, responses, self._filtered, self._source))
@@ -95,6 +121,24 @@ class _SourcePrompts:
         self._result[-1] = replace(last, filtered=last.filtered + self._filtered)
         return self._result
 
+    def _check_limits(
+        self, line: PromptLine, ids: list[int], responses: Sequence[GivenResponse], tokenizer: Any
+    ) -> None:
+        """Raise JobError for tokens that the policy does not have, and for a sequence that is too long for it; warn of
+        characters that the tokenizer does not have."""
+        given = [np.frombuffer(response.tokens, "<i4").tolist() for response in responses]
+        vocabulary, positions = self._limits.vocabulary, self._limits.positions
+        for key, tokens in ((self._prompts.prompt_key, ids), *zip(self._keys, given, strict=True)):
+            warn_of_unknown(line.place, key, tokens, line.record, tokenizer, self._limits, self._warnings)
+            if vocabulary is not None and (largest := max(tokens)) >= vocabulary:
+                what = f"has the token {tokenizer.decode([largest])!r} under {key!r}, whose id is {largest}"
+                remedy = "resize the model's embeddings, or remove the token from the text"
+                raise line.place.bad(f"{what}, and the model of {FIELD} has {vocabulary} tokens: {remedy}")
+        for key, tokens in zip(self._keys, given, strict=True):
+            if positions is not None and (length := len(ids) + len(tokens)) > positions:
+                what = f"has {length} tokens of prompt and response under {key!r}"
+                raise line.place.bad(f"{what}, and the model of {FIELD} has {positions} positions; shorten them")
+
     def _is_left_out(self, line: PromptLine, ids: list[int], responses: Sequence[GivenResponse]) -> bool:
         long = [*_too_long("", len(ids), "maxPromptTokens", self._max_tokens)]
         for key, response in zip(self._keys, responses, strict=True):
@@ -103,6 +147,14 @@ class _SourcePrompts:
         if long and self._prompts.overlong == "Fail":
             raise line.place.bad(f"has {long[0]}; shorten it, raise the limit, or {_FILTER}")
         return bool(long)
+
+
+@dataclass(frozen=True, slots=True)
+class _Longest:
+    """The prompt with the most tokens."""
+
+    tokens: int = 0
+    place: Place | None = None
 
 
 def _too_long(what: str, tokens: int, limit: str, most: int) -> Iterator[str]:

@@ -1,5 +1,6 @@
 """How a manifest is read for a run: what `--set` changes, what is checked, and where paths lead."""
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -149,3 +150,36 @@ def test_every_document_of_a_file_is_loaded_for_itself() -> None:
         assert third.resolved
     with pytest.raises(ManifestError, match="holds no RLHFJob: it has ConfigMap reward, ConfigMap reward"):
         load_documents("---".join(["\n" + other, "\n" + other]))
+
+
+def test_a_character_beyond_the_first_plane_survives_an_override(tmp_path: Path) -> None:
+    path = tmp_path / "job.yaml"
+    message = (
+        'spec:\n  seed: 1\n  prompts: {path: p.jsonl, chatTemplate: true, systemMessage: "\U0001f600 \\x80 \\\\ud83d"}'
+    )
+    path.write_text(MANIFEST.replace("spec:", message, 1).replace("  prompts: {path: prompts.jsonl}\n", ""))
+    (tmp_path / "policy").mkdir()
+    (tmp_path / "policy" / "config.json").write_text("{}")
+    (tmp_path / "p.jsonl").write_text("{}")
+    loaded = load_resolved(path, ["spec.seed=2"], lambda _: tmp_path)
+    assert loaded.resolved.spec.prompts.system_message == "\U0001f600 \x80 \\ud83d"
+
+
+@pytest.mark.parametrize("written", ['"\\ud83d"', '"\\ud83d\\ude00"'])
+def test_half_a_surrogate_pair_in_a_manifest_is_refused_by_field_and_line(written: str) -> None:
+    [loaded] = load_documents(MANIFEST + f"  tags: [a, {written}]\n", Target.LOCAL)
+    assert [(problem.field, problem.line) for problem in loaded.errors] == [("spec.tags[1]", 9)]
+    assert "has half a surrogate pair, which is no text" in loaded.errors[0].message
+
+
+def test_half_a_surrogate_pair_of_the_command_line_is_refused() -> None:
+    with pytest.raises(RunError, match="the value has half a surrogate pair"):
+        apply({"spec": {}}, "spec.x=caf\udce9")
+
+
+def test_a_folder_whose_name_is_not_utf_8_is_refused(manifest: Path) -> None:
+    folder = manifest.parent / os.fsdecode(b"caf\xe9")
+    folder.mkdir()
+    path = manifest.rename(folder / "job.yaml")
+    with pytest.raises(RunError, match=r"caf\\udce9: the manifest and its run folder need paths of UTF-8"):
+        load(path, [])

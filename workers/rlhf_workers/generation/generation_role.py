@@ -21,6 +21,7 @@ from rlhf_api.algorithms.graph import GENERATE
 from rlhf_api.job import RLHFJob
 from rlhf_api.names import ExitCode
 from rlhf_api.samples import ResponsePart, SampleKey
+from rlhf_api.text_tokens import response_text, text_ends
 from rlhf_workers import weights
 from rlhf_workers.adapter_weights import AdapterWeights, OpenWeights, starts_elsewhere
 from rlhf_workers.device import memory_in_use
@@ -47,7 +48,7 @@ from rlhf_workers.generation.speculation.speculation_totals import SpeculationTo
 from rlhf_workers.generation.speculation.speculator import Speculates
 from rlhf_workers.generation.step_observations import Activity
 from rlhf_workers.generation.weight_updates import WeightUpdates
-from rlhf_workers.models import load_tokenizer
+from rlhf_workers.models import generation_config, load_tokenizer, model_folder
 from rlhf_workers.sample_codec import finished_message, key_message, key_of, progress_message, request_of
 from rlhf_workers.shared_memory.choice import borrowed_by
 from rlhf_workers.worker_role import Outbox
@@ -80,13 +81,18 @@ class GenerationRole:
         choice: EngineChoice | None = None,
         in_use: Callable[[], int] = lambda: 0,
         drafting: JobDrafting | None = None,
+        ends: frozenset[int] | None = None,
     ) -> None:
-        """`in_use`: bytes of the engine's device that are in use, by which is told what its sleep gave back.
-        `drafting`: what the engine's speculator has to do with the rest of the job; None: it has none."""
+        """`ends`: ids that are no text at the end of a response; None: those that the tokenizer names.
+
+        `in_use`: bytes of the engine's device that are in use, by which is told what its sleep gave back. `drafting`:
+        what the engine's speculator has to do with the rest of the job; None: it has none.
+        """
         self._engine = engine
         self.engine_choice = choice
         """See engine_totals.MeasuresEngine."""
         self._tokenizer = tokenizer
+        self._ends = text_ends(tokenizer) if ends is None else ends
         self._updates = WeightUpdates(engine, certificates, open_weights)
         self._clock_ns = clock_ns
         self._activity = Activity()
@@ -312,7 +318,7 @@ class GenerationRole:
         return pb.WithdrawResult(samples=[progress_message(response) for response in self._engine.withdraw(keys)])
 
     def _text(self, response: ResponsePart) -> str:
-        return str(self._tokenizer.decode(response.tokens.tolist(), skip_special_tokens=True))
+        return response_text(self._tokenizer, response.tokens.tolist(), self._ends)
 
 
 def build(job: RLHFJob, command: pb.Command, device: torch.device, certificates: Path | None) -> GenerationRole:
@@ -323,12 +329,21 @@ def build(job: RLHFJob, command: pb.Command, device: torch.device, certificates:
     choice = chosen_engine(job.spec, device)
     log.info("the engine is %s", choice.words)
     engine = build_engine(job.spec, tokenizer, device)
+    defaults = generation_config(model_folder(path, ACTOR_FIELD))
+    ends = text_ends(tokenizer, defaults.eos_token_id, job.spec.rollout.stop_token_ids)
     if job.spec.rollout.environment is not None:
-        engine = with_environment(engine, job.spec, tokenizer)
+        engine = with_environment(engine, job.spec, tokenizer, ends)
     in_use = partial(memory_in_use, device)
     drafting = JobDrafting.of(engine, job.spec, command.become_generation.learned)
     role = GenerationRole(
-        engine, tokenizer, certificates, open_weights=open_weights, choice=choice, in_use=in_use, drafting=drafting
+        engine,
+        tokenizer,
+        certificates,
+        open_weights=open_weights,
+        choice=choice,
+        in_use=in_use,
+        drafting=drafting,
+        ends=ends,
     )
     wanted = command.become_generation.weights
     elsewhere = any(location.folder != path for location in wanted.sources) or starts_elsewhere(job.spec)

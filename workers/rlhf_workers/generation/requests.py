@@ -3,6 +3,7 @@
 Rule: pure functions of the request and the engine's limits; the message names the sample, the numbers and the field.
 """
 
+from rlhf_api.model_limits import CONTEXT_FIELD, context_problem
 from rlhf_api.names import ExitCode
 from rlhf_api.samples import FinishReason, ResponsePart, SampleKey, SampleRequest
 from rlhf_workers.failures import WorkError
@@ -42,14 +43,9 @@ def check_request(request: SampleRequest, limits: EngineLimits, vocabulary: int)
 
 def require_context(max_positions: int | None, limits: EngineLimits) -> None:
     """WorkError when the longest sequence does not fit a model of `max_positions`; None: it has no limit."""
-    longest = limits.max_prompt_tokens + limits.max_response_tokens
-    if max_positions is not None and longest > max_positions:
-        field = "spec.rollout.maxResponseTokens"
-        message = (
-            f"{field}: maxPromptTokens {limits.max_prompt_tokens} + maxResponseTokens {limits.max_response_tokens} "
-            f"= {longest} is more than the {max_positions} positions of the model"
-        )
-        raise WorkError("ContextTooShort", message, field=field, exit_code=ExitCode.USAGE)
+    problem = context_problem(limits.max_prompt_tokens, limits.max_response_tokens, max_positions)
+    if problem is not None:
+        raise WorkError("ContextTooShort", problem, field=CONTEXT_FIELD, exit_code=ExitCode.USAGE)
 
 
 def known_response(request: SampleRequest, reason: FinishReason) -> ResponsePart:

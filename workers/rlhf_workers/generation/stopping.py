@@ -11,6 +11,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
+from rlhf_api.model_limits import end_ids
 from rlhf_api.samples import NOT_SAMPLED, FinishReason, SampleRequest, TokenArray
 from rlhf_workers.generation.engine import SamplingParameters
 
@@ -71,8 +72,5 @@ class StopRule:
 
 def stop_ids(model: Any, tokenizer: Any, parameters: SamplingParameters) -> list[int]:
     """Return the stop tokens of the job, the tokenizer and the model's generation defaults."""
-    ids = list(parameters.stop_token_ids)
-    for source in (tokenizer.eos_token_id, getattr(model.generation_config, "eos_token_id", None)):
-        if source is not None:
-            ids += source if isinstance(source, list) else [source]
-    return ids
+    own = getattr(model.generation_config, "eos_token_id", None)
+    return end_ids(parameters.stop_token_ids, tokenizer.eos_token_id, own)

@@ -32,6 +32,9 @@ class Letters:
         start = [START] if add_special_tokens else []
         return {"input_ids": [[*start, *map(self._id, text.replace("th", "\1"))] for text in texts]}
 
+    def decode(self, ids: list[int]) -> str:
+        return "".join(map(chr, ids))
+
     @staticmethod
     def _id(letter: str) -> int:
         return END if letter == "$" else ord(letter)

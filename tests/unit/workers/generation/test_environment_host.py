@@ -8,12 +8,14 @@ from typing import Any
 
 import pytest
 
+from rlhf_api import control_pb2 as pb
 from rlhf_api.job.environment import Environment
 from rlhf_api.job.reward_headers import secret_variables
 from rlhf_api.samples import SampleKey
-from rlhf_workers.failures import WorkError
+from rlhf_workers.failures import WorkError, failure_of
 from rlhf_workers.generation.environment.environment_calls import EnvironmentCalls, EnvironmentOutcome
 from rlhf_workers.generation.environment.environment_host import Episodes, StepError, checked_step, load_environment
+from rlhf_workers.generation.environment.turns import AnsweredTurn, episode_of
 from rlhf_workers.user_code.code_settings import resolve_settings
 from rlhf_workers.user_code.user_host import LoadError
 
@@ -100,6 +102,8 @@ def test_known_turns_are_not_taken_again_and_unknown_ones_are() -> None:
         ({"messages": [{"role": "tool", "content": 4}]}, "each must have a role and a content, both text"),
         ({"messages": [{"role": "tool", "content": "a" * 100_001}]}, "the answer has 100001 characters"),
         ({"message": 3}, "message is 3 (int); it must be text"),
+        ({"message": "a\ud83d"}, r"message has half a surrogate pair, which is no text: 'a\ud83d' (str)"),
+        ({"messages": [{"role": "tool", "content": "\ude00"}]}, "messages[0].content has half a surrogate pair"),
         ({"done": 1}, "done is 1 (int); it must be True or False"),
         ({"done": True, "reward": "1"}, "reward is '1' (str); it must be a finite number"),
         ({"done": True, "reward": float("nan")}, "reward is nan (float)"),
@@ -133,6 +137,17 @@ def test_a_class_that_is_no_environment_is_refused_before_the_first_sample(
     with pytest.raises(LoadError) as caught:
         load_environment(str(file), "", "Environment")
     assert words in str(caught.value)
+
+
+def test_texts_of_strangers_in_a_failure_or_in_the_name_of_a_metric_can_be_sent() -> None:
+    step = checked_step({"done": True, "metrics": {"a\ud83d": 1}})
+    assert episode_message(AnsweredTurn(**step)).metrics == {r"a\ud83d": 1.0}
+    assert WorkError("EnvironmentRaised", "no \ud83d").failure.message == r"no \ud83d"
+    assert failure_of(ValueError("no \ud83d"), "environment").message.endswith(r"ValueError: no \ud83d")
+
+
+def episode_message(step: AnsweredTurn) -> pb.Episode:
+    return pb.Episode(turns=1, metrics=episode_of([step]).metrics)
 
 
 def outcome(calls: EnvironmentCalls, *turns: str) -> EnvironmentOutcome:

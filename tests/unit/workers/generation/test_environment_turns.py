@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.support.engine_driving import MakeEngine, finish, requests, resumed, same_bits
-from tests.support.models import SPECIAL, VOCABULARY
+from tests.support.models import SPECIAL, VOCABULARY, build_tokenizer
+from transformers import AddedToken
 
 from rlhf_api import control_pb2 as pb
 from rlhf_api.samples import NOT_SAMPLED, Episode, ResponsePart, SampleKey, SampleRequest, VersionSpan
@@ -145,8 +146,8 @@ class NumberedTokens:
         assert not add_special_tokens
         return [len(SPECIAL) + 1 + int(text), STOPS[0]]
 
-    def decode(self, tokens: list[int], *, skip_special_tokens: bool) -> str:
-        assert skip_special_tokens
+    def decode(self, tokens: list[int], *, skip_special_tokens: bool, **_: bool) -> str:
+        assert not skip_special_tokens
         return " ".join(map(str, tokens))
 
 
@@ -170,8 +171,8 @@ class ChatTokens(NumberedTokens):
         assert arguments == {"tokenize": False, "add_generation_prompt": True}
         return "".join(f"{message['content']}<end>" for message in messages).removesuffix("<end>")
 
-    def decode(self, tokens: list[int], *, skip_special_tokens: bool) -> str:
-        return super().decode(tokens, skip_special_tokens=True) if skip_special_tokens else "<end>"
+    def decode(self, tokens: list[int], *, skip_special_tokens: bool, **text: bool) -> str:
+        return super().decode(tokens, skip_special_tokens=skip_special_tokens) if text else "<end>"
 
 
 def environed(
@@ -188,6 +189,31 @@ def environed(
         engine.keep_turns()
     counter: EnvironmentCalls = calls or Counter()
     return EnvironmentEngine(engine, counter, tokenizer or NumberedTokens(), max_turns=5)
+
+
+class Remembering(Counter):
+    """Remembers the turns of every sample."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.turns: dict[int, list[str]] = {}
+
+    def submit(self, key: SampleKey, record: str, turns: Sequence[str]) -> None:
+        super().submit(key, record, turns)
+        self.turns[key.sample] = list(turns)
+
+
+def test_the_environment_sees_special_tokens_of_a_turn_but_not_its_end(make_engine: MakeEngine) -> None:
+    tokenizer = build_tokenizer()
+    tokenizer.add_tokens([AddedToken(letter, special=True) for letter in "0123456789abcdefghijklm"])
+    engine, calls = make_engine(slots=4, stop_token_ids=STOPS), Remembering()
+    assert isinstance(engine, DecodesTurns)
+    given: Any = calls
+    done = finish(EnvironmentEngine(engine, given, tokenizer, max_turns=1, ends=frozenset(STOPS)), requests(4))
+    for number, response in done.items():
+        letters = tokenizer.convert_ids_to_tokens(response.tokens.tolist())
+        assert calls.turns[number] == ["".join(letters[:-1])]
+        assert response.tokens[-1] in STOPS
 
 
 def by_number(samples: Sequence[SampleRequest]) -> Mapping[int, SampleRequest]:

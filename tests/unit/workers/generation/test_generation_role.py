@@ -10,7 +10,9 @@ import pytest
 import torch
 from tests.support.engine_driving import MakeEngine
 from tests.support.generation_roles import STEP_NS, SteppingClock, generate, generation_job, run
+from tests.support.models import CHARACTERS, build_tokenizer
 from tests.support.outbox import RecordedOutbox
+from transformers import AddedToken
 
 from rlhf_api import control_pb2 as pb
 from rlhf_api.arrays import pack, unpack
@@ -39,7 +41,7 @@ def test_samples_come_back_whole_with_text_and_progress_adds_up(
     assert outbox.tokens == sum(len(unpack(message.tokens)) for message in finished.values())
     for message in finished.values():
         tokens = unpack(message.tokens)
-        assert message.text == load("llama")[1].decode(tokens.tolist(), skip_special_tokens=True)
+        assert message.text == load("llama")[1].decode(tokens.tolist()).removesuffix("<eos>")
         assert message.key.attempt == 2
         assert sum(span.tokens for span in message.versions) == len(tokens)
     reported: dict[int, list[int]] = {}
@@ -48,6 +50,19 @@ def test_samples_come_back_whole_with_text_and_progress_adds_up(
         reported[message.key.sample] += unpack(message.tokens).tolist()
     assert reported
     assert all(unpack(finished[n].tokens).tolist()[: len(tokens)] == tokens for n, tokens in reported.items())
+
+
+def test_special_tokens_of_a_response_are_text_but_its_end_is_not(make_engine: MakeEngine) -> None:
+    tokenizer = build_tokenizer()
+    tokenizer.add_tokens([AddedToken(letter, special=True) for letter in CHARACTERS])
+    ends = frozenset({1, 5, 6, 7, 8, 9})
+    role, outbox = GenerationRole(make_engine(stop_token_ids=tuple(ends)), tokenizer, ends=ends), RecordedOutbox()
+    role.handle(generate(6), outbox)
+    run(role, outbox)
+    for message in outbox.of("finished"):
+        written = tokenizer.convert_ids_to_tokens(unpack(message.tokens).tolist())
+        assert message.text == "".join(written[:-1] if message.finish_reason == "stop" else written)
+    assert "stop" in {message.finish_reason for message in outbox.of("finished")}
 
 
 def test_progress_and_spans_are_spaced_in_time(role: GenerationRole) -> None:

@@ -16,6 +16,7 @@ from tests.support import models
 from tests.support.answering_server import answering
 from tests.support.reward_samples import sample
 from tests.support.training_ranks import make_job
+from tokenizers import processors
 
 from rlhf_api.algorithms.graph import SCORE_REWARD
 from rlhf_api.job import RLHFJob
@@ -270,3 +271,19 @@ def test_a_model_of_the_job_compares_every_two_responses_in_both_orders(tmp_path
     assert compared(scorer, ("alone",)) == (0, [None])
     with pytest.raises(WorkError, match="the algorithm samples one: use Direct"):
         load_reward(SCORE_REWARD, job.spec, CPU, CPU)
+
+
+def test_a_judge_whose_tokenizer_ends_every_text_reads_a_question_that_does_not_end(tmp_path: Path) -> None:
+    folder = models.write_policy(tmp_path / "judge", "llama", seed=5)
+    judge = {"model": {"path": str(folder)}, "template": "{response}:", "minimum": 0, "maximum": 3}
+    scorer = load_reward(SCORE_REWARD, judged_job(folder, judge).spec, CPU, CPU)
+    assert isinstance(scorer, JudgeModelScorer)
+    expected = scorer.score([sample("abc")])
+    tokenizer = models.build_tokenizer()
+    tokenizer.backend_tokenizer.post_processor = processors.TemplateProcessing(
+        single="$A <eos>", pair="$A $B <eos>", special_tokens=[("<eos>", tokenizer.eos_token_id)]
+    )
+    tokenizer.save_pretrained(folder)
+    scorer = load_reward(SCORE_REWARD, judged_job(folder, judge).spec, CPU, CPU)
+    assert isinstance(scorer, JudgeModelScorer)
+    assert scorer.score([sample("abc")]) == expected

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from tests.support.models import build_tokenizer, write_policy, write_reward_model
+from tests.support.special_tokens import tokenizer_that_writes
 from tests.support.training_ranks import CPU, make_job
 from tokenizers import processors
 from transformers import AutoModelForSequenceClassification
@@ -20,6 +21,7 @@ from rlhf_api.job.model_source import ModelSource
 from rlhf_api.samples import FIRST_EVALUATION_SAMPLE, SampleKey, ScoringSample
 from rlhf_workers.failures import WorkError
 from rlhf_workers.inference.rewards.model import RewardModelScorer
+from rlhf_workers.inference.rewards.model_text import OwnTokenizer
 from rlhf_workers.inference.scorers import load_scorer
 
 MESSAGES = [{"role": "system", "content": "add"}, {"role": "user", "content": "1+1="}]
@@ -205,3 +207,10 @@ def test_a_sample_of_an_evaluation_is_read_by_the_fields_of_its_prompts(tmp_path
     (score,) = scorer_of(job).score([evaluated])
     text = "system: add!user: 1+1=!assistant: 2 yes!"
     np.testing.assert_allclose(score, expected(job, ids_of(text, end=False)), atol=1e-4)
+
+
+@pytest.mark.parametrize("single", ["<bos> $A", "<bos> $A <eos>"])
+def test_plain_text_begins_once_and_ends_once(tmp_path: Path, single: str) -> None:
+    tokenizer = tokenizer_that_writes(single)
+    plain = OwnTokenizer(tokenizer, make_job().spec, "field").tokens(sample("<bos>1+1="))
+    assert tokenizer.convert_ids_to_tokens(plain.tolist()) == ["<bos>", *"1+1=2 yes", "<eos>"]

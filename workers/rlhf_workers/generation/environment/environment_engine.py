@@ -22,6 +22,7 @@ from rlhf_api.job import RLHFJobSpec
 from rlhf_api.job.rollout import Prompts
 from rlhf_api.names import Group
 from rlhf_api.samples import FIRST_EVALUATION_SAMPLE, ResponsePart, SampleKey, SampleRequest, TokenArray
+from rlhf_api.text_tokens import response_text
 from rlhf_workers.generation.engine import (
     Engine,
     EngineCosts,
@@ -71,10 +72,12 @@ class EnvironmentEngine:
         max_turns: int,
         template_arguments: Mapping[str, Any] | None = NO_ARGUMENTS,
         evaluation_arguments: Mapping[str, Any] | None = NO_ARGUMENTS,
+        ends: frozenset[int] = frozenset(),
     ) -> None:
         """`calls` are started; they end with `close`. `template_arguments`: of the tokenizer's chat template, and
         `evaluation_arguments` for samples of evaluations; None: the job has another template, which this process does
-        not read."""
+        not read. `ends`: ids that end a turn and are no text."""
+        self._ends = ends
         self._template_arguments, self._evaluation_arguments = template_arguments, evaluation_arguments
         self._engine, self._calls, self._tokenizer, self._max_turns = engine, calls, tokenizer, max_turns
         self._requests: dict[SampleKey, SampleRequest] = {}  # of every sample that is held
@@ -236,7 +239,7 @@ class EnvironmentEngine:
             raise EngineError(INVALID, f"{FIELD}: messages: {error}", FIELD, key) from error
 
     def _text(self, tokens: TokenArray) -> str:
-        return str(self._tokenizer.decode(tokens.tolist(), skip_special_tokens=True))
+        return response_text(self._tokenizer, tokens.tolist(), self._ends)
 
     def _forget(self, key: SampleKey) -> None:
         self._requests.pop(key, None)
@@ -246,8 +249,9 @@ class EnvironmentEngine:
         self._calls.forget(key)
 
 
-def with_environment(engine: Engine, spec: RLHFJobSpec, tokenizer: Any) -> EnvironmentEngine:
-    """Return the engine with the job's environment, whose first process runs; WorkError when it cannot be loaded."""
+def with_environment(engine: Engine, spec: RLHFJobSpec, tokenizer: Any, ends: frozenset[int]) -> EnvironmentEngine:
+    """Return the engine with the job's environment, whose first process runs; `ends` as of `EnvironmentEngine`.
+    WorkError when it cannot be loaded."""
     assert spec.rollout.environment is not None
     assert isinstance(engine, DecodesTurns), "validation lets no other engine have an environment"
     given = spec.rollout.environment
@@ -258,7 +262,7 @@ def with_environment(engine: Engine, spec: RLHFJobSpec, tokenizer: Any) -> Envir
     if given.cache_between_turns == "Enabled":
         engine.keep_turns()
     arguments = [_template_arguments(spec.prompts_of(sample)) for sample in (0, FIRST_EVALUATION_SAMPLE)]
-    return EnvironmentEngine(engine, calls, tokenizer, given.max_turns, *arguments)
+    return EnvironmentEngine(engine, calls, tokenizer, given.max_turns, *arguments, ends)
 
 
 def _template_arguments(prompts: Prompts) -> Mapping[str, Any] | None:

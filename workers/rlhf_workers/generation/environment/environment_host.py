@@ -12,6 +12,7 @@ from collections import OrderedDict
 from collections.abc import Mapping
 from typing import Any, Final
 
+from rlhf_api.surrogates import escaped, half_pair
 from rlhf_workers.user_code.returned_values import finite, shown
 from rlhf_workers.user_code.user_host import SECRETS, HostedCode, LoadError, hide, load_name, serve
 
@@ -90,9 +91,11 @@ def checked_step(value: Any) -> StepReply:
     length = len(message or "") + sum(len(each["content"]) for each in messages)
     if length > MAX_MESSAGE:
         raise StepError(f"the answer has {length} characters, allowed are {MAX_MESSAGE}")
+    if (half := half_pair({"message": message, "messages": messages})) is not None:
+        raise StepError(f"{half} has half a surrogate pair, which is no text: {_shown(message or messages)}")
     if not isinstance(metrics, Mapping):
         raise StepError(f"metrics is {_shown(metrics)}; it must be a mapping of names to numbers")
-    given = {str(name): _number(f"metric {name}", metric) for name, metric in metrics.items()}
+    given = {escaped(str(name)): _number(f"metric {name}", metric) for name, metric in metrics.items()}
     reward = value.get("reward")
     given_reward = None if reward is None else _number("reward", reward)
     answer = {"message": message or "", "messages": messages}

@@ -12,6 +12,7 @@ from typing import Any, Final
 import numpy as np
 import torch
 
+from rlhf_api.model_limits import context_length
 from rlhf_api.names import ExitCode
 from rlhf_workers.attention_masks import FULL, SLIDING, AttentionMasks
 from rlhf_workers.experts import has_experts, in_tiles
@@ -45,7 +46,7 @@ class CausalForward:
         self.device: torch.device = model.device
         config = model.config.get_text_config()
         self.vocabulary = int(config.vocab_size)
-        self.max_positions: int | None = getattr(config, "max_position_embeddings", None)
+        self.max_positions: int | None = context_length(config)
         self.experts_see_others = has_experts(config) and not in_tiles(model)
         """Whether layers route tokens to experts whose kernels depend on how many tokens come together."""
         self._field = field

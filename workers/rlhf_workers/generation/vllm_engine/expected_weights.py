@@ -6,18 +6,20 @@ never seen outside of it.
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Final
 
 import torch
 import transformers
 
+from rlhf_api.model_limits import context_length
 from rlhf_api.names import ExitCode
 from rlhf_workers.failures import WorkError
 from rlhf_workers.generation.engine import EngineLimits
 from rlhf_workers.generation.requests import require_context
 from rlhf_workers.generation.vllm_engine.checkpoint_format import CheckpointFormat
 from rlhf_workers.generation.vllm_engine.weight_pieces import Named
-from rlhf_workers.models import matched_weights
+from rlhf_workers.models import generation_config, matched_weights
 
 DTYPES: Final = (torch.float32, torch.bfloat16, torch.float16)
 """In which weights are trained and published."""
@@ -33,7 +35,7 @@ class ExpectedWeights:
             self._model: Any = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32)
         self._model.tie_weights()
         self._format = CheckpointFormat(self._model)
-        self.generation_config = _generation_config(folder, self._model)
+        self.generation_config = generation_config(Path(folder))
         """The folder's, or what follows from its config.json."""
 
     @property
@@ -55,7 +57,7 @@ class ExpectedWeights:
 
     def require_context(self, limits: EngineLimits) -> None:
         """WorkError when the longest sequence does not fit the model."""
-        require_context(getattr(self._model.config.get_text_config(), "max_position_embeddings", None), limits)
+        require_context(context_length(self._model.config.get_text_config()), limits)
 
     def check(self, tensors: Mapping[str, torch.Tensor], *, what: str) -> "CheckedWeights":
         """Return a whole set; WorkError, opened by `what`, when one is missing, misshapen, foreign or no float."""
@@ -77,10 +79,3 @@ class CheckedWeights:
     bytes: int
     named: Iterable[Named]
     """In a checkpoint's names, layer by layer; to be read once."""
-
-
-def _generation_config(folder: str, model: Any) -> Any:
-    try:
-        return transformers.GenerationConfig.from_pretrained(folder, local_files_only=True)
-    except OSError:
-        return model.generation_config

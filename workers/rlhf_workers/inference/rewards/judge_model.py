@@ -18,6 +18,7 @@ from rlhf_api.job import RLHFJobSpec
 from rlhf_api.job.judge import Judge
 from rlhf_api.names import ExitCode
 from rlhf_api.samples import FloatArray, ScoringSample
+from rlhf_api.text_tokens import prompt_tokens
 from rlhf_workers import models
 from rlhf_workers.device_copies import to_device
 from rlhf_workers.failures import WorkError
@@ -99,7 +100,7 @@ class _JudgeModel:
             messages = [{"role": "user", "content": text}]
             rendered = self._tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
             return list(self._tokenizer(rendered, add_special_tokens=False)["input_ids"])
-        return list(self._tokenizer(text)["input_ids"])
+        return prompt_tokens(self._tokenizer, [text])[0]
 
     def _unrated(self, sample: ScoringSample, why: str) -> WorkError:
         where = f"sample {sample.key.sample} of iteration {sample.key.iteration}"

@@ -16,6 +16,7 @@ from rlhf_api.job import RLHFJobSpec
 from rlhf_api.job.rollout import Prompts
 from rlhf_api.names import ExitCode
 from rlhf_api.samples import FIRST_EVALUATION_SAMPLE, ScoringSample, TokenArray
+from rlhf_api.text_tokens import added_tokens, prompt_tokens
 from rlhf_workers.failures import WorkError
 
 PROBE: Final = "probe"
@@ -48,8 +49,8 @@ class OwnTokenizer:
         return np.asarray(ids, np.int32)
 
     def _plain(self, sample: ScoringSample) -> list[int]:
-        ids: list[int] = list(self._tokenizer(sample.prompt_text + sample.response_text)["input_ids"])
-        return self._ended(ids) if ids else ids
+        [ids] = prompt_tokens(self._tokenizer, [sample.prompt_text + sample.response_text])
+        return self._ended([*ids, *added_tokens(self._tokenizer).end]) if ids else ids
 
     def _chat(self, sample: ScoringSample, prompts: Prompts) -> list[int]:
         record = json.loads(sample.record)

@@ -1,0 +1,37 @@
+"""What is wrong with the data of a job, as far as tokenizer, configuration and prompt files of this machine tell.
+
+Rule: reads what the start of the job reads, by the same code, and no weights. A tokenizer that is not here is a
+warning, as the manifest may be right.
+"""
+
+from typing import Final
+
+from rlhf_api.job import RLHFJobSpec
+from rlhf_api.problems import Problem, Severity
+from rlhf_coordinator.failures import JobError
+from rlhf_coordinator.model_folders import local_folder
+from rlhf_coordinator.storage.job_prompts import PromptReader
+
+ACTOR_FIELD: Final = "spec.models.actor.path"
+TOKENIZERS: Final = ("tokenizer.json", "tokenizer.model", "tokenizer_config.json", "vocab.json", "vocab.txt")
+"""Files of which a folder with a tokenizer has at least one."""
+
+
+def data_problems(spec: RLHFJobSpec) -> list[Problem]:
+    """Return errors and warnings of a job that is resolved for this machine and whose files are there."""
+    try:
+        reader = PromptReader(spec)
+        read = [reader.training(), reader.evaluation()]
+    except JobError as error:
+        failure = error.failure
+        if failure.field == ACTOR_FIELD and not _has_tokenizer(spec.models.actor.path):
+            message = f"{failure.message}; data were not checked"
+            return [Problem(failure.field, None, message, severity=Severity.WARNING)]
+        return [Problem(failure.field, None, failure.message)]
+    warnings = dict.fromkeys(text for prompts in read for prompt in prompts[:1] for text in prompt.warnings)
+    return [Problem("spec.prompts", None, text, severity=Severity.WARNING) for text in warnings]
+
+
+def _has_tokenizer(source: str) -> bool:
+    folder = local_folder(source)
+    return folder is not None and any((folder / name).is_file() for name in TOKENIZERS)

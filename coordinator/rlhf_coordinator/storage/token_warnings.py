@@ -1,0 +1,67 @@
+"""Doubts about the tokens of prompts: how they begin and end, what they leave out, and where a turn ends.
+
+Rule: all of it may be meant, so these are warnings. Only what a template shows is judged. One that refuses the
+trial, or ends a turn by plain text, gives none.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+from rlhf_api.job.rollout import Message, Prompts
+from rlhf_api.text_tokens import turn_marks
+from rlhf_coordinator.storage.chat_template import ChatTemplate
+from rlhf_coordinator.storage.policy_limits import PolicyLimits
+from rlhf_coordinator.storage.prompt_places import Place
+from rlhf_coordinator.storage.prompt_warnings import PromptWarnings
+
+
+def warn_of_turn_end(
+    prompts: Prompts, whole: Place, tokenizer: Any, limits: PolicyLimits, warnings: PromptWarnings
+) -> None:
+    """Warn where the chat template ends a turn with a token at which generation does not stop."""
+    if not (prompts.chat_template and limits.stops):
+        return
+
+    def render(messages: list[Message], **_: Any) -> str:
+        return ChatTemplate(prompts, tokenizer).render(whole, messages, add_generation_prompt=False)
+
+    marks = turn_marks(tokenizer, render)
+    texts = [tokenizer.decode([mark]) for mark in marks]
+    stopped = any(stop in text or text in stop for stop in limits.stop_strings for text in texts)
+    if not marks or limits.stops.intersection(marks) or stopped:
+        return
+    stops = ", ".join(repr(tokenizer.decode([stop])) for stop in sorted(limits.stops))
+    what = f"is rendered by a chat template that ends a turn with {texts[0]!r}, and generation stops only at {stops}"
+    warnings.add(whole, what, f"name {marks[0]} in spec.rollout.stopTokenIds, or make it the tokenizer's eos_token")
+
+
+def warn_of_prompt_ends(
+    place: Place, ids: list[int], tokenizer: Any, limits: PolicyLimits, warnings: PromptWarnings
+) -> None:
+    """Warn of a prompt that lacks the tokenizer's first token, and of one that ends where generation stops."""
+    start = list(limits.start)
+    if ids[: len(start)] != start:
+        first = tokenizer.decode(start)
+        what = f"is rendered without {first!r}, with which the tokenizer begins a text"
+        warnings.add(place, what, "write it in the chat template, such as {{ bos_token }}, if the model knows it")
+    if ids[-1] in limits.stops and ids != start:
+        what = f"ends with {tokenizer.decode(ids[-1:])!r}, at which generation stops"
+        warnings.add(place, what, "remove it, or let the chat template begin the turn of the assistant")
+
+
+def warn_of_unknown(
+    place: Place,
+    key: str,
+    tokens: Sequence[int],
+    record: str,
+    tokenizer: Any,
+    limits: PolicyLimits,
+    warnings: PromptWarnings,
+) -> None:
+    """Warn of characters that the tokenizer does not know, where the record itself does not write that token."""
+    if limits.unknown is None or limits.unknown not in tokens:
+        return
+    unknown = tokenizer.decode([limits.unknown])
+    if unknown not in record:
+        what = f"has characters under {key!r} that the tokenizer does not know, so that the policy reads {unknown!r}"
+        warnings.add(place, what, "remove them, or add them to the tokenizer and the model")
