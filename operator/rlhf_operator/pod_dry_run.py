@@ -119,7 +119,7 @@ class Trials:
 
 
 def _described(job: RLHFJob, refused: Mapping[Group, str]) -> str:
-    """Return what is messages of templates that are refused; those that are refused in the same words together."""
+    """Return a message for the templates that are refused; one for all that are refused in the same words."""
     alike: dict[str, list[Group]] = {}
     for group, words in refused.items():
         alike.setdefault(same_words(identity.pod_name(job, group, 0), words), []).append(group)
