@@ -40,10 +40,10 @@ def template_warnings(spec: RLHFJobSpec) -> Iterator[tuple[str, str]]:
 def _readers(spec: RLHFJobSpec) -> Iterator[tuple[str, str, Path, Path]]:
     """Yield (field, path, folder, the actor's folder) of models with a folder of their own that are given the policy's
     tokens."""
-    actor, used = local_folder(spec.models.actor.path), graph_of(spec).roles
+    actor, graph = local_folder(spec.models.actor.path), graph_of(spec)
     for role in ModelRole:
-        source = None if role.kind is ModelKind.REWARD or role is ModelRole.ACTOR else spec.models.given(role)
-        folder = None if source is None or role not in used else local_folder(source.path)
+        source = None if role.kind is ModelKind.REWARD or role is graph.policy else spec.models.given(role)
+        folder = None if source is None or role not in graph.roles else local_folder(source.path)
         if source is not None and folder is not None and actor is not None:
             yield spec.models.path_field(role), source.path, folder, actor
 

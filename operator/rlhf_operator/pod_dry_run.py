@@ -119,16 +119,16 @@ class Trials:
 
 
 def _described(job: RLHFJob, refused: Mapping[Group, str]) -> str:
-    """Return what is told of templates that are refused; those that are refused in the same words together."""
+    """Return a message for the templates that are refused; one for all that are refused in the same words."""
     alike: dict[str, list[Group]] = {}
     for group, words in refused.items():
         alike.setdefault(same_words(identity.pod_name(job, group, 0), words), []).append(group)
     known = [problem for problem in problems_of_pods(job) if problem.severity is Severity.SERVER]
-    told = []
+    messages = []
     for groups in alike.values():
         words = refused[groups[0]]
         shown = words if len(words) <= WORDS_MAX else words[: WORDS_MAX - 1] + "…"
         paths = tuple(f"spec.{group}.template" for group in groups)
-        told.append(f"{', '.join(paths)}: the API server refuses its pods: {with_remedy(job, shown)}")
-        told += [str(problem) for problem in known if problem.field.startswith(paths)][:3]
-    return "; ".join(told)
+        messages.append(f"{', '.join(paths)}: the API server refuses its pods: {with_remedy(job, shown)}")
+        messages += [str(problem) for problem in known if problem.field.startswith(paths)][:3]
+    return "; ".join(messages)
