@@ -18,9 +18,10 @@ from typing import Any
 
 import grpc
 from benchmarks.operator_scale_rig.bare_client import BareClient, place
+from tests.support.partial_services import PartialCoordinator
 
 from rlhf_api import control_pb2 as pb
-from rlhf_api.control_pb2_grpc import CoordinatorServicer, add_CoordinatorServicer_to_server
+from rlhf_api.control_pb2_grpc import add_CoordinatorServicer_to_server
 from rlhf_api.names import COORDINATOR_PORT, LABEL_GROUP, LABEL_JOB_NAME, Group
 
 Json = dict[str, Any]
@@ -29,7 +30,7 @@ ITERATION_SECONDS = 300.0
 ITERATIONS = 100
 
 
-class _Coordinator(CoordinatorServicer):
+class _Coordinator(PartialCoordinator):
     def __init__(self, offset: float, generation: int) -> None:
         self._begun, self._generation = time.monotonic() - offset, generation
 

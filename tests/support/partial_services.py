@@ -1,6 +1,6 @@
 """Services of the control protocol of which a test serves some methods; the others answer UNIMPLEMENTED."""
 
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Awaitable, Iterator
 from typing import Any
 
 from rlhf_api import control_pb2 as pb
@@ -18,14 +18,14 @@ class PartialCoordinator(CoordinatorServicer):
     ) -> Iterator[pb.BatchPart] | AsyncIterator[pb.BatchPart]:
         raise NotImplementedError
 
-    def GetStatus(self, request: pb.GetStatusRequest, context: Any) -> pb.JobStatus:  # noqa: N802
+    def GetStatus(self, request: pb.GetStatusRequest, context: Any) -> pb.JobStatus | Awaitable[pb.JobStatus]:  # noqa: N802
         raise NotImplementedError
 
     def WatchStatus(self, request: pb.WatchStatusRequest, context: Any) -> AsyncIterator[pb.JobStatus]:  # noqa: N802
         raise NotImplementedError
 
-    def Stop(self, request: pb.StopRequest, context: Any) -> pb.StopReply:  # noqa: N802
+    def Stop(self, request: pb.StopRequest, context: Any) -> pb.StopReply | Awaitable[pb.StopReply]:  # noqa: N802
         raise NotImplementedError
 
-    def Resize(self, request: pb.ResizeRequest, context: Any) -> pb.ResizeReply:  # noqa: N802
+    def Resize(self, request: pb.ResizeRequest, context: Any) -> pb.ResizeReply | Awaitable[pb.ResizeReply]:  # noqa: N802
         raise NotImplementedError

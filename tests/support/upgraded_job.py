@@ -42,7 +42,7 @@ class Previous(QueuedCluster):
         places = {place: place.rpartition("/") for place in result["objects"]}
         self.bodies = {(kind, name): result["objects"][place] for place, (kind, _, name) in places.items()}
         self.applied = {place: body["metadata"]["annotations"][FINGERPRINT] for place, body in self.bodies.items()}
-        self.status = result["workload"]["status"]
+        self.status.update(result["workload"]["status"])
         self.flavors = {"h200": PodPlacement({"gpu": "h200"})}
         self.certificates = True
         self.version, self._numbers = 1000, itertools.count(1000)

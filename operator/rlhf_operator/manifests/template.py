@@ -121,7 +121,7 @@ def _within_limits(ours: Json, theirs: Mapping[str, Any]) -> Json:
     """Return our pod without a default request above the template's limit: where none is said, the request is the
     limit. GPUs that a claim gives are not asked for again.
     """
-    counterpart = next((each for each in theirs.get("containers") or () if each.get("name") == CONTAINER), {})
+    counterpart: Json = next((each for each in theirs.get("containers") or () if each.get("name") == CONTAINER), {})
     limits = (counterpart.get("resources") or {}).get("limits") or {}
     container = ours["containers"][0]
     resources = container["resources"]
@@ -165,7 +165,7 @@ def _merge_list(theirs: list[Json], ours: list[Json], key: str) -> list[Json]:
     left = list(theirs)
     merged = []
     for item in ours:
-        counterpart = next((entry for entry in left if entry.get(key) == item.get(key)), None)
+        counterpart: Json | None = next((entry for entry in left if entry.get(key) == item.get(key)), None)
         if counterpart is None:
             merged.append(item)
             continue

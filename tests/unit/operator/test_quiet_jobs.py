@@ -7,10 +7,11 @@ from typing import Any, cast
 
 import grpc
 import pytest
+from tests.support.partial_services import PartialCoordinator
 from tests.support.simulated_cluster import SimulatedCluster
 
 from rlhf_api import control_pb2 as pb
-from rlhf_api.control_pb2_grpc import CoordinatorServicer, add_CoordinatorServicer_to_server
+from rlhf_api.control_pb2_grpc import add_CoordinatorServicer_to_server
 from rlhf_operator import coordinator_client, job_certificates
 from rlhf_operator.api_client.client import KubernetesClient
 from rlhf_operator.certificates import Certificates, new_authority
@@ -96,7 +97,7 @@ async def test_the_secret_is_read_again_when_it_is_needed_alone(certificates: Ce
     assert (stored.reads, held.seconds_to_reread(KEY, now)) == (2, None)
 
 
-class Coordinator(CoordinatorServicer):
+class Coordinator(PartialCoordinator):
     """Answers as it is told."""
 
     def __init__(self) -> None:

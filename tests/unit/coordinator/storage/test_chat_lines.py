@@ -90,7 +90,7 @@ def test_a_prompt_that_is_rendered_already_is_warned_of_with_its_first_line(
 def test_words_as_marks_are_known_when_they_surround_the_prompt(tmp_path: Path) -> None:
     file = tmp_path / "chat.jinja"
     file.write_text("{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}assistant:")
-    fields = {"chat_template_file": str(file)}
+    fields: dict[str, Any] = {"chat_template_file": str(file)}
     assert read(tmp_path, {"prompt": "user: 2+2\nassistant:"}, **fields)[0].warnings
     assert not read(tmp_path, {"prompt": "Is it user: or assistant: that begins?"}, **fields)[0].warnings
 
@@ -208,7 +208,10 @@ def test_a_template_that_is_given_its_date_is_rendered(tmp_path: Path) -> None:
         "{% if date_string is not defined %}{% set date_string = strftime_now('%d %b %Y') %}{% endif %}"
         "{{ date_string }}: {{ messages[0].content }}"
     )
-    fields = {"chat_template_file": str(file), "chat_template_arguments": {"date_string": "26 Jul 2024"}}
+    fields: dict[str, Any] = {
+        "chat_template_file": str(file),
+        "chat_template_arguments": {"date_string": "26 Jul 2024"},
+    }
     assert read(tmp_path, {"prompt": "2+2"}, **fields)[0].text == "26 Jul 2024: 2+2"
 
 

@@ -212,5 +212,5 @@ def test_a_sample_of_an_evaluation_is_read_by_the_fields_of_its_prompts(tmp_path
 @pytest.mark.parametrize("single", ["<bos> $A", "<bos> $A <eos>"])
 def test_plain_text_begins_once_and_ends_once(tmp_path: Path, single: str) -> None:
     tokenizer = tokenizer_that_writes(single)
-    plain = OwnTokenizer(tokenizer, make_job().spec, "field").tokens(sample("<bos>1+1="))
+    plain = OwnTokenizer(tokenizer, make_job(tmp_path).spec, "field").tokens(sample("<bos>1+1="))
     assert tokenizer.convert_ids_to_tokens(plain.tolist()) == ["<bos>", *"1+1=2 yes", "<eos>"]

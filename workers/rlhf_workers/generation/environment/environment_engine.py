@@ -261,8 +261,8 @@ def with_environment(engine: Engine, spec: RLHFJobSpec, tokenizer: Any, ends: fr
     calls.start()
     if given.cache_between_turns == "Enabled":
         engine.keep_turns()
-    arguments = [_template_arguments(spec.prompts_of(sample)) for sample in (0, FIRST_EVALUATION_SAMPLE)]
-    return EnvironmentEngine(engine, calls, tokenizer, given.max_turns, *arguments, ends)
+    trained, evaluated = (_template_arguments(spec.prompts_of(sample)) for sample in (0, FIRST_EVALUATION_SAMPLE))
+    return EnvironmentEngine(engine, calls, tokenizer, given.max_turns, trained, evaluated, ends)
 
 
 def _template_arguments(prompts: Prompts) -> Mapping[str, Any] | None:
