@@ -12,7 +12,7 @@ from rlhf_api.companion_files import companion_files
 from rlhf_api.job import RLHFJobSpec
 from rlhf_api.model_folder_check import check_model_folder
 from rlhf_api.names import DRAFT_MODEL_FIELD, ExitCode
-from rlhf_api.weight_files import FolderError
+from rlhf_api.weight_files import MISSING, FolderError
 from rlhf_coordinator.failures import JobError
 
 
@@ -33,8 +33,11 @@ def model_folder_problems(spec: RLHFJobSpec) -> Iterator[tuple[str, str, FolderE
 
 
 def check_model_folders(spec: RLHFJobSpec) -> None:
-    """Raise JobError for the first folder that cannot be used."""
+    """Raise JobError for the first folder that cannot be used. A file that is missing may be mounted in workers alone:
+    they look for it when they load the model."""
     for field, path, error in model_folder_problems(spec):
+        if error.reason == MISSING:
+            continue
         raise JobError(error.reason, f"{path}: {error}", field=field, exit_code=ExitCode.BAD_MODEL)
 
 
