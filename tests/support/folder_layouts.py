@@ -119,7 +119,7 @@ def layouts() -> st.SearchStrategy[FolderLayout]:
         "packed": st.booleans(),
         "types": st.lists(st.sampled_from(TYPES), min_size=1, max_size=3).map(tuple),
     }
-    odd = [{}, {"stale": STALE}, {"damage": DAMAGE}, {"quantised": QUANTISED}]
+    odd: list[dict[str, tuple[str, ...]]] = [{}, {"stale": STALE}, {"damage": DAMAGE}, {"quantised": QUANTISED}]
     return st.one_of(
         [
             st.builds(FolderLayout, **sound, **{key: st.sampled_from(given) for key, given in each.items()})

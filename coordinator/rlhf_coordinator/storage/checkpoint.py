@@ -204,14 +204,14 @@ def _add_source_files(folder: Path, model: str, source: str) -> None:
     local = local_folder(source)
     field = DRAFT_MODEL_FIELD if model == DRAFT_MODEL else f"{ModelRole(model).manifest_path}.path"
     try:
-        names = companion_files(local) if local is not None else []
+        files = {name: local / name for name in companion_files(local)} if local is not None else {}
     except FolderError as error:
         message = f"{source}: {error}"
         raise JobError(error.reason, message, field=field, exit_code=ExitCode.BAD_MODEL) from error
-    for name in names:
+    for name, file in files.items():
         if not (folder / name).exists():
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copyfile(local / name, folder / name)
+            shutil.copyfile(file, folder / name)
     if not (folder / _CONFIG).is_file():
         message = (
             f"{source} is not among what the coordinator has mounted, and the ranks did not write its {_CONFIG} and "
