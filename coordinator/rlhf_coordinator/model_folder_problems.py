@@ -13,7 +13,7 @@ from rlhf_api.job import RLHFJobSpec
 from rlhf_api.model_folder_check import check_model_folder
 from rlhf_api.names import ADAPTER_FIELD, DRAFT_MODEL_FIELD, ExitCode
 from rlhf_api.peft_folder_check import AdapterError, check_adapter_config, check_adapter_tensors
-from rlhf_api.weight_files import FolderError, WeightFiles, read_weight_files
+from rlhf_api.weight_files import MISSING, FolderError, WeightFiles, read_weight_files
 from rlhf_coordinator.failures import JobError
 from rlhf_coordinator.tokenizer_problems import tokenizer_problems
 
@@ -37,8 +37,11 @@ def model_folder_problems(spec: RLHFJobSpec) -> Iterator[tuple[str, str, FolderE
 
 
 def check_model_folders(spec: RLHFJobSpec) -> None:
-    """Raise JobError for the first folder that cannot be used."""
+    """Raise JobError for the first folder that cannot be used. A file that is missing may be mounted in workers alone:
+    they look for it when they load the model."""
     for field, path, error in model_folder_problems(spec):
+        if error.reason == MISSING:
+            continue
         message = str(error) if isinstance(error, AdapterError) else f"{path}: {error}"
         raise JobError(error.reason, message, field=field, exit_code=ExitCode.BAD_MODEL)
 

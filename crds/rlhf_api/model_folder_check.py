@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from rlhf_api.names import ADAPTER_CONFIG, ADAPTER_FIELD
-from rlhf_api.weight_files import FolderError, TensorEntry, WeightFiles, check_index, read_weight_files
+from rlhf_api.weight_files import MISSING, FolderError, TensorEntry, WeightFiles, check_index, read_weight_files
 
 CONFIG: Final = "config.json"
 TIED_BY_DEFAULT: Final[Mapping[str, bool]] = {
@@ -73,7 +73,7 @@ def read_model_config(folder: Path) -> dict[str, Any]:
     try:
         config = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
     except FileNotFoundError:
-        raise FolderError("ModelMissing", f"it holds no {CONFIG}") from None
+        raise FolderError(MISSING, f"it holds no {CONFIG}") from None
     except (OSError, ValueError) as error:
         raise FolderError("ModelCorrupt", f"{CONFIG} is not JSON: {error}") from error
     if not isinstance(config, dict) or not isinstance(config.get("model_type"), str):

@@ -16,6 +16,8 @@ SINGLE: Final = "model.safetensors"
 INDEX: Final = "model.safetensors.index.json"
 MAX_HEADER_BYTES: Final = 100 * 1024 * 1024
 """The format's own limit."""
+MISSING: Final = "ModelMissing"
+"""Reason of a folder that lacks a file."""
 NAMED: Final = 3
 """Names that an error shows before it says how many more there are."""
 CONFIG_TYPES: Final[Mapping[str, str]] = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
@@ -76,7 +78,7 @@ def weight_files(folder: Path) -> tuple[Path, ...]:
         return (_single_file(folder, present),)
     named = sorted(set(weight_map(folder).values()))
     if missing := [name for name in named if name not in present]:
-        raise FolderError("ModelMissing", f"it holds no {_some(missing)}, but {INDEX} names it: weights are missing")
+        raise FolderError(MISSING, f"it holds no {_some(missing)}, but {INDEX} names it: weights are missing")
     stale = sorted(name for name in present - set(named) if name == SINGLE or _SHARD.fullmatch(name))
     if stale:
         raise FolderError(
@@ -142,7 +144,7 @@ def _single_file(folder: Path, present: set[str]) -> Path:
             why += f" and no {INDEX}, but {_some(shards)}: put the index beside them"
         elif pickled := sorted(item.name for item in folder.iterdir() if _PICKLED.fullmatch(item.name)):
             why += f"; {_some(pickled)} may run code and is never read: save the model as safetensors"
-        raise FolderError("ModelMissing", why)
+        raise FolderError(MISSING, why)
     if others := sorted(present - {SINGLE}):
         raise FolderError(
             "ModelCorrupt",

@@ -7,7 +7,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from tests.support import models
 
-from rlhf_workers.training.pipeline_stage import VALUE_HEAD
+from rlhf_workers.training.pipeline_stage import HEADS_IN_FILES, VALUE_HEAD
 from rlhf_workers.training.tensor_file import TensorFolder
 from rlhf_workers.training.tensor_parts import read_parts
 
@@ -28,12 +28,12 @@ def critic_of(policy: Path) -> Path:
 
 
 def whole_moments(folder: Path) -> dict[str, torch.Tensor]:
-    """Those of a checkpoint, put together."""
-    result = {}
+    """Those of a checkpoint, put together; a critic's head has its own name among them."""
+    result, own = {}, {name: head for head, name in HEADS_IN_FILES.items()}
     for model in ("actor", "critic"):
         files = sorted((folder / "optimizer").glob(f"{model}-stage-*.safetensors"))
         shapes = {
-            name: value.shape
+            own.get(name, name): value.shape
             for file in (folder / model).glob("*.safetensors")
             for name, value in load_file(file).items()
         }

@@ -6,6 +6,8 @@ from pathlib import Path
 
 import peft
 import pytest
+import torch
+from safetensors.torch import save_file
 from tests.support.models import build_tokenizer, write_policy, write_reward_model
 from transformers import AutoModelForCausalLM
 
@@ -56,10 +58,12 @@ def test_a_folder_that_cannot_be_used_is_found_before_anything_starts(manifest: 
     assert [(problem.field, problem.value) for problem in loaded.errors] == [(field, str(folder))]
     assert loaded.errors[0].line is not None
     assert loaded.errors[0].message.startswith("it holds no model-00001-of-00001.safetensors")
-    with pytest.raises(JobError) as failed:
+    check_model_folders(loaded.resolved.spec)  # workers may mount it
+    save_file({"x": torch.ones(1)}, folder / "model-00001-of-00001.safetensors")
+    with pytest.raises(JobError, match=f"it holds model.safetensors beside {INDEX}") as failed:
         check_model_folders(loaded.resolved.spec)
     failure = failed.value.failure
-    assert (failure.reason, failure.field, failure.exit_code) == ("ModelMissing", field, ExitCode.BAD_MODEL)
+    assert (failure.reason, failure.field, failure.exit_code) == ("ModelCorrupt", field, ExitCode.BAD_MODEL)
 
 
 def test_what_is_not_on_this_machine_is_left_to_the_workers(manifest: Path) -> None:
