@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from tests.support.queued_cluster import QueuedCluster
+from tests.support.queued_cluster import WORKLOAD_KEY, QueuedCluster
 from tests.support.simulated_cluster import CONFIG_MAP, IMAGES, SimulatedCluster
 
 from rlhf_api.structural_schema import job_schema, with_defaults
@@ -42,7 +42,7 @@ class Previous(QueuedCluster):
         places = {place: place.rpartition("/") for place in result["objects"]}
         self.bodies = {(kind, name): result["objects"][place] for place, (kind, _, name) in places.items()}
         self.applied = {place: body["metadata"]["annotations"][FINGERPRINT] for place, body in self.bodies.items()}
-        self.status.update(result["workload"]["status"])
+        self.statuses[WORKLOAD_KEY[1]] = result["workload"]["status"]
         self.flavors = {"h200": PodPlacement({"gpu": "h200"})}
         self.certificates = True
         self.version, self._numbers = 1000, itertools.count(1000)
