@@ -18,9 +18,10 @@ from typing import Any
 
 import grpc
 from benchmarks.operator_scale_rig.bare_client import BareClient, place
+from tests.support.partial_services import PartialCoordinator
 
 from rlhf_api import control_pb2 as pb
-from rlhf_api.control_pb2_grpc import CoordinatorServicer, add_CoordinatorServicer_to_server
+from rlhf_api.control_pb2_grpc import add_CoordinatorServicer_to_server
 from rlhf_api.names import COORDINATOR_PORT, LABEL_GROUP, LABEL_JOB_NAME, Group
 
 Json = dict[str, Any]
@@ -29,11 +30,13 @@ ITERATION_SECONDS = 300.0
 ITERATIONS = 100
 
 
-class _Coordinator(CoordinatorServicer):
+class _Coordinator(PartialCoordinator):
     def __init__(self, offset: float, generation: int) -> None:
         self._begun, self._generation = time.monotonic() - offset, generation
 
-    async def GetStatus(self, request: object, context: object) -> pb.JobStatus:  # noqa: N802 gRPC names it
+    async def GetStatus(  # type: ignore[override]  # noqa: N802 gRPC names it
+        self, request: pb.GetStatusRequest, context: Any
+    ) -> pb.JobStatus:
         passed = time.monotonic() - self._begun
         iteration = int(passed / ITERATION_SECONDS)
         workers = [*(f"generation-{index}" for index in range(self._generation)), "inference-0", "training-0"]
