@@ -30,7 +30,7 @@ from benchmarks.operator_scale_rig.processor_time import seconds_of
 from tests.support.fake_api_server import FakeApiServer, until
 
 from rlhf_api import names
-from rlhf_operator.__main__ import GC_THRESHOLDS
+from rlhf_operator.__main__ import GC_THRESHOLDS, RESOURCES
 from rlhf_operator.api_client.reflector import Reflector
 from rlhf_operator.api_client.transport import Transport
 from rlhf_operator.controller import Controller
@@ -156,9 +156,13 @@ async def measure(jobs: int, seconds: float, *, silent: bool) -> Json:
 
 
 def _asked_for(method: str, path: str) -> str:
-    parts = path.split("/")
-    listed = next((resource.plural for resource in WATCHED.values() if resource.plural == parts[-1]), "")
-    return f"watch {listed}" if method == "GET" and listed else f"{method} {parts[-2]}"
+    """Return what a request was, such as `GET secrets` or `PATCH rlhfjobs/status`."""
+    parts = path.strip("/").split("/")
+    place = next(
+        (i for i, part in enumerate(parts) if part in {resource.plural for resource in RESOURCES.values()}), -1
+    )
+    named = parts[place + 1 :]
+    return f"{method} {'/'.join([parts[place], *named[1:]])}" if named or method != "GET" else f"watch {parts[place]}"
 
 
 def _running(body: Json) -> str:

@@ -34,7 +34,9 @@ class _Coordinator(PartialCoordinator):
     def __init__(self, offset: float, generation: int) -> None:
         self._begun, self._generation = time.monotonic() - offset, generation
 
-    async def GetStatus(self, request: object, context: object) -> pb.JobStatus:  # noqa: N802 gRPC names it
+    async def GetStatus(  # type: ignore[override]  # noqa: N802 gRPC names it
+        self, request: pb.GetStatusRequest, context: Any
+    ) -> pb.JobStatus:
         passed = time.monotonic() - self._begun
         iteration = int(passed / ITERATION_SECONDS)
         workers = [*(f"generation-{index}" for index in range(self._generation)), "inference-0", "training-0"]

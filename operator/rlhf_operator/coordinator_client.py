@@ -69,7 +69,8 @@ _WORKER: Final = re.compile(r"[a-z]{1,32}-[0-9]{1,9}")
 class _Known:
     address: str
     certificates: Certificates
-    channel: grpc.aio.Channel
+    channel: grpc.aio.Channel | None = None
+    """None before the first attempt, and after one that failed: a channel connects again and again, asked or not."""
     before: CoordinatorReading | None = None
     """Last reading of the coordinator that was at another address."""
     reading: CoordinatorReading | None = None
@@ -112,8 +113,7 @@ class Coordinators:
         if known is None or known.address != address or known.certificates != certificates:
             before = self.latest(key)[0]
             self.forget(key)
-            known = self._known[key] = _Known(address, certificates, self._channel(address, certificates), before)
-            known.sign = sign
+            known = self._known[key] = _Known(address, certificates, before=before, sign=sign)
             known.task = asyncio.create_task(self._read_on(key, known))
         elif known.sign != sign:
             known.sign, known.failures = sign, 0
@@ -132,15 +132,20 @@ class Coordinators:
         if known is not None:
             if known.task is not None:
                 known.task.cancel()
-            closing = asyncio.create_task(known.channel.close())
-            self._closing.add(closing)
-            closing.add_done_callback(self._closing.discard)
+            self._disconnect(known)
 
     async def close(self) -> None:
         """End all channels."""
         for key in list(self._known):
             self.forget(key)
         await asyncio.gather(*self._closing, return_exceptions=True)
+
+    def _disconnect(self, known: _Known) -> None:
+        channel, known.channel = known.channel, None
+        if channel is not None:
+            closing = asyncio.create_task(channel.close())
+            self._closing.add(closing)
+            closing.add_done_callback(self._closing.discard)
 
     async def _read_on(self, key: str, known: _Known) -> None:
         while True:
@@ -156,6 +161,7 @@ class Coordinators:
         before, problem = known.reading, known.problem
         try:
             async with self._slots:
+                known.channel = known.channel or self._channel(known.address, known.certificates)
                 stub: Any = CoordinatorStub(known.channel)
                 if (sizes := known.sizes) is not None:
                     await stub.Resize(sizes, timeout=TIMEOUT_SECONDS)
@@ -172,6 +178,7 @@ class Coordinators:
             known.problem, known.failures = "", 0
             return bool(problem) or sizes is not None or before is None or before.says_else(known.reading)
         known.failures += 1
+        self._disconnect(known)
         return known.problem != problem
 
     def _channel(self, address: str, certificates: Certificates) -> grpc.aio.Channel:

@@ -394,8 +394,8 @@ def test_without_a_collector_nothing_is_named_and_let_out(tracing: dict[str, Any
 
 
 def test_images_that_are_not_published_are_told_when_the_chart_is_installed() -> None:
-    told = "The images coordinator, operator, worker-vllm, worker of ghcr.io/rlhf-operator are not published"
-    assert told in notes()
+    warning = "The images coordinator, operator, worker-vllm, worker of ghcr.io/rlhf-operator are not published"
+    assert warning in notes()
     assert "--set image.registry=registry.example.com" in notes()
     some = notes("--set=image.operator.repository=mine/operator,image.worker.repository=mine/worker")
     assert "The images coordinator, worker-vllm of ghcr.io" in some

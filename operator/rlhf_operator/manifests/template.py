@@ -121,7 +121,9 @@ def _within_limits(ours: Json, theirs: Mapping[str, Any]) -> Json:
     """Return our pod without a default request above the template's limit: where none is said, the request is the
     limit. GPUs that a claim gives are not asked for again.
     """
-    counterpart: Json = next((each for each in theirs.get("containers") or () if each.get("name") == CONTAINER), {})
+    counterpart: Mapping[str, Any] = next(
+        (each for each in theirs.get("containers") or () if each.get("name") == CONTAINER), {}
+    )
     limits = (counterpart.get("resources") or {}).get("limits") or {}
     container = ours["containers"][0]
     resources = container["resources"]

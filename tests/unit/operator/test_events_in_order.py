@@ -9,7 +9,7 @@ from rlhf_operator.reconcile.reconcile_plan import JobEvent
 JOB: dict[str, Any] = {"metadata": {"name": "job", "namespace": "team", "uid": "u", "resourceVersion": "1"}}
 
 
-class Server:
+class EventServer:
     """Keeps what is created."""
 
     def __init__(self) -> None:
@@ -21,7 +21,7 @@ class Server:
 
 
 async def test_the_names_of_events_sort_by_time() -> None:
-    server = Server()
+    server = EventServer()
     poster = EventPoster(cast(KubernetesClient, server), "operator-0")
     reasons = [f"R{number}" for number in range(300)]
     for reason in reasons:

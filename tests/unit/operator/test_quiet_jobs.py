@@ -97,19 +97,19 @@ async def test_the_secret_is_read_again_when_it_is_needed_alone(certificates: Ce
     assert (stored.reads, held.seconds_to_reread(KEY, now)) == (2, None)
 
 
-class Coordinator(PartialCoordinator):
+class AnsweringCoordinator(PartialCoordinator):
     """Answers as it is told."""
 
     def __init__(self) -> None:
         self.status = pb.JobStatus(phase="Generating", iteration=1, iterations=9)
         self.asked = 0
 
-    async def GetStatus(self, request: Any, context: Any) -> pb.JobStatus:  # noqa: N802 gRPC names it
+    async def GetStatus(self, request: Any, context: Any) -> pb.JobStatus:  # type: ignore[override]  # noqa: N802 gRPC names it
         self.asked += 1
         self.status.seconds_left = 1000.0 - self.asked
         return self.status
 
-    async def Resize(self, request: Any, context: Any) -> pb.ResizeReply:  # noqa: N802 gRPC names it
+    async def Resize(self, request: Any, context: Any) -> pb.ResizeReply:  # type: ignore[override]  # noqa: N802 gRPC names it
         self.status.replicas.update(request.replicas)
         return pb.ResizeReply()
 
@@ -118,7 +118,7 @@ async def test_answers_that_say_the_same_are_no_news(
     certificates: Certificates, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(coordinator_client, "READ_EVERY_SECONDS", 0.01)
-    served, server = Coordinator(), grpc.aio.server()
+    served, server = AnsweringCoordinator(), grpc.aio.server()
     add_CoordinatorServicer_to_server(served, server)
     keys = [(certificates.key, certificates.certificate)]
     credentials = grpc.ssl_server_credentials(keys, certificates.authority, require_client_auth=True)
@@ -148,3 +148,28 @@ async def test_answers_that_say_the_same_are_no_news(
     finally:
         await coordinators.close()
         await server.stop(None)
+
+
+async def test_a_coordinator_that_does_not_answer_is_not_dialled_between_attempts(
+    certificates: Certificates, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(coordinator_client, "READ_EVERY_SECONDS", 60.0)
+    dialled: list[object] = []
+
+    async def refuse(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        dialled.append(0)
+        writer.close()
+
+    server = await asyncio.start_server(refuse, "127.0.0.1", 0)
+    changed: list[str] = []
+    coordinators = Coordinators(changed.append, server.sockets[0].getsockname()[1])
+    try:
+        coordinators.refresh(KEY, "127.0.0.1", certificates)
+        await until(lambda: bool(changed))
+        await asyncio.sleep(0.2)
+        before = len(dialled)
+        await asyncio.sleep(3)
+        assert len(dialled) == before, "a channel that is left open connects again every second"
+    finally:
+        await coordinators.close()
+        server.close()
