@@ -208,7 +208,10 @@ def test_a_template_that_is_given_its_date_is_rendered(tmp_path: Path) -> None:
         "{% if date_string is not defined %}{% set date_string = strftime_now('%d %b %Y') %}{% endif %}"
         "{{ date_string }}: {{ messages[0].content }}"
     )
-    fields = {"chat_template_file": str(file), "chat_template_arguments": {"date_string": "26 Jul 2024"}}
+    fields: dict[str, Any] = {
+        "chat_template_file": str(file),
+        "chat_template_arguments": {"date_string": "26 Jul 2024"},
+    }
     assert read(tmp_path, {"prompt": "2+2"}, **fields)[0].text == "26 Jul 2024: 2+2"
 
 
