@@ -34,7 +34,7 @@ class _Coordinator(PartialCoordinator):
     def __init__(self, offset: float, generation: int) -> None:
         self._begun, self._generation = time.monotonic() - offset, generation
 
-    async def GetStatus(  # type: ignore[override]  # noqa: N802 gRPC names it
+    async def GetStatus(  # noqa: N802 gRPC names it
         self, request: pb.GetStatusRequest, context: Any
     ) -> pb.JobStatus:
         passed = time.monotonic() - self._begun

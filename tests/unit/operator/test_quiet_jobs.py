@@ -104,12 +104,12 @@ class AnsweringCoordinator(PartialCoordinator):
         self.status = pb.JobStatus(phase="Generating", iteration=1, iterations=9)
         self.asked = 0
 
-    async def GetStatus(self, request: Any, context: Any) -> pb.JobStatus:  # type: ignore[override]  # noqa: N802 gRPC names it
+    async def GetStatus(self, request: Any, context: Any) -> pb.JobStatus:  # noqa: N802 gRPC names it
         self.asked += 1
         self.status.seconds_left = 1000.0 - self.asked
         return self.status
 
-    async def Resize(self, request: Any, context: Any) -> pb.ResizeReply:  # type: ignore[override]  # noqa: N802 gRPC names it
+    async def Resize(self, request: Any, context: Any) -> pb.ResizeReply:  # noqa: N802 gRPC names it
         self.status.replicas.update(request.replicas)
         return pb.ResizeReply()
 
