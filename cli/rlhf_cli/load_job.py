@@ -218,12 +218,13 @@ def _check_files(job: RLHFJob) -> None:
     _check_environment(spec.rollout.environment)
     for name, path in spec.algorithm.fields.files.items():
         _check_file(f"spec.algorithm.{spec.algorithm.name}.{name}", path, ExitCode.USAGE)
-    _check_prompts("spec.prompts", spec.prompts)
-    if spec.evaluation is not None and spec.evaluation.prompts is not None:
-        _check_prompts("spec.evaluation.prompts", spec.evaluation.prompts)
+    _check_prompts(spec.prompts)
+    if spec.evaluation is not None and (held_out := spec.evaluation.held_out(spec.prompts)) is not None:
+        _check_prompts(held_out)
 
 
-def _check_prompts(field: str, prompts: Prompts) -> None:
+def _check_prompts(prompts: Prompts) -> None:
+    field = prompts.field
     for number, file in enumerate(prompts.files):
         name = f"sources[{number}].path" if prompts.sources else "path"
         if not Path(file.path).is_dir():

@@ -29,7 +29,7 @@ from rlhf_cli.local.job_supervisor import JobSupervisor, LocalRunResult, Notice
 from rlhf_cli.local.local_job import LocalJob, prepare_job
 from rlhf_cli.local.ports import HeldPorts
 from rlhf_cli.local.run_folder import RunFolder, choose_run_dir
-from rlhf_cli.run_progress import MetricsTail, iteration_line, summary_line, watch_status
+from rlhf_cli.run_progress import MetricsTail, fresh_warnings, iteration_line, summary_line, watch_status
 from rlhf_coordinator.reports.trackers.summary_json import FILE as SUMMARY
 from rlhf_coordinator.reports.trackers.summary_json import write_summary
 
@@ -78,7 +78,7 @@ class _LocalRun:
         self._live = self._out.is_terminal and not options.plain
         self._notices: deque[str] = deque(maxlen=NOTICES)
         self._status: pb.JobStatus | None = None
-        self._warnings: dict[str, None] = {}
+        self._warnings: set[str] = set()
         self._tail = MetricsTail(folder.paths.run_dir / "metrics.jsonl")
         policy = local.job.spec.run_policy
         self._supervisor = JobSupervisor(
@@ -131,9 +131,7 @@ class _LocalRun:
         """Keep the latest status of the coordinator."""
         async for status in watch_status(self._local.address, self._folder.paths.certificates, LIVE_HZ):
             self._status = status
-            fresh = [warning for warning in status.warnings if warning not in self._warnings]
-            self._warnings |= dict.fromkeys(fresh)
-            for warning in fresh if not self._live else ():
+            for warning in fresh_warnings(status, self._warnings) if not self._live else ():
                 self._print(f"warning: {warning}")
 
     async def _show_live(self) -> None:

@@ -66,6 +66,13 @@ async def watch_status(address: str, certificates: Path, max_rate_hz: float) -> 
         await asyncio.sleep(REDIAL_SECONDS)
 
 
+def fresh_warnings(status: pb.JobStatus, shown: set[str]) -> list[str]:
+    """Return the warnings of the job's start that were not shown yet, and take them in as shown."""
+    fresh = [warning for warning in dict.fromkeys(status.warnings) if warning not in shown]
+    shown.update(fresh)
+    return fresh
+
+
 def iteration_line(line: Mapping[str, Any], iterations: int, seconds_left: float) -> str:
     """Return one line per iteration, such as `iteration 3/100 reward 0.412 kl 3.013 kl/token 0.2511 24.1 samples/s 410
     tokens/s 2m 10s left`."""

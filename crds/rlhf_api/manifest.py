@@ -9,13 +9,14 @@ defaults explicit that depend on other fields or on the manifest's folder. Only 
 import os
 import re
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from pydantic import ValidationError
 
 from rlhf_api import mode_words, object_meta, validation_messages
 from rlhf_api.algorithms import ModelKind, ModelRole, graph_of
 from rlhf_api.job import RLHFJob
+from rlhf_api.job.evaluation import EvaluationPrompts
 from rlhf_api.job.groups import Generation, Training
 from rlhf_api.job.model_source import ModelSource
 from rlhf_api.job.models import Models
@@ -36,6 +37,8 @@ __all__ = [
 
 _HUB_ID: Final = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
 """`owner/name` on a model hub; a folder of that name beside the manifest wins."""
+
+PromptsType = TypeVar("PromptsType", Prompts, EvaluationPrompts)
 
 
 def load(path: Path) -> RLHFJob:
@@ -159,7 +162,8 @@ def resolve(job: RLHFJob, base: Path) -> RLHFJob:
         "rollout": _resolved_rollout(spec.rollout, base),
     }
     if spec.evaluation is not None and (own := spec.evaluation.prompts) is not None:
-        update["evaluation"] = spec.evaluation.model_copy(update={"prompts": _resolved_prompts(own, base)})
+        inherited = _resolved_prompts(own.inherit(spec.prompts), base)
+        update["evaluation"] = spec.evaluation.model_copy(update={"prompts": inherited})
     if spec.checkpoints is not None:
         update["checkpoints"] = spec.checkpoints.model_copy(update={"path": _file(spec.checkpoints.path, base)})
     return job.model_copy(update={"spec": spec.model_copy(update=update), "status": None})
@@ -170,7 +174,7 @@ def dump(job: RLHFJob) -> dict[str, Any]:
     return _plain(job)
 
 
-def _resolved_prompts(prompts: Prompts, base: Path) -> Prompts:
+def _resolved_prompts(prompts: PromptsType, base: Path) -> PromptsType:
     path, template = prompts.path, prompts.chat_template_file
     several = prompts.sources
     files: dict[str, Any] = {

@@ -23,6 +23,10 @@ NOT_SAMPLED: Final = math.inf
 """Log-probability of a token that the policy did not draw, but its environment wrote. No engine can give it (what
 breaks is NaN or minus infinity), and no sum over it goes unnoticed."""
 
+FIRST_EVALUATION_SAMPLE: Final = 1 << 25
+"""Number of the first sample of an evaluation in messages: above every sample of a batch (at most 2^20), and together
+with the most of an evaluation (2^24) within 31 bits."""
+
 
 class SampleKey(NamedTuple):
     """Name of a sample under one lease; each lease of the sample has a higher `attempt`."""

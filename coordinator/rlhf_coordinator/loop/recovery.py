@@ -18,7 +18,7 @@ the next one takes the same steps.
 import itertools
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -49,6 +49,7 @@ from rlhf_coordinator.storage.journal_lock import hold
 from rlhf_coordinator.storage.prompt_cache import keep_tokenized, tokenized_before
 from rlhf_coordinator.storage.prompts import Prompt, PromptSet, prompts_digest
 from rlhf_coordinator.storage.restore import Restored, restore
+from rlhf_coordinator.storage.tokenizer_files import IDENTITY, tokenizer_digest
 from rlhf_coordinator.training import critic_overlap_choice
 
 log = logging.getLogger("coordinator")
@@ -66,7 +67,7 @@ def open_run(context: JobContext, run_dir: Path, *, resume: bool) -> tuple[JobRu
     digest = prompts_digest(context.spec)
     prompts = read_prompt_set(context, journal, digest)
     evaluated = read_evaluation_prompts(context, journal, prompts)
-    run, restored = restore_run(context, journal, prompts, digest, run_dir, resume=resume)
+    run, restored = restore_run(context, journal, prompts, digest, run_dir, resume=resume, read=_read_with(context))
     run.evaluation_prompts = evaluated
     _warn_of_prompts(run)
     if context.spec.checkpoints is not None:
@@ -86,6 +87,17 @@ def _warn_of_prompts(run: JobRun) -> None:
         run.warn("prompts-left-out", text)
 
 
+def _read_with(context: JobContext) -> dict[str, str]:
+    """Return digests of what else prompts are made from: the tokenizer with its chat template, where its files are on
+    this machine, and the prompts of the evaluation."""
+    spec = context.spec
+    tokenizer = tokenizer_digest(spec.models.actor.path)
+    read = {} if tokenizer is None else {IDENTITY: tokenizer}
+    if spec.evaluation is not None and (held_out := spec.evaluation.held_out(spec.prompts)) is not None:
+        read["spec.evaluation.prompts (settings and contents)"] = prompts_digest(spec, held_out)
+    return read
+
+
 def restore_run(
     context: JobContext,
     journal: Journal,
@@ -95,9 +107,10 @@ def restore_run(
     *,
     resume: bool = False,
     trackers: RunTrackers | None = None,
+    read: Mapping[str, str] | None = None,
 ) -> tuple[JobRun, Restored]:
-    """Take steps 3 to 5; `trackers` instead of those of the run folder. Raises JobError."""
-    restored = restore(context, journal, prompts, prompts_sha256, time.time_ns(), resume=resume)
+    """Take steps 3 to 5; `trackers` instead of those of the run folder; `read` as for `restore`. Raises JobError."""
+    restored = restore(context, journal, prompts, prompts_sha256, time.time_ns(), resume=resume, read=read)
     for warning in restored.warnings:
         log.warning(warning)
     closed = restored.last_closed
@@ -133,9 +146,10 @@ def read_evaluation_prompts(context: JobContext, journal: Journal, prompts: Prom
     spec, settings = context.spec, context.spec.evaluation
     if settings is None:
         return ()
-    if settings.prompts is None:
+    held_out = settings.held_out(spec.prompts)
+    if held_out is None:
         return prompts.first(settings.prompt_count)
-    digest = prompts_digest(spec, settings.prompts)
+    digest = prompts_digest(spec, held_out)
     own = tokenized_before(journal, digest)
     if own is None:
         own = PromptReader(spec).evaluation()

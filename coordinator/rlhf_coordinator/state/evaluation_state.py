@@ -10,12 +10,12 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from rlhf_api.algorithms import Graph, Scope, Task
+from rlhf_api.samples import FIRST_EVALUATION_SAMPLE
 from rlhf_coordinator.state.ledger import Ledger
 from rlhf_coordinator.state.sample import SampleState
 
-FIRST_SAMPLE: Final = 1 << 25
-"""Number of the first sample of an evaluation in messages: above every sample of a batch (at most 2^20), and together
-with the most of an evaluation (2^24) within 31 bits."""
+FIRST_SAMPLE: Final = FIRST_EVALUATION_SAMPLE
+"""Number of the first sample of an evaluation in messages."""
 FINISHED: Final = (SampleState.GENERATED, SampleState.SCORED, SampleState.FAILED)
 
 

@@ -26,6 +26,7 @@ from rlhf_coordinator.storage.sample_codec import (
     response_of,
     span_messages,
 )
+from rlhf_coordinator.storage.tokenizer_files import IDENTITY
 
 FILE: Final = "carried.log"
 FACT: Final = "carries"
@@ -72,6 +73,8 @@ def read(checkpoint: Checkpoint, identity: Mapping[str, Any]) -> tuple[tuple[Car
     carried = samples_in([record for record, _ in unframe(path.read_bytes())])
     before: dict[str, Any] = checkpoint.facts.get(FACT, {})
     changed = [name for name in SHAPE if before.get(name) != identity.get(name)]
+    if IDENTITY in before and IDENTITY in identity and before[IDENTITY] != identity[IDENTITY]:
+        changed.append(IDENTITY)
     if not identity.get("spec.rollout.maxStaleness"):
         changed.append("spec.rollout.maxStaleness")
     if not carried or not changed:

@@ -1,14 +1,17 @@
 """The chat template that prompts are rendered by: that of the actor's tokenizer or a file's, with arguments.
 
-Rule: an argument that the template does not read is an error, as nobody would notice that it does nothing. Must never
-change the tokenizer: what is published and saved keeps the template that it came with.
+Rule: an argument that the template does not read is an error, as nobody would notice that it does nothing; so is the
+date of the day, by which prompts would be others tomorrow. Must never change the tokenizer: what is published and saved
+keeps the template that it came with.
 """
 
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from rlhf_api.job.rollout import Message, Prompts
+from rlhf_api.chats import Message
+from rlhf_api.job.rollout import Prompts
 from rlhf_api.names import ExitCode
 from rlhf_coordinator.failures import JobError
 from rlhf_coordinator.storage.prompt_places import Place
@@ -19,10 +22,14 @@ OWN_ARGUMENTS: Final = frozenset(
     {
         *("conversation", "messages", "chat_template", "add_generation_prompt", "continue_final_message", "self"),
         *("tokenize", "padding", "truncation", "max_length", "tokenizer_kwargs"),
-        *("return_tensors", "return_dict", "return_assistant_tokens_mask"),
+        *("return_tensors", "return_dict", "return_assistant_tokens_mask", "sanitize_control_tokens", "strftime_now"),
     }
 )
 """What the coordinator says itself, and what is about tokens and not the text."""
+DATE: Final = "strftime_now"
+"""Function that gives templates the date of the day."""
+_RANDOM: Final = r"\|\s*random\b|\blipsum\b"
+"""What templates draw at random by."""
 
 
 class ChatTemplate:
@@ -30,31 +37,69 @@ class ChatTemplate:
 
     def __init__(self, prompts: Prompts, tokenizer: Any) -> None:
         """Read the file, where there is one, and check the arguments. Raises JobError (exit code 22)."""
-        self._tokenizer = tokenizer
+        self._tokenizer, self._prompts = tokenizer, prompts
         self._arguments: dict[str, Any] = dict(prompts.chat_template_arguments or {})
         given = template_text(prompts)
         own = tokenizer.chat_template
         if not (given or own):
             message = (
-                "prompts.chatTemplate is true, but the tokenizer of models.actor.path has no chat template: "
-                "give one with prompts.chatTemplateFile"
+                f"{prompts.field}.chatTemplate is true, but the tokenizer of models.actor.path has no chat template: "
+                f"give one with {prompts.field}.chatTemplateFile"
             )
-            raise _error("chatTemplate", message)
-        text = given or (own if isinstance(own, str) else "\n".join(own.values()))
+            raise _error(prompts, "chatTemplate", message)
+        self._text = given or (own if isinstance(own, str) else "\n".join(own.values()))
         for name in self._arguments:
-            _check_argument(name, text)
+            self._check_argument(name)
+        if re.search(_RANDOM, self._text):
+            message = (
+                "the chat template draws at random, so prompts would be others at every start: give one that does not"
+            )
+            raise _error(prompts, "chatTemplateFile", message)
         if given:
             self._arguments["chat_template"] = given
+        if self.reads(DATE):
+            # The name hides the function, so that a template which asks for the date fails.
+            self._arguments[DATE] = DATE
 
-    def render(self, place: Place, messages: list[Message], *, add_generation_prompt: bool) -> str:
+    def reads(self, name: str) -> bool:
+        """Return whether a name occurs in the template."""
+        return re.search(rf"\b{re.escape(name)}\b", self._text) is not None
+
+    def render(
+        self,
+        place: Place,
+        messages: list[Message],
+        *,
+        add_generation_prompt: bool,
+        tools: Sequence[dict[str, Any]] = (),
+    ) -> str:
         """Return messages as the model reads them. Raises JobError naming their place."""
+        arguments = self._arguments | {"tools": list(tools)} if tools else self._arguments
         try:
             text = self._tokenizer.apply_chat_template(
-                messages, add_generation_prompt=add_generation_prompt, tokenize=False, **self._arguments
+                messages, add_generation_prompt=add_generation_prompt, tokenize=False, **arguments
             )
         except Exception as error:  # templates are user data and raise anything
+            if isinstance(error, TypeError) and DATE in arguments:
+                raise self._dated() from error
             raise place.bad(f"is refused by the chat template: {error}") from error
         return str(text)
+
+    def _dated(self) -> JobError:
+        message = (
+            f"the chat template writes the date of the day ({DATE}), so the prompts would be others tomorrow: give its "
+            f"date by {self._prompts.field}.chatTemplateArguments where it takes one (date_string), or give a copy "
+            "that has a fixed date"
+        )
+        return _error(self._prompts, "chatTemplateFile", message)
+
+    def _check_argument(self, name: str) -> None:
+        field = f"chatTemplateArguments.{name}"
+        if name in OWN_ARGUMENTS:
+            raise _error(self._prompts, field, "is no argument of templates, or is given by the job; remove it")
+        if not self.reads(name):
+            message = "is not read by the chat template, so it would do nothing; correct its name, or remove it"
+            raise _error(self._prompts, field, message)
 
 
 def template_text(prompts: Prompts) -> str:
@@ -67,22 +112,14 @@ def template_text(prompts: Prompts) -> str:
             data = file.read(LARGEST + 1)
         text = data.decode("utf-8")
     except OSError as error:
-        raise _error(field, f"{path} cannot be read: {error.strerror or error}") from error
+        raise _error(prompts, field, f"{path} cannot be read: {error.strerror or error}") from error
     except UnicodeDecodeError as error:
-        raise _error(field, f"{path} is not UTF-8: {error.reason}") from error
+        raise _error(prompts, field, f"{path} is not UTF-8: {error.reason}") from error
     if len(data) > LARGEST or not text.strip():
         size = f"more than {LARGEST} bytes" if text.strip() else "nothing in it"
-        raise _error(field, f"{path} has {size}; it must be a Jinja template, as tokenizers have it")
+        raise _error(prompts, field, f"{path} has {size}; it must be a Jinja template, as tokenizers have it")
     return text
 
 
-def _check_argument(name: str, text: str) -> None:
-    if name in OWN_ARGUMENTS:
-        raise _error(f"chatTemplateArguments.{name}", "is no argument of templates, or is given by the job; remove it")
-    if not re.search(rf"\b{re.escape(name)}\b", text):
-        message = "is not read by the chat template, so it would do nothing; correct its name, or remove it"
-        raise _error(f"chatTemplateArguments.{name}", message)
-
-
-def _error(name: str, message: str) -> JobError:
-    return JobError("BadData", message, field=f"spec.prompts.{name}", exit_code=ExitCode.BAD_DATA)
+def _error(prompts: Prompts, name: str, message: str) -> JobError:
+    return JobError("BadData", message, field=f"{prompts.field}.{name}", exit_code=ExitCode.BAD_DATA)

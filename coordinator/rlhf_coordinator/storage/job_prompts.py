@@ -27,8 +27,9 @@ class PromptReader:
 
     def evaluation(self) -> list[Prompt]:
         """Return the prompts of an evaluation that has files of its own, else none. Raises JobError."""
-        settings, rollout = self._spec.evaluation, self._spec.rollout
-        if settings is None or settings.prompts is None:
+        spec, rollout = self._spec, self._spec.rollout
+        held_out = None if spec.evaluation is None else spec.evaluation.held_out(spec.prompts)
+        if held_out is None:
             return []
         sizes = rollout.max_prompt_tokens, (), rollout.max_response_tokens
-        return read_prompts(settings.prompts, self._tokenizer, *sizes, limits=self._limits)
+        return read_prompts(held_out, self._tokenizer, *sizes, limits=self._limits)

@@ -8,21 +8,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from rlhf_api.job.rollout import Message, Prompts, PromptSource
+from rlhf_api.job.rollout import Prompts, PromptSource
+from rlhf_coordinator.storage.chat_lines import ChatLines
+from rlhf_coordinator.storage.chat_responses import ResponseText
 from rlhf_coordinator.storage.chat_template import ChatTemplate
 from rlhf_coordinator.storage.prompt_places import Place
 from rlhf_coordinator.storage.prompt_records import PromptRecord, read_records
 from rlhf_coordinator.storage.prompt_warnings import PromptWarnings
-
-
-@dataclass(frozen=True, slots=True)
-class ResponseText:
-    """A response that a line holds."""
-
-    text: str
-    """What the model is to say."""
-    written: str
-    """What follows the prompt's text as the policy reads it: a chat template may end the turn in its own way."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,25 +42,21 @@ def read_lines(
 ) -> Iterator[PromptLine]:
     """Yield what every record of a file says, whose place is `whole`; lines that are doubtful go to `warnings`. Raises
     JobError naming the first bad one."""
-    template = ChatTemplate(prompts, tokenizer) if prompts.chat_template else None
+    chats = ChatLines(prompts, ChatTemplate(prompts, tokenizer), warnings) if prompts.chat_template else None
     for record in read_records(prompts, file, whole, response_keys):
-        yield _line(record, prompts, template, response_keys)
+        yield _line(record, prompts, chats, response_keys)
 
 
-def _line(
-    record: PromptRecord, prompts: Prompts, template: ChatTemplate | None, response_keys: Sequence[str]
-) -> PromptLine:
+def _line(record: PromptRecord, prompts: Prompts, chats: ChatLines | None, response_keys: Sequence[str]) -> PromptLine:
     place, key = record.place, prompts.prompt_key
-    prompt = record.data[key]
-    if template is None:
-        text = _string(place, prompt, key)
+    if chats is None:
+        text = _string(place, record.data[key], key)
         responses = [_string(place, _response(record, key), key) for key in response_keys]
         said = tuple(ResponseText(response, response) for response in responses)
         return PromptLine(record.number, place, text, record.text, said)
-    messages = prompts.conversation(prompt if isinstance(prompt, str) else _messages(place, prompt, key))
-    text = template.render(place, messages, add_generation_prompt=True)
-    chats = tuple(_chat_response(record, key, messages, text, template) for key in response_keys)
-    return PromptLine(record.number, place, text, record.text, chats)
+    chat = chats.prompt(place, record.data)
+    answers = tuple(chats.response(chat, key, _response(record, key)) for key in response_keys)
+    return PromptLine(record.number, place, chat.text, record.text, answers)
 
 
 def _response(record: PromptRecord, key: str) -> Any:
@@ -84,31 +72,3 @@ def _string(place: Place, value: Any, key: str) -> str:
         kind = "null" if value is None else f"a {type(value).__name__}"
         raise place.bad(f"has {kind} under {key!r}; it must be a string")
     return value
-
-
-def _messages(place: Place, value: Any, key: str) -> list[Message]:
-    if not isinstance(value, list) or not all(_is_message(message) for message in value):
-        message = f"needs a string or a list of {{role, content}} messages under {key!r} (prompts.chatTemplate)"
-        raise place.bad(message)
-    return value
-
-
-def _is_message(message: Any) -> bool:
-    return isinstance(message, dict) and all(isinstance(message.get(part), str) for part in ("role", "content"))
-
-
-def _chat_response(
-    record: PromptRecord, key: str, prompt: list[Message], rendered: str, template: ChatTemplate
-) -> ResponseText:
-    """What the template adds to the prompt for the response. A template whose prompt for an answer is no beginning of
-    the answered chat, as some that think first have it, says nothing of that: then it is the message alone."""
-    place, value = record.place, _response(record, key)
-    said = [{"role": "assistant", "content": value}] if isinstance(value, str) else _messages(place, value, key)
-    whole = template.render(place, [*prompt, *said], add_generation_prompt=False)
-    text = "".join(message["content"] for message in said)
-    if whole.startswith(rendered) and len(whole) > len(rendered):
-        return ResponseText(text, whole[len(rendered) :])
-    if len(said) > 1:
-        message = f"has {len(said)} messages under {key!r}, which the chat template does not write after its prompt"
-        raise place.bad(f"{message} for an answer: give one message, or a string")
-    return ResponseText(text, text)

@@ -44,9 +44,9 @@ class PromptRecord:
 
 def places(prompts: Prompts) -> list[tuple[PromptSource, Place]]:
     """Return the files of the prompts, in order, and the place of each."""
-    field = "spec.prompts.path"
+    field = prompts.field
     return [
-        (file, Place(Path(file.path), field=f"spec.prompts.sources[{at}].path" if prompts.sources else field))
+        (file, Place(Path(file.path), field=f"{field}.sources[{at}].path" if prompts.sources else f"{field}.path"))
         for at, file in enumerate(prompts.files)
     ]
 

@@ -28,7 +28,7 @@ class PromptWarnings:
         if kind.last != place:
             kind.last, kind.further = place, kind.further + 1
 
-    def sentences(self) -> tuple[str, ...]:
+    def messages(self) -> tuple[str, ...]:
         """Return one sentence per kind, in the order in which the kinds were found."""
         return tuple(
             f"{kind.first} {what}{_and_further(kind)}: {remedy}" for (what, remedy), kind in self._kinds.items()

@@ -7,6 +7,7 @@ what comes after.
 
 import logging
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -85,13 +86,20 @@ class Restored:
 
 
 def restore(
-    context: JobContext, journal: Journal, prompts: PromptSet, prompts_sha256: str, now_ns: int, *, resume: bool
+    context: JobContext,
+    journal: Journal,
+    prompts: PromptSet,
+    prompts_sha256: str,
+    now_ns: int,
+    *,
+    resume: bool,
+    read: Mapping[str, str] | None = None,
 ) -> Restored:
     """Return the position by journal and checkpoints, and make the new coordinator epoch durable. Raises JobError when
-    the job cannot go on without losing something."""
+    the job cannot go on without losing something. `read`: digests, by name, of what else prompts are made from."""
     facts = journal.job()
     path = Path(context.spec.checkpoints.path) if context.spec.checkpoints else None
-    identity = _identity(context, prompts_sha256)
+    identity = _identity(context, prompts_sha256) | dict(read or {})
     if facts:
         _same_job(facts["identity"], identity, journal.folder)
         facts["coordinator_epoch"] += 1
@@ -140,7 +148,8 @@ def _same_job(old: dict[str, Any], new: dict[str, Any], folder: Path) -> None:
     old = UNSTORED | old
     for name, value in new.items():
         if name in old and old[name] != value:
-            message = f"{folder} was begun with {name} = {old[name]!r}, now it is {value!r}; use a new run folder"
+            changed = f"{folder} was begun with {name} = {old[name]!r}, now it is {value!r}"
+            message = f"{changed}; use a new run folder, or set it back"
             raise JobError("JobChanged", message, field=name, exit_code=ExitCode.USAGE)
 
 

@@ -7,7 +7,8 @@ trial, or ends a turn by plain text, gives none.
 from collections.abc import Sequence
 from typing import Any
 
-from rlhf_api.job.rollout import Message, Prompts
+from rlhf_api.chats import Message
+from rlhf_api.job.rollout import Prompts
 from rlhf_api.text_tokens import turn_marks
 from rlhf_coordinator.storage.chat_template import ChatTemplate
 from rlhf_coordinator.storage.policy_limits import PolicyLimits

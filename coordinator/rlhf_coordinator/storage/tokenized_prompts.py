@@ -63,7 +63,7 @@ def read_prompts(
     if limits.generates and (problem := context_problem(max_tokens, max_response_tokens, limits.positions)):
         message = f"{problem}; the longest prompt, {longest.place}, has {longest.tokens} tokens"
         raise JobError("ContextTooShort", message, field=CONTEXT_FIELD, exit_code=ExitCode.USAGE)
-    return [replace(result[0], warnings=warnings.sentences()), *result[1:]]
+    return [replace(result[0], warnings=warnings.messages()), *result[1:]]
 
 
 class _SourcePrompts:

@@ -5,12 +5,11 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import Field
 
 from rlhf_api.api_model import ApiModel, Location
+from rlhf_api.chats import Message, messages_of
 from rlhf_api.job.environment import Environment
 
 Name = Annotated[str, Field(min_length=1, max_length=253)]
 """Of a key of objects, or a column."""
-Message = dict[str, Any]
-"""Of a chat: role and content, and whatever else templates read."""
 
 
 class PromptSource(ApiModel):
@@ -26,9 +25,8 @@ class PromptSource(ApiModel):
     """Key or column of the prompt in this source, which objects then have under prompts.promptKey. Unset: that."""
 
 
-class Prompts(ApiModel):
-    """Files of prompts: JSONL, parquet or Arrow. Every line or row is an object, which the reward receives as `record`;
-    for algorithms that generate nothing it holds the responses, too."""
+class PromptFiles(ApiModel):
+    """Which files prompts are read from."""
 
     exactly_one: ClassVar = ("path", "sources")
 
@@ -37,6 +35,15 @@ class Prompts(ApiModel):
     columns; any other file is JSONL. A folder is a saved data set of the library datasets, or tables."""
     sources: Annotated[list[PromptSource], Field(min_length=1, max_length=16)] | None = None
     """Several files that are mixed by their weights, in place of path."""
+
+
+class Prompts(PromptFiles):
+    """Files of prompts: JSONL, parquet or Arrow. Every line or row is an object, which the reward receives as `record`;
+    for algorithms that generate nothing it holds the responses, too."""
+
+    field: ClassVar = "spec.prompts"
+    """Path of the block in the manifest, which errors name."""
+
     prompt_key: Name = "prompt"
     """Key or column of the prompt: a string, or with chatTemplate a list of chat messages, too."""
     columns: list[Name] = Field(default_factory=list, max_length=64)
@@ -65,9 +72,11 @@ class Prompts(ApiModel):
             for source in self.sources or ()
         ]
 
-    def conversation(self, prompt: str | list[Message]) -> list[Message]:
-        """Return the messages of a prompt that a chat template renders."""
-        messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else list(prompt)
+    def conversation(self, prompt: object) -> list[Message]:
+        """Return the messages of a record's prompt that a chat template renders. Raises ChatError."""
+        messages = (
+            [{"role": "user", "content": prompt}] if isinstance(prompt, str) else messages_of(prompt, self.prompt_key)
+        )
         if self.system_message is None or (messages and messages[0]["role"] == "system"):
             return messages
         return [{"role": "system", "content": self.system_message}, *messages]

@@ -21,6 +21,7 @@ from rlhf_api.job.scheduling import OURS, ManagedBy, OperatorClass, Scheduling
 from rlhf_api.job.status import RLHFJobStatus
 from rlhf_api.job.trackers import Trackers
 from rlhf_api.names import Group
+from rlhf_api.samples import FIRST_EVALUATION_SAMPLE
 
 
 class RLHFJobSpec(ApiModel):
@@ -83,6 +84,11 @@ class RLHFJobSpec(ApiModel):
     def rank_group(self) -> Group:
         """Group whose workers hold the training ranks, rank r in worker r."""
         return Group.GENERATION if self.placement == "Colocated" else Group.TRAINING
+
+    def prompts_of(self, sample: int) -> Prompts:
+        """Return the prompts that a sample is from, by its number in messages."""
+        evaluated = self.evaluation.held_out(self.prompts) if self.evaluation is not None else None
+        return evaluated if evaluated is not None and sample >= FIRST_EVALUATION_SAMPLE else self.prompts
 
     def combination(self, role: ModelRole) -> Combination | None:
         """Return how the rewards of a role that judges are combined; None where it has a single one."""

@@ -1,20 +1,25 @@
-"""Rules of `spec.prompts` and `spec.evaluation.prompts`: what is said of a chat template has one to be said of,
-and sources have names of their own and are files."""
+"""Rules of `spec.prompts` and `spec.evaluation.prompts`: settings of a chat template need one, and sources have names
+of their own and are files.
+
+Rule: the prompts of an evaluation are judged with what they inherit (`rlhf_api.job.evaluation`).
+"""
 
 from collections.abc import Callable, Iterator
 from typing import Any, Final
 
 from rlhf_api.rules.rule import Rule, Values
 
-NODES: Final = ("spec.prompts", "spec.evaluation.prompts")
+JOB, EVALUATION = "spec.prompts", "spec.evaluation.prompts"
+NODES: Final = (JOB, EVALUATION)
 _OF_TEMPLATE: Final = ("chatTemplateFile", "chatTemplateArguments", "systemMessage")
 
 
 def of_prompts() -> Iterator[Rule]:
     """Yield every rule of prompts."""
+    for name in _OF_TEMPLATE:
+        yield _with_template(name)
+    yield _EVALUATED_WITH_TEMPLATE
     for node in NODES:
-        for name in _OF_TEMPLATE:
-            yield _with_template(node, name)
         yield _of_sources(
             node,
             "self.sources.all(each, self.sources.exists_one(other, other.name == each.name))",
@@ -40,16 +45,30 @@ def _of_sources(node: str, cel: str, right: Callable[[list[dict[str, Any]]], boo
     )
 
 
-def _with_template(node: str, name: str) -> Rule:
-    field = f"{node}.{name}"
-
-    def holds(values: Values) -> bool:
-        return not values.has(field) or values[f"{node}.chatTemplate"] is True
-
+def _with_template(name: str) -> Rule:
+    field, flag = f"{JOB}.{name}", f"{JOB}.chatTemplate"
     return Rule(
         field=field,
-        node=node,
+        node=JOB,
         cel=f"!has(self.{name}) || self.chatTemplate",
-        holds=holds,
-        message=f"is read only with {node}.chatTemplate: set that to true, or remove it",
+        holds=lambda values: not values.has(field) or values[flag] is True,
+        message=f"is read only with {flag}: set that to true, or remove it",
     )
+
+
+def _evaluated_with_template(values: Values) -> bool:
+    flag = f"{EVALUATION}.chatTemplate"
+    settings = any(values.has(f"{EVALUATION}.{name}") for name in _OF_TEMPLATE)
+    return not settings or values[flag if values.has(flag) else f"{JOB}.chatTemplate"] is True
+
+
+_EVALUATED_WITH_TEMPLATE: Final = Rule(
+    field=f"{EVALUATION}.chatTemplate",
+    node="spec",
+    cel="!has(self.evaluation) || !has(self.evaluation.prompts) || "
+    "self.evaluation.prompts.?chatTemplate.orValue(self.prompts.chatTemplate) || "
+    f"!({' || '.join(f'has(self.evaluation.prompts.{name})' for name in _OF_TEMPLATE)})",
+    holds=_evaluated_with_template,
+    message=f"must be true for {', '.join(_OF_TEMPLATE)}, which are read only with it: set it, or remove them",
+)
+"""Rule: without a chat template, set or inherited, the prompts of an evaluation set nothing of one."""

@@ -10,7 +10,7 @@ from rich.console import Console
 from rlhf_api import control_pb2 as pb
 from rlhf_cli.console import duration, size
 from rlhf_cli.live_view import BLOCKS, render, sparkline
-from rlhf_cli.run_progress import MetricsTail, iteration_line, summary_line
+from rlhf_cli.run_progress import MetricsTail, fresh_warnings, iteration_line, summary_line
 from rlhf_coordinator.reports.trackers.metrics_jsonl import MetricsJsonl
 
 STATUS = pb.JobStatus(
@@ -51,6 +51,15 @@ def test_the_live_view_shows_the_warnings_of_the_start() -> None:
     status.CopyFrom(STATUS)
     status.warnings.append("p.jsonl line 3 holds <|im_start|>")
     assert "warning: p.jsonl line 3 holds <|im_start|>" in shown(status, [])
+
+
+def test_plain_output_says_each_warning_of_the_start_once() -> None:
+    shown_before: set[str] = set()
+    status = pb.JobStatus(warnings=["a", "b", "a"])
+    assert fresh_warnings(status, shown_before) == ["a", "b"]
+    status.warnings.append("c")
+    assert fresh_warnings(status, shown_before) == ["c"]
+    assert fresh_warnings(status, shown_before) == []
 
 
 def test_the_live_view_says_where_the_tail_is() -> None:

@@ -7,10 +7,14 @@ from pathlib import Path
 import pytest
 from tests.support.coordinated import write_files
 
+from rlhf_coordinator.failures import JobError
 from rlhf_coordinator.job.iteration_metrics import given_metrics
+from rlhf_coordinator.job.job_run import JobRun
 from rlhf_coordinator.loop.recovery import open_run
 from rlhf_coordinator.scheduling.training_schedule import schedule_json
+from rlhf_coordinator.service.status import job_status
 from rlhf_coordinator.state.job_state import job_context
+from rlhf_coordinator.storage.tokenizer_files import IDENTITY
 
 
 def test_prompts_that_are_left_out_are_counted_in_log_event_and_metrics(
@@ -31,3 +35,69 @@ def test_prompts_that_are_left_out_are_counted_in_log_event_and_metrics(
     metrics = given_metrics(run)
     assert metrics["prompts/filtered"] == 3
     assert metrics["prompts/red/passes"] == metrics["prompts/blue/passes"] == 12 / 2 / 2
+
+
+def leave(run: JobRun) -> None:
+    """Let another coordinator have the journal."""
+    assert run.journal.lock is not None
+    run.journal.lock.close()
+
+
+EDITS = {
+    "chat_template.jinja": "{{ messages[0].content }}!",
+    "additional_chat_templates/tool_use.jinja": "{{ tools }}",
+    "tokenizer_config.json": '{"tokenizer_class": "PreTrainedTokenizerFast", "chat_template": "x"}',
+    "tokenizer.json": "{}",
+    "vocab.txt": "p1",
+}
+
+
+@pytest.mark.parametrize("file", EDITS)
+def test_a_run_goes_on_only_by_the_tokenizer_and_template_that_it_began_by(tmp_path: Path, file: str) -> None:
+    job = write_files(tmp_path)
+    context = job_context(job, schedule_json(job.spec))
+    leave(open_run(context, tmp_path / "run", resume=False)[0])
+    (tmp_path / "policy" / "model.safetensors").write_text("other weights change no prompt")
+    leave(open_run(context, tmp_path / "run", resume=True)[0])
+    edited = tmp_path / "policy" / file
+    edited.parent.mkdir(exist_ok=True)
+    edited.write_text(EDITS[file])
+    with pytest.raises(JobError, match=r"models.actor.path \(tokenizer and chat template\) = .*, now it is") as error:
+        open_run(context, tmp_path / "run", resume=True)
+    assert error.value.failure.reason == "JobChanged"
+
+
+def test_a_run_goes_on_only_with_the_prompts_that_it_is_evaluated_on(tmp_path: Path) -> None:
+    held_out = tmp_path / "held-out.jsonl"
+    held_out.write_text('{"prompt": "p1"}\n')
+    job = write_files(tmp_path, evaluation={"prompts": {"path": str(held_out)}})
+    context = job_context(job, schedule_json(job.spec))
+    leave(open_run(context, tmp_path / "run", resume=False)[0])
+    held_out.write_text('{"prompt": "p2"}\n')
+    with pytest.raises(JobError, match=r"spec.evaluation.prompts \(settings and contents\) = .*, now it is"):
+        open_run(context, tmp_path / "run", resume=True)
+
+
+def test_a_journal_of_a_version_that_noted_neither_goes_on(tmp_path: Path) -> None:
+    job = write_files(tmp_path)
+    context = job_context(job, schedule_json(job.spec))
+    run, _ = open_run(context, tmp_path / "run", resume=False)
+    facts = run.journal.job()
+    assert facts["identity"].pop(IDENTITY)
+    run.journal.write_job(facts)
+    leave(run)
+    (tmp_path / "policy" / "vocab.txt").write_text("p1")
+    open_run(context, tmp_path / "run", resume=True)
+
+
+def test_warnings_of_prompts_come_with_every_start(tmp_path: Path) -> None:
+    job = write_files(tmp_path, prompts={"path": str(tmp_path / "prompts.jsonl"), "chatTemplate": True})
+    (tmp_path / "policy" / "chat_template.jinja").write_text("<|user|> {{ messages[0].content }} <|end|>")
+    (tmp_path / "prompts.jsonl").write_text('{"prompt": "p1"}\n{"prompt": "<|user|> p2"}\n')
+    context = job_context(job, schedule_json(job.spec))
+    for _ in range(2):
+        run, _ = open_run(context, tmp_path / "run", resume=True)
+        (warning,) = run.warnings
+        assert "prompts.jsonl line 2 holds <|user|>, a mark of the chat template" in warning
+        assert job_status(run).warnings == [warning]
+        leave(run)

@@ -1,6 +1,7 @@
 """A reward model with another tokenizer reads the conversation by its own template, to its own end of sequence."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -14,8 +15,7 @@ from transformers import AutoModelForSequenceClassification
 from rlhf_api.algorithms import ModelRole
 from rlhf_api.algorithms.graph import SCORE_REWARD
 from rlhf_api.job import RLHFJob
-from rlhf_api.job.rollout import Prompts
-from rlhf_api.samples import SampleKey, ScoringSample
+from rlhf_api.samples import FIRST_EVALUATION_SAMPLE, SampleKey, ScoringSample
 from rlhf_workers.failures import WorkError
 from rlhf_workers.inference.rewards.model import RewardModelScorer
 from rlhf_workers.inference.rewards.model_text import OwnTokenizer
@@ -127,5 +127,20 @@ def test_a_conversation_that_the_template_refuses_is_named(tmp_path: Path) -> No
 @pytest.mark.parametrize("single", ["<bos> $A", "<bos> $A <eos>"])
 def test_plain_text_begins_once_and_ends_once(tmp_path: Path, single: str) -> None:
     tokenizer = tokenizer_that_writes(single)
-    plain = OwnTokenizer(tokenizer, Prompts(path="p"), "field").tokens(sample("<bos>1+1="))
+    plain = OwnTokenizer(tokenizer, make_job(tmp_path).spec, "field").tokens(sample("<bos>1+1="))
     assert tokenizer.convert_ids_to_tokens(plain.tolist()) == ["<bos>", *"1+1=2 yes", "<eos>"]
+
+
+def test_a_sample_of_an_evaluation_is_read_by_the_fields_of_its_prompts(tmp_path: Path) -> None:
+    job = job_of(tmp_path, CLOSED, chat=True)
+    held_out = {"path": "held-out.jsonl", "promptKey": "question", "systemMessage": "add"}
+    spec = job.spec.model_dump(by_alias=True, exclude_none=True) | {"evaluation": {"prompts": held_out}}
+    job = RLHFJob.model_validate(job.model_dump(by_alias=True, exclude_none=True) | {"spec": spec})
+    evaluated = replace(
+        sample("*add*1+1=*"),
+        key=SampleKey(2, FIRST_EVALUATION_SAMPLE, 0),
+        record=json.dumps({"question": "1+1="}),
+    )
+    (score,) = scorer_of(job).score([evaluated])
+    text = "system: add!user: 1+1=!assistant: 2 yes!"
+    np.testing.assert_allclose(score, expected(job, ids_of(text, end=False)), atol=1e-4)

@@ -19,8 +19,9 @@ import numpy as np
 import torch
 
 from rlhf_api.job import RLHFJobSpec
+from rlhf_api.job.rollout import Prompts
 from rlhf_api.names import Group
-from rlhf_api.samples import ResponsePart, SampleKey, SampleRequest, TokenArray
+from rlhf_api.samples import FIRST_EVALUATION_SAMPLE, ResponsePart, SampleKey, SampleRequest, TokenArray
 from rlhf_api.text_tokens import response_text
 from rlhf_workers.generation.engine import (
     Engine,
@@ -70,12 +71,14 @@ class EnvironmentEngine:
         tokenizer: Any,
         max_turns: int,
         template_arguments: Mapping[str, Any] | None = NO_ARGUMENTS,
+        evaluation_arguments: Mapping[str, Any] | None = NO_ARGUMENTS,
         ends: frozenset[int] = frozenset(),
     ) -> None:
-        """`calls` are started; they end with `close`. `template_arguments`: of the tokenizer's chat template; None: the
-        job has another template, which this process does not read. `ends`: ids that end a turn and are no text."""
+        """`calls` are started; they end with `close`. `template_arguments`: of the tokenizer's chat template, and
+        `evaluation_arguments` for samples of evaluations; None: the job has another template, which this process does
+        not read. `ends`: ids that end a turn and are no text."""
         self._ends = ends
-        self._template_arguments = template_arguments
+        self._template_arguments, self._evaluation_arguments = template_arguments, evaluation_arguments
         self._engine, self._calls, self._tokenizer, self._max_turns = engine, calls, tokenizer, max_turns
         self._requests: dict[SampleKey, SampleRequest] = {}  # of every sample that is held
         self._waiting: dict[SampleKey, ResponsePart] = {}  # responses so far, of samples that wait for an answer
@@ -229,7 +232,9 @@ class EnvironmentEngine:
     def _from_messages(self, key: SampleKey, step: AnsweredTurn, last: TokenArray) -> str:
         ended_by = str(self._tokenizer.decode(last.tolist(), skip_special_tokens=False))
         try:
-            return answer_of(self._tokenizer, step.messages, ended_by, self._template_arguments)
+            evaluated = key.sample >= FIRST_EVALUATION_SAMPLE
+            arguments = self._evaluation_arguments if evaluated else self._template_arguments
+            return answer_of(self._tokenizer, step.messages, ended_by, arguments)
         except ChatTemplateError as error:
             raise EngineError(INVALID, f"{FIELD}: messages: {error}", FIELD, key) from error
 
@@ -244,9 +249,7 @@ class EnvironmentEngine:
         self._calls.forget(key)
 
 
-def with_environment(
-    engine: Engine, spec: RLHFJobSpec, tokenizer: Any, ends: frozenset[int]
-) -> EnvironmentEngine:
+def with_environment(engine: Engine, spec: RLHFJobSpec, tokenizer: Any, ends: frozenset[int]) -> EnvironmentEngine:
     """Return the engine with the job's environment, whose first process runs; `ends` as of `EnvironmentEngine`.
     WorkError when it cannot be loaded."""
     assert spec.rollout.environment is not None
@@ -258,6 +261,9 @@ def with_environment(
     calls.start()
     if given.cache_between_turns == "Enabled":
         engine.keep_turns()
-    prompts = spec.prompts
-    arguments = None if prompts.chat_template_file else prompts.chat_template_arguments or NO_ARGUMENTS
-    return EnvironmentEngine(engine, calls, tokenizer, spec.rollout.environment.max_turns, arguments, ends)
+    trained, evaluated = (_template_arguments(spec.prompts_of(sample)) for sample in (0, FIRST_EVALUATION_SAMPLE))
+    return EnvironmentEngine(engine, calls, tokenizer, given.max_turns, trained, evaluated, ends)
+
+
+def _template_arguments(prompts: Prompts) -> Mapping[str, Any] | None:
+    return None if prompts.chat_template_file else prompts.chat_template_arguments or NO_ARGUMENTS

@@ -30,7 +30,7 @@ def load_reward(given: GivenReward, spec: RLHFJobSpec, device: torch.device, hom
     model = models.load_sequence_classifier(path, field=field, dtype=dtype, device=home, attention=attention)
     policy = models.load_tokenizer(spec.models.actor.path, "spec.models.actor.path")
     tokenizer = models.load_tokenizer(path, field)
-    own = OwnTokenizer(tokenizer, spec.prompts, field) if differs(tokenizer, policy) else None
+    own = OwnTokenizer(tokenizer, spec, field) if differs(tokenizer, policy) else None
     return RewardModelScorer(model, own, device)
 
 

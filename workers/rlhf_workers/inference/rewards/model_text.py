@@ -10,9 +10,11 @@ from typing import Any, Final
 
 import numpy as np
 
+from rlhf_api.chats import tools_of
+from rlhf_api.job import RLHFJobSpec
 from rlhf_api.job.rollout import Prompts
 from rlhf_api.names import ExitCode
-from rlhf_api.samples import ScoringSample, TokenArray
+from rlhf_api.samples import FIRST_EVALUATION_SAMPLE, ScoringSample, TokenArray
 from rlhf_api.text_tokens import added_tokens, prompt_tokens
 from rlhf_workers.failures import WorkError
 
@@ -23,20 +25,24 @@ PROBE: Final = "probe"
 class OwnTokenizer:
     """A reward model's tokenizer and template."""
 
-    def __init__(self, tokenizer: Any, prompts: Prompts, field: str) -> None:
-        """`field` is the manifest's for the reward model. WorkError when it cannot render the job's prompts."""
-        self._tokenizer, self._prompts, self._field = tokenizer, prompts, field
-        if prompts.chat_template and not tokenizer.chat_template:
-            message = (
-                f"{field}: its tokenizer is another one than the actor's and has no chat template, but "
-                "spec.prompts.chatTemplate is true; add the template it was trained with to its folder"
-            )
-            raise WorkError("ModelUnsupported", message, field=field, exit_code=ExitCode.BAD_MODEL)
-        self._closes = prompts.chat_template and _closes(tokenizer)
+    def __init__(self, tokenizer: Any, spec: RLHFJobSpec, field: str) -> None:
+        """`field` is the manifest's for the reward model. WorkError when it cannot render the job's prompts, or those
+        of its evaluation."""
+        self._tokenizer, self._field = tokenizer, field
+        self._trained, self._evaluated = spec.prompts_of(0), spec.prompts_of(FIRST_EVALUATION_SAMPLE)
+        for prompts in (self._trained, self._evaluated):
+            if prompts.chat_template and not tokenizer.chat_template:
+                message = (
+                    f"{field}: its tokenizer is another one than the actor's and has no chat template, but "
+                    f"{prompts.field}.chatTemplate is true; add the template it was trained with to its folder"
+                )
+                raise WorkError("ModelUnsupported", message, field=field, exit_code=ExitCode.BAD_MODEL)
+        self._closes = bool(tokenizer.chat_template) and _closes(tokenizer)
 
     def tokens(self, sample: ScoringSample) -> TokenArray:
         """int32 [n >= 1] of prompt and response; WorkError SampleInvalid when there is nothing to read."""
-        ids = self._chat(sample) if self._prompts.chat_template else self._plain(sample)
+        prompts = self._evaluated if sample.key.sample >= FIRST_EVALUATION_SAMPLE else self._trained
+        ids = self._chat(sample, prompts) if prompts.chat_template else self._plain(sample)
         if not ids:
             raise self._invalid(sample, "has no text for the reward model")
         return np.asarray(ids, np.int32)
@@ -45,11 +51,12 @@ class OwnTokenizer:
         [ids] = prompt_tokens(self._tokenizer, [sample.prompt_text + sample.response_text])
         return self._ended([*ids, *added_tokens(self._tokenizer).end]) if ids else ids
 
-    def _chat(self, sample: ScoringSample) -> list[int]:
-        messages = self._prompts.conversation(json.loads(sample.record)[self._prompts.prompt_key])
+    def _chat(self, sample: ScoringSample, prompts: Prompts) -> list[int]:
+        record = json.loads(sample.record)
+        messages, tools = prompts.conversation(record[prompts.prompt_key]), tools_of(record)
         messages.append({"role": "assistant", "content": sample.response_text})
         try:
-            text = str(self._tokenizer.apply_chat_template(messages, tokenize=False))
+            text = str(self._tokenizer.apply_chat_template(messages, tools=tools or None, tokenize=False))
         except Exception as error:  # templates are user data and raise anything
             raise self._invalid(sample, f"is refused by the chat template of {self._field}: {error}") from error
         ids: list[int] = list(self._tokenizer(text, add_special_tokens=False)["input_ids"])

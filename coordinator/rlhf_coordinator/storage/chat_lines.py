@@ -1,0 +1,143 @@
+"""Chats of the prompt file as text: the prompt with the beginning of the answer, and what is to be said.
+
+Rule: the rendered prompt holds what the record says, or its line is refused: a prompt that the policy does not answer,
+messages and tools that the template leaves out. What may be meant (an earlier answer without its reasoning, a key that
+the template does not read, text that is rendered already) is warned of. Responses: `chat_responses`.
+"""
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+from rlhf_api.chats import TOOLS, ChatError, Message, messages_of, tools_of
+from rlhf_api.job.rollout import Prompts
+from rlhf_coordinator.storage.chat_marks import ChatMarks
+from rlhf_coordinator.storage.chat_responses import ChatPrompt, ResponseText, ResponseWriter
+from rlhf_coordinator.storage.chat_template import ChatTemplate
+from rlhf_coordinator.storage.prompt_places import Place
+from rlhf_coordinator.storage.prompt_warnings import PromptWarnings
+
+OF_TURN: Final = ("tool_calls", "reasoning_content", "reasoning", "thinking")
+"""Keys of a message that are part of what it says."""
+_OF_SYSTEM: Final = ("system", "developer")
+"""Roles of who sets the policy up and asks it nothing."""
+_REASONING: Final = ("reasoning_content", "reasoning", "thinking")
+"""Of them, names of the same thing: transformers gives templates what a message has under any of them."""
+
+
+class ChatLines:
+    """Renders the chats of a file."""
+
+    def __init__(self, prompts: Prompts, template: ChatTemplate, warnings: PromptWarnings) -> None:
+        self._prompts, self._template, self._warnings = prompts, template, warnings
+        self._marks = ChatMarks(template)
+        self._responses = ResponseWriter(template, warnings)
+        self._remedy = f"give a template with {prompts.field}.chatTemplateFile"
+
+    def prompt(self, place: Place, record: Mapping[str, Any]) -> ChatPrompt:
+        """Return a record's prompt, rendered. Raises JobError."""
+        key = self._prompts.prompt_key
+        try:
+            messages, tools = self._prompts.conversation(record[key]), tools_of(record)
+        except ChatError as error:
+            raise place.bad(str(error)) from error
+        self._check_turns(place, key, messages)
+        self._check_keys(place, messages)
+        self._warn_of_marks(place, key, messages)
+        text = self._template.render(place, messages, add_generation_prompt=True, tools=tools)
+        if tools:
+            self._check_tools(place, messages, text)
+        self._check_written(ChatPrompt(place, tuple(messages), tuple(tools), text), key)
+        return ChatPrompt(place, tuple(messages), tuple(tools), text)
+
+    def response(self, prompt: ChatPrompt, key: str, value: object) -> ResponseText:
+        """Return what a record's value says as the answer to its prompt. Raises JobError."""
+        place = prompt.place
+        try:
+            said = [{"role": "assistant", "content": value}] if isinstance(value, str) else messages_of(value, key)
+        except ChatError as error:
+            raise place.bad(str(error)) from error
+        if said[0]["role"] != "assistant" or said[-1]["role"] != "assistant":
+            end = "begin" if said[0]["role"] != "assistant" else "end"
+            raise place.bad(f"has a response under {key!r} that does not {end} with a message of the assistant")
+        self._check_keys(place, said)
+        self._warn_of_marks(place, key, said)
+        return self._responses.write(prompt, key, said)
+
+    def _check_turns(self, place: Place, key: str, messages: Sequence[Message]) -> None:
+        """Refuse a chat that ends with the assistant's message; warn of one in which no one asks anything."""
+        last = messages[-1]["role"]
+        if last == "assistant":
+            raise place.bad(
+                f"ends with a message of the assistant under {key!r}, which the policy would not go on with but "
+                "answer; remove it, or let a message of the user follow"
+            )
+        if all(message["role"] in _OF_SYSTEM for message in messages):
+            what = f"has no message of the user under {key!r}"
+            self._warnings.add(place, what, "add what the policy is to answer, unless it is to begin by itself")
+
+    def _check_keys(self, place: Place, messages: Sequence[Message]) -> None:
+        for message in messages:
+            for name in message.keys() - {"role", "content"}:
+                names = _REASONING if name in _REASONING else (name,)
+                if not message[name] or any(map(self._template.reads, names)):
+                    continue
+                what = f"has {name} in a message, which the chat template does not read"
+                if name in OF_TURN:
+                    raise place.bad(f"{what}; {self._remedy} that does, or write it into the content")
+                self._warnings.add(place, what, "nothing of it reaches the model")
+
+    def _check_tools(self, place: Place, messages: list[Message], text: str) -> None:
+        if not self._template.reads(TOOLS) or text == self._template.render(
+            place, messages, add_generation_prompt=True
+        ):
+            message = f"has {TOOLS}, which the chat template does not write; {self._remedy} that does"
+            raise place.bad(f"{message}, or leave the column out with {self._prompts.field}.columns")
+
+    def _check_written(self, prompt: ChatPrompt, key: str) -> None:
+        """Refuse a prompt of which the template leaves out or changes what others than the assistant say. Words of the
+        system by which a template is switched, such as /no_think, are not written but count."""
+        place, text = prompt.place, prompt.text
+        for message in prompt.messages:
+            content, role = message["content"], message["role"]
+            if _is_in(content, text) and all(_is_in(name, text) for name in _called(message)):
+                continue
+            what = f"has a message of role {role} under {key!r} that the chat template does not write as it stands"
+            if role != "assistant" and not (role in _OF_SYSTEM and self._counts(prompt, message)):
+                raise place.bad(f"{what}; {self._remedy} that does, or correct the message")
+            self._warnings.add(
+                place, what, f"see that this is meant, as where reasoning is left out, or {self._remedy}"
+            )
+
+    def _counts(self, prompt: ChatPrompt, message: Message) -> bool:
+        """Return whether the prompt would be another one without a message."""
+        others = [other for other in prompt.messages if other is not message]
+        without = self._template.render(prompt.place, others, add_generation_prompt=True, tools=prompt.tools)
+        return without != prompt.text
+
+    def _warn_of_marks(self, place: Place, key: str, messages: Sequence[Message]) -> None:
+        for message in messages:
+            if message["content"].lstrip().startswith("[{") and '"role"' in message["content"]:
+                what = f"holds the JSON text of messages under {key!r}, which is read as one message of the user"
+                self._warnings.add(place, what, "write the list of messages itself, unless the text is meant")
+            if mark := self._marks.first_in(message["content"]):
+                what = f"holds {mark}, a mark of the chat template, under {key!r}"
+                remedy = (
+                    f"write the text alone, or set {self._prompts.field}.chatTemplate to false for rendered prompts"
+                )
+                self._warnings.add(place, what, remedy)
+
+
+def _called(message: Message) -> list[str]:
+    return [str(call["function"]["name"]) for call in message.get("tool_calls", ())]
+
+
+def _is_in(content: str, text: str) -> bool:
+    """Return whether a text holds a content, as it stands or as a JSON string, without the space around it."""
+    content = content.strip()
+    return content in text or json.dumps(content, ensure_ascii=False)[1:-1] in text or _words(content) in _words(text)
+
+
+def _words(text: str) -> str:
+    return re.sub(r"\s+", " ", text)

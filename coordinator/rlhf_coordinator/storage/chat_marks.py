@@ -1,0 +1,59 @@
+"""The marks of a chat template: what it writes around messages, by which a text is known that is rendered already.
+
+Rule: a mark is read off the template, as it renders a message of the user; tags that only answers have, such as
+<think>, are none, because prompts may speak of them.
+"""
+
+import re
+from functools import cached_property
+from pathlib import Path
+from typing import Final
+
+from rlhf_coordinator.failures import JobError
+from rlhf_coordinator.storage.chat_template import ChatTemplate
+from rlhf_coordinator.storage.prompt_places import Place
+
+PROBE: Final = "rlhf-probe-5d1c"
+"""Stands for a text when a template is tried; no template writes it of its own."""
+_MARK: Final = re.compile(r"<[^<>\s]+>|\[/?[A-Z_]+\]")
+_NOWHERE: Final = Place(Path())
+
+
+class ChatMarks:
+    """The marks of one template."""
+
+    def __init__(self, template: ChatTemplate) -> None:
+        self._template = template
+
+    def first_in(self, text: str) -> str:
+        """Return the first mark that a text holds; empty where it holds none."""
+        marks, (opening, answer) = self._pattern, self._openings
+        found = marks.search(text) if marks is not None else None
+        if found is not None:
+            return found.group()
+        rendered = bool(opening and answer) and text.strip().startswith(opening) and text.rstrip().endswith(answer)
+        return opening if rendered else ""
+
+    @cached_property
+    def _around(self) -> tuple[str, str, str]:
+        """What the template writes before a message of the user, after it, and to begin the answer."""
+        asked = [{"role": "user", "content": PROBE}]
+        try:
+            text = self._template.render(_NOWHERE, asked, add_generation_prompt=False)
+            begun = self._template.render(_NOWHERE, asked, add_generation_prompt=True)
+        except JobError:
+            return "", "", ""  # a line will say why
+        before, _, after = text.partition(PROBE)
+        return before, after, begun.removeprefix(text) or after
+
+    @cached_property
+    def _pattern(self) -> re.Pattern[str] | None:
+        before, after, _ = self._around
+        marks = dict.fromkeys(_MARK.findall(before + after))
+        return re.compile("|".join(map(re.escape, marks))) if marks else None
+
+    @cached_property
+    def _openings(self) -> tuple[str, str]:
+        """The last line before the user's text and the first of the answer, where they are words: `user:`."""
+        before, _, answer = self._around
+        return before.strip().rpartition("\n")[2], answer.strip()

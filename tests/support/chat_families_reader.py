@@ -1,0 +1,13 @@
+"""Chat templates in the form of the most used families of models, reduced to what matters for the text of a chat.
+
+`open-think` is as QwQ: the prompt opens the reasoning, and the template writes answers as they are.
+"""
+
+from pathlib import Path
+from typing import Final
+
+FAMILIES: Final = {
+    path.stem: path.read_text().removesuffix("\n")
+    for path in sorted((Path(__file__).parent / "chat_families").iterdir())
+}
+"""Name of the family -> its template."""
