@@ -54,14 +54,11 @@ def tokenized_responses(
     ]
     whole = text_ids(tokenizer, [prompt + said.written for prompt, said, _ in asked], special=special)
     alone = tokenizer([said.written for _, said, _ in asked], add_special_tokens=False)["input_ids"]
-    ids = (
+    written = (
         together[len(prompt) :] if together[: len(prompt)] == prompt else separate
         for (_, _, prompt), together, separate in zip(asked, whole, alone, strict=True)
     )
-    ended = (
-        _ended(own, end, stops | {end}, tokenizer if said.written != said.text else None)
-        for (_, said, _), own in zip(asked, ids, strict=True)
-    )
+    ended = (_ended(ids, end, stops | {end}, None if special else tokenizer) for ids in written)
     return [
         tuple(GivenResponse(np.array(next(ended), dtype="<i4").tobytes(), said.text) for said in line.responses)
         for line in lines
