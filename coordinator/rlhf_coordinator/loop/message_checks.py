@@ -57,8 +57,12 @@ def check_message(worker: str, message: pb.WorkerMessage) -> None:
 
 def _sample_arrays(result: pb.TrainResult, place: str) -> None:
     """Check what is read when the iteration closes, long after the session of its sender could be ended."""
-    for name, array in (("advantages", result.advantages), ("shaped_rewards", result.shaped_rewards)):
-        if result.HasField(name) and (array.dtype != "float32" or list(array.shape) != [len(array.data) / 4]):
+    arrays = (
+        ("advantages", result.advantages, result.HasField("advantages")),
+        ("shaped_rewards", result.shaped_rewards, result.HasField("shaped_rewards")),
+    )
+    for name, array, given in arrays:
+        if given and (array.dtype != "float32" or list(array.shape) != [len(array.data) / 4]):
             shape = f"{array.dtype[:20]} {list(array.shape)[:4]} of {len(array.data)} bytes"
             raise ValueError(f"{place}.{name} is {shape}, must be float32 of one dimension with all its bytes")
 

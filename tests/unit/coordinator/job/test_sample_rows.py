@@ -16,7 +16,7 @@ from rlhf_api.arrays import pack
 from rlhf_api.manifest import parse
 from rlhf_coordinator.job.sample_rows import numbers_by_sample, rewards_by_name, sample_row
 from rlhf_coordinator.reports.sample_table import SampleRow
-from rlhf_coordinator.state.sample import Sample
+from rlhf_coordinator.state.sample import Origin, Sample
 from rlhf_coordinator.storage.journal_pb2 import Begun, Record, Trained
 
 ADVANTAGES = pack(np.array([0.5, np.nan, -2.0, 0.0], dtype=np.float32))
@@ -86,7 +86,7 @@ def test_a_row_has_every_reward_by_its_name(tmp_path: Path) -> None:
     rewards = [{"name": name, "weight": 2, "function": {"file": f"{name}.py"}} for name in ("correct", "short")]
     content = yaml.safe_load(changed("grpo", {"spec.models.rewards": rewards}, ["spec.models.reward"]))
     job = parse(yaml.safe_dump(content))
-    sample = Sample(0, (0, 0))
+    sample = Sample(0, Origin(0, 0))
     for name, value in (("reward", 3.0), ("reward/correct", 1.0), ("reward/short", 0.5)):
         sample.fields[name] = struct.pack("<f", value)
     for name, value in (("correct", 0.25), ("short", 0.75)):

@@ -69,7 +69,7 @@ def test_the_measured_divergence_has_no_bound(difference: float) -> None:
 
 @pytest.mark.parametrize("difference", [3.0, 60.0])
 def test_metrics_of_a_policy_show_how_far_it_moved_without_a_bound(difference: float) -> None:
-    objective = PolicyObjective("actor", lambda *_: None, 1.0, torch.device("cpu"))  # type: ignore[arg-type, return-value]
+    objective = PolicyObjective("actor", lambda *_: None, 1.0, torch.device("cpu"))  # type: ignore[arg-type]
     objective.first_pass = True
     moved = SimpleNamespace(old=torch.zeros(2), stale=None)
     for sign in (1.0, -1.0):
