@@ -12,6 +12,8 @@ from tests.support.answering_server import answering
 from tests.support.chaos import Kills, run_job
 from tests.support.local_job import write_job
 
+from rlhf_coordinator.reports.sample_table import read_table, table_files
+
 pytestmark = pytest.mark.full
 
 REWARD = '''
@@ -69,5 +71,9 @@ def test_rewards_are_combined_alike_in_a_run_that_was_killed_and_a_judges_failur
         assert 0 <= line["rewards/digits/metrics/ended"] <= 1
     assert sum(line["rewards/judge/abstained"] for line in lines) > 0
     assert all(line["rewards/judge/min"] >= -1 for line in lines if "rewards/judge/min" in line)
+    rows = [row for path in table_files(tmp_path / "calm").values() for row in read_table(path)]
+    assert all({"reward", "digits"} <= row.rewards.keys() for row in rows if row.reward is not None)
+    shaped = [row for row in rows if row.shaped_reward is not None and row.reward is not None]
+    assert any(row.shaped_reward != pytest.approx(row.reward) for row in shaped), "normalised, less the penalty"
     events = [json.loads(line) for line in (tmp_path / "calm" / "events.jsonl").read_text().splitlines()]
     assert {"score-abstained"} <= {event["kind"] for event in events}

@@ -29,6 +29,7 @@ spec:
     - {name: model, model: {path: reward}}
     - {name: judge, judge: {model: {path: judge}, template: "is it right? {response}"}}
   prompts: {path: prompts.jsonl}
+  rollout: {maxPromptTokens: 8, maxResponseTokens: 8}
 """
 
 
