@@ -181,7 +181,10 @@ def test_more_tokens_than_the_policy_has_are_no_difference_to_a_model_that_reads
 def test_another_chat_template_of_a_model_that_reads_the_policys_tokens_is_warned_of(manifest: Path) -> None:
     folder = with_reader(manifest, "reference")
     manifest.write_text(manifest.read_text().replace("prompts: {path", "prompts: {chatTemplate: true, path"))
-    for path, template in ((folder, "{{ 1 }}"), (manifest.parent / "policy", "{{ 2 }}")):
+    for path, template in (
+        (folder, "1{{ messages[0].content }}"),
+        (manifest.parent / "policy", "2{{ messages[0].content }}"),
+    ):
         tokenizer = build_tokenizer()
         tokenizer.chat_template = template
         tokenizer.save_pretrained(path)
