@@ -26,6 +26,8 @@ _TAG: Final = re.compile(r"\s*(<[^<>\s/|]+>|\[[A-Z_]+\])")
 """An opening tag at the beginning of a text."""
 _OPEN: Final = re.compile(r"<([^<>\s/|]+)>\s*$")
 """An opening tag at the end of a prompt."""
+_THOUGHT: Final = re.compile("think|thought|reason")
+"""In the name of a tag that opens reasoning; other tags may stand before every answer as the mark of its turn."""
 _SHOWN: Final = 80
 """Characters of a text that an error shows."""
 
@@ -174,7 +176,8 @@ class ResponseWriter:
                 "prompts.chatTemplateFile"
             )
         opened = _OPEN.search(prompt.text[-_SHOWN:])
-        if opened is not None and f"</{opened[1]}>" not in text:
+        of_turn = opened is not None and parts.before == prompt.text and not _THOUGHT.search(opened[1])
+        if opened is not None and not of_turn and f"</{opened[1]}>" not in text:
             what = f"has a response under {key!r} without </{opened[1]}>, while the prompt ends in <{opened[1]}>"
             self._warnings.add(place, what, "write the reasoning and its end, or give another prompts.chatTemplateFile")
         return text

@@ -270,6 +270,15 @@ def test_an_answer_inside_an_open_thought_is_warned_of(tmp_path: Path) -> None:
     assert any("without </think>, while the prompt ends in <think>" in text for text in prompt.warnings)
 
 
+def test_a_tag_that_marks_the_turn_is_no_open_thought(tmp_path: Path) -> None:
+    file = tmp_path / "chat.jinja"
+    file.write_text(
+        "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}"
+        "{% if add_generation_prompt %}<assistant>{% endif %}"
+    )
+    assert read(tmp_path, "chatml", ASKED, "4", chat_template_file=str(file)).warnings == ()
+
+
 def test_space_that_the_template_would_trim_stays_and_is_warned_of(tmp_path: Path) -> None:
     prompt = read(tmp_path, "llama3", ASKED, "4\n")
     assert decoded("llama3", prompt.responses[0].tokens) == "4\n<|eot_id|>"
