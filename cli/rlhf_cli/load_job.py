@@ -149,7 +149,9 @@ def _load(document: Document, target: Target, folder: Path | None) -> LoadedJob:
     if target is Target.CLUSTER:
         problems = [*problems_of_pods(job), *problems]
     elif folder is not None:
-        problems = [*_folder_problems(job), *_file_problems(job), *problems]
+        folders = _folder_problems(job)
+        wrong = {problem.field for problem in folders}
+        problems = [*folders, *(problem for problem in _file_problems(job) if problem.field not in wrong), *problems]
     return LoadedJob(document, job, tuple(_with_line(problem, document) for problem in problems))
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from tests.support.header_job import rlhf, write_header_job
+from tests.support.models import write_policy
 
 SPEC = {
     "algorithm": {"grpo": {"groupSize": 2, "miniBatchSize": 8}},
@@ -140,6 +141,7 @@ def test_validate_and_version(job: Path, monkeypatch: pytest.MonkeyPatch, capsys
     assert rlhf(monkeypatch, "validate", "job.yaml") == 0
     job.write_text(job.read_text() + "  checkpoints: {path: checkpoints}\n")
     assert rlhf(monkeypatch, "validate", "job.yaml") == 2, "in pods nothing is mounted there"
+    write_policy(Path("policy"))
     assert rlhf(monkeypatch, "validate", "job.yaml", "--for", "local") == 0
     job.write_text(job.read_text().replace("batchSize: 8", "batchSize: eight"))
     assert rlhf(monkeypatch, "validate", "job.yaml", "--json") == 2

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
+from datetime import UTC, datetime, timedelta
 from itertools import pairwise
 from typing import Any
 
@@ -17,6 +18,7 @@ from rlhf_operator import job_objects
 from rlhf_operator.api_client.client import KubernetesClient
 from rlhf_operator.api_client.errors import RefusedError
 
+BEGUN = datetime.now(UTC)
 QUOTA = "exceeded quota: team, requested: pods=1, used: pods=0, limited: pods=0"
 
 
@@ -44,12 +46,17 @@ class Quota:
         monkeypatch.setattr(KubernetesClient, "create", refusing)
         monkeypatch.setattr(job_objects, "clock", lambda: self.seconds)
 
+    def now(self) -> datetime:
+        """Return the time of the controller, which writes a status again after some seconds."""
+        return BEGUN + timedelta(seconds=self.seconds)
+
 
 async def test_a_quota_is_tried_by_one_pod_and_ever_less_often(
     server: FakeApiServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     quota = Quota(monkeypatch)
     async with ControlledCluster(server) as operator:
+        operator.controller._clock = quota.now
         await operator.settle()
         first, tries = quota.asked, []
         for _ in range(1800):

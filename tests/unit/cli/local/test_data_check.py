@@ -9,6 +9,7 @@ import pytest
 from rich.console import Console
 from tests.support.models import build_config
 from tests.support.special_tokens import tokenizer_that_writes
+from transformers import AutoModelForCausalLM
 
 from rlhf_cli.load_job import Target
 from rlhf_cli.validate import validate
@@ -27,11 +28,12 @@ spec:
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """A manifest beside its files; the policy has no weights, and no room for the token <tag>."""
+    """A manifest beside its files; the policy has no room for the token <tag>."""
     tokenizer = tokenizer_that_writes("$A", "<tag>")
-    tokenizer.save_pretrained(tmp_path / "policy")
     vocabulary = tokenizer.convert_tokens_to_ids("<tag>")
-    build_config("llama", vocab_size=vocabulary, max_position_embeddings=32).save_pretrained(tmp_path / "policy")
+    config = build_config("llama", vocab_size=vocabulary, max_position_embeddings=32)
+    AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path / "policy")
+    tokenizer.save_pretrained(tmp_path / "policy")
     (tmp_path / "prompts.jsonl").write_text('{"prompt": "1+1="}\n')
     (tmp_path / "job.yaml").write_text(MANIFEST)
     return tmp_path
@@ -90,7 +92,7 @@ def test_what_the_start_would_warn_of_is_a_warning(folder: Path) -> None:
     tokenizer.save_pretrained(folder / "policy")
     (folder / "job.yaml").write_text(MANIFEST.replace("prompts.jsonl", "prompts.jsonl, chatTemplate: true"))
     (folder / "prompts.jsonl").write_text('{"prompt": "1"}')
-    build_config("llama", vocab_size=64).save_pretrained(folder / "policy")
+    AutoModelForCausalLM.from_config(build_config("llama", vocab_size=64)).save_pretrained(folder / "policy")
     [problem] = problems_of(folder, valid=True)
     assert problem["severity"] == "warning"
     assert "ends a turn with '<end>', and generation stops only at '<eos>'" in problem["message"]
