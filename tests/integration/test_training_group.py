@@ -41,6 +41,7 @@ from rlhf_api.algorithms import full_graph
 from rlhf_api.algorithms.graph import SAMPLED_FIELD
 from rlhf_api.job import RLHFJob
 from rlhf_api.names import Env
+from rlhf_workers.training.pipeline_stage import HEADS_IN_FILES, VALUE_HEAD
 from rlhf_workers.training.training_batch import batch_from
 from rlhf_workers.training.training_role import build
 
@@ -210,8 +211,9 @@ def check_checkpoint(folder: Path, files: list[object], expected: dict[str, torc
     for model in ("actor", "critic"):
         for part in sorted((folder / model).glob("*.safetensors")):
             saved |= {f"{model}:{name}": value for name, value in load_file(part).items()}
-    assert saved.keys() == expected.keys()
-    assert all(torch.equal(saved[name], value) for name, value in expected.items())
+    in_files = {name.replace(VALUE_HEAD, HEADS_IN_FILES[VALUE_HEAD]): value for name, value in expected.items()}
+    assert saved.keys() == in_files.keys()
+    assert all(torch.equal(saved[name], value) for name, value in in_files.items())
 
 
 if __name__ == "__main__":
