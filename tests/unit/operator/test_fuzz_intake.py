@@ -287,6 +287,7 @@ def replies(draw: st.DrawFn) -> pb.JobStatus:
     return status
 
 
+@pytest.mark.full
 @settings(max_examples=TRIED["replies"][0])
 @given(st.lists(replies(), min_size=4, max_size=4))
 def test_status_replies(given: list[pb.JobStatus]) -> None:

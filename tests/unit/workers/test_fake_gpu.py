@@ -138,7 +138,7 @@ def scorer_of(kind: str, *, blocks: bool) -> TokenScorer:
     return LogProbabilityScorer(model, 0.7, GPU, blocks=blocks)
 
 
-@pytest.mark.full(quick=1)
+@pytest.mark.full
 @pytest.mark.parametrize("blocks", [False, True])
 @pytest.mark.parametrize("kind", ["values", "log-probabilities"])
 def test_samples_are_scored_at_once_and_as_they_grow(kind: str, blocks: bool, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -89,6 +89,7 @@ def test_attention_reads_the_keys_that_a_position_sees(kernels: DecodeOps, dtype
     close(kernels.attend(queries, stored, SIZE**-0.5, window), TorchOps().attend(queries, clean, SIZE**-0.5, window))
 
 
+@pytest.mark.full
 def test_several_rows_of_one_sample_read_its_keys(kernels: DecodeOps) -> None:
     stored = place(torch.float32, [5, 6, 70])._replace(rows=torch.tensor([7, 7, 4]))
     queries = random(ROWS, HEADS, SIZE, dtype=torch.float32, seed=8)

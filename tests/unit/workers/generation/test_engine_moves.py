@@ -88,7 +88,7 @@ def test_there_and_back_across_pool_boundaries_changes_nothing(
         check(response, done[number], deterministic)
 
 
-@pytest.mark.full(quick=1)
+@pytest.mark.full
 @pytest.mark.parametrize("architecture", ["llama", "gemma2"])
 @settings(max_examples=4, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(before=st.integers(0, 70), paused=st.integers(0, 3), seed=st.integers(0, 99))

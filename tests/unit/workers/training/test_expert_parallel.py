@@ -116,7 +116,7 @@ def test_a_checkpoint_is_read_by_every_layout_bit_by_bit(
     assert [name for name, value in before[0].items() if not value.equal(before[1][name])] == []
 
 
-@pytest.mark.full(quick=1)
+@pytest.mark.full
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_every_tensor_is_published_by_one_rank_and_measuring_changes_no_weight(
     backend: str, folders: dict[str, Path]

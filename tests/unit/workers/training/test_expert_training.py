@@ -47,7 +47,7 @@ def test_files_are_converted_for_the_families_whose_experts_are_computed() -> No
     assert NAMES.keys() == set(FAMILIES)
 
 
-@pytest.mark.full(quick=1)
+@pytest.mark.full
 @pytest.mark.parametrize("packing", [False, True])
 @pytest.mark.parametrize("family", FAMILIES)
 def test_every_layout_has_the_gradients_of_the_whole_model(

@@ -86,6 +86,7 @@ def test_gradients_are_those_of_the_backend_torch(family: str, folders: dict[str
     assert [name for name in whole if not torch.equal(whole[name], split[name])] == []
 
 
+@pytest.mark.full
 def test_pipelines_replicas_kernels_and_recomputation_change_no_gradient(folders: dict[str, Path]) -> None:
     batch = make_batch()
     ours, theirs = both(folders["mistral"])

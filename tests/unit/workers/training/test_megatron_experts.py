@@ -105,7 +105,7 @@ def test_gradients_are_those_of_the_backend_torch(family: str, folders: dict[str
     assert_same_gradients(gradients_of(sdpa, serial(sdpa, 2, 1), 2, batch), expected, TOLERANCE)
 
 
-@pytest.mark.full(quick=1)
+@pytest.mark.full
 @pytest.mark.parametrize("name", MODELS)
 def test_fused_and_split_tables_and_recomputation_have_the_bits_of_serial_ones(
     name: str, folders: dict[str, Path]
@@ -120,7 +120,7 @@ def test_fused_and_split_tables_and_recomputation_have_the_bits_of_serial_ones(
         assert [part for part in expected if not torch.equal(other[part], expected[part])] == []
 
 
-@pytest.mark.full(quick=1)
+@pytest.mark.full
 @pytest.mark.parametrize("family", ["mixtral", "qwen3_moe"])
 def test_half_precision_rounds_no_more_than_the_backend_torch(family: str, tmp_path: Path) -> None:
     """The middle one of three models: where one token's choice is a near tie, rounding makes it another for either."""

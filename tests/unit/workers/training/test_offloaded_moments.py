@@ -93,6 +93,7 @@ def test_weights_moments_and_metrics_are_those_of_moments_on_the_device(
         assert [list(optimizer.moments()) for optimizer in trainer.optimizers.values()] == [[], []]
 
 
+@pytest.mark.full
 def test_adapters_are_stepped_alike_and_their_trunk_stays(policy: Path) -> None:
     jobs = [job_of(policy, offload, lora={"rank": 4}, precision="BFloat16") for offload in (True, False)]
     (ours, metrics, _), (theirs, _, _) = (run(job, range(2), 1, 2) for job in jobs)
@@ -122,7 +123,7 @@ def test_a_drafter_that_is_trained_is_stepped_alike(policy: Path, tmp_path: Path
     assert [name for name, value in expected.items() if not torch.equal(moments[name], value)] == []
 
 
-@pytest.mark.full(quick=1)
+@pytest.mark.full
 @pytest.mark.parametrize(("backend", "tensor", "pipeline", "data", "shared"), LAYOUTS[1:3])
 def test_a_checkpoint_goes_from_the_host_to_the_device_and_back_bit_by_bit(
     backend: str, tensor: int, pipeline: int, data: int, shared: bool, policy: Path, tmp_path: Path
@@ -144,6 +145,7 @@ def test_a_checkpoint_goes_from_the_host_to_the_device_and_back_bit_by_bit(
     assert again == metrics[1:]
 
 
+@pytest.mark.full
 def test_a_step_that_is_skipped_leaves_moments_as_they_were(policy: Path) -> None:
     trainers = []
     for offload in (True, False):

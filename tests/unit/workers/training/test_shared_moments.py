@@ -78,7 +78,7 @@ def test_adapters_are_shared_out_too(policy: Path) -> None:
     assert_same_moments(shared, apart)
 
 
-@pytest.mark.full(quick=1)
+@pytest.mark.full
 @pytest.mark.parametrize(("backend", "tensor", "pipeline", "data"), [LAYOUTS[1], LAYOUTS[3]])
 def test_a_checkpoint_goes_from_shares_to_whole_moments_and_back_bit_by_bit(
     backend: str, tensor: int, pipeline: int, data: int, policy: Path, tmp_path: Path

@@ -138,7 +138,7 @@ def test_recomputation_and_fused_kernels_change_no_gradient(sequence: str, folde
     assert_same_gradients(gradients_of(fused, serial(fused, 1, 1), 2, batch), expected, TOLERANCE)
 
 
-@pytest.mark.full(quick=1)
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("tensor", "pipeline", "data", "algorithm", "sequence"),
     [(2, 2, 1, TWO_EPOCHS, "Disabled"), (2, 1, 2, SCORED, "Disabled"), (2, 1, 2, SCORED, "Enabled")],
@@ -208,7 +208,7 @@ def test_what_was_loaded_is_published_and_saved_bit_by_bit(
         assert torch.equal(published[name].view(torch.int16), value.bfloat16().view(torch.int16)), name
 
 
-@pytest.mark.full(quick=1)
+@pytest.mark.full
 @pytest.mark.parametrize("family", MODELS)
 def test_a_checkpoint_is_read_by_every_layout_bit_by_bit(family: str, folders: dict[str, Path], tmp_path: Path) -> None:
     """Tensor 2 x pipeline 2, then one rank, pipelines, other tensor groups, the backend torch, and back."""

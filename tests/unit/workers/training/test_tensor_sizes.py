@@ -162,7 +162,7 @@ def test_the_policy_may_train_before_the_critic(policy: Path) -> None:
     assert_bitwise(trained(True), trained(False))
 
 
-@pytest.mark.full(quick=1)
+@pytest.mark.full
 def test_a_checkpoint_is_read_by_every_layout_bit_by_bit(policy: Path, tmp_path: Path) -> None:
     """Of different sizes, then of one rank, of other different ones, of one size, the backend torch, and back."""
     start, plain = job_of(policy, 2, 1), make_job(policy, critic_of(policy), training={"backend": "torch"})
@@ -182,7 +182,7 @@ def test_a_checkpoint_is_read_by_every_layout_bit_by_bit(policy: Path, tmp_path:
             assert [name for name in theirs if not ours[name].equal(theirs[name])] == []
 
 
-@pytest.mark.full(quick=1)
+@pytest.mark.full
 @pytest.mark.parametrize("shared_out", [False, True])
 def test_a_group_that_comes_back_trains_the_bits_of_one_that_was_not_lost(
     shared_out: bool, policy: Path, tmp_path: Path
