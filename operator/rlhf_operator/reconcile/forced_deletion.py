@@ -59,9 +59,9 @@ def overdue_deletions(
 
 
 def next_overdue(pods: Iterable[ObservedPod], now: datetime, coordinator_after: timedelta | None) -> float | None:
-    """Return the seconds until another deletion is overdue; None: none will be."""
-    times = (force_time(pod, coordinator_after) for pod in pods)
-    return min(((time - now).total_seconds() + 1 for time in times if time is not None and now <= time), default=None)
+    """Return the seconds until another deletion is overdue, or its delay is worth a word; None: neither will be."""
+    times = [time for pod in pods for time in (force_time(pod, coordinator_after), _late_time(pod)) if time is not None]
+    return min(((time - now).total_seconds() + 1 for time in times if now <= time), default=None)
 
 
 def force_time(pod: ObservedPod, coordinator_after: timedelta | None) -> datetime | None:
@@ -80,6 +80,13 @@ def force_time(pod: ObservedPod, coordinator_after: timedelta | None) -> datetim
         return None if coordinator_after is None or pod.ready else pod.deletion + coordinator_after
     grace = pod.deletion if pod.ready else min(pod.deletion, asked + timedelta(seconds=WORKER_GRACE_SECONDS))
     return grace + FORCE_AFTER
+
+
+def _late_time(pod: ObservedPod) -> datetime | None:
+    """Return after when the node of a coordinator counts as one that does not answer; None: it never does."""
+    if pod.deletion is None or pod.group is not Group.COORDINATOR or pod.ready or pod.over or pod.finalizers:
+        return None
+    return pod.deletion + FORCE_AFTER
 
 
 def unreadable_deletions(unreadable: Iterable[tuple[str, UnreadableObject]]) -> list[PodDeletion]:
@@ -108,8 +115,8 @@ def unanswered_messages(
     """Return what is said of a coordinator whose node does not answer."""
     messages = []
     for pod in pods:
-        late = pod.deletion is not None and now > pod.deletion + FORCE_AFTER
-        if pod.group is not Group.COORDINATOR or not late or pod.ready or pod.over or pod.finalizers:
+        late = _late_time(pod)
+        if late is None or now <= late:
             continue
         lost = f"the node of {pod.name} does not carry out its deletion"
         by_hand = f"when that node is gone for good, `kubectl delete node` or `kubectl delete pod {pod.name} --force`"
