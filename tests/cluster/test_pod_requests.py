@@ -19,7 +19,7 @@ from rlhf_operator.gang.pod_requests import pod_requests
 from .cluster import Cluster
 from .processes import wait_until
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.full
 
 PATIENCE = 240.0  # seconds; one on an idle machine
 SERIES = re.compile(r'^kube_pod_resource_request\{.*?pod="([^"]+)".*?resource="([^"]+)".*?\} (\S+)$', re.MULTILINE)

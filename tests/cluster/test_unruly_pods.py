@@ -29,7 +29,7 @@ from .job_fixture import ALL, ROOT, Seen, manifest
 from .operator_process import OperatorProcess
 from .processes import wait_until
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.full
 
 DEFINITION = ROOT / "crds" / "rlhfjobs.yaml"
 HOLD = "example.org/audit"
