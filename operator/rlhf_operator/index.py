@@ -180,9 +180,9 @@ class Index:
             return False
         pods = self._pods.setdefault(key, {})
         known = pods.get(pod.name)
-        if known is not None and known.uid == pod.uid:
-            if known.version > pod.version or (known.version == pod.version and "spec" not in body):
-                return False
+        seen = known.version if known is not None and known.uid == pod.uid else -1
+        if seen > pod.version or (seen == pod.version and "spec" not in body):
+            return False
         pods[pod.name] = pod
         if isinstance(pod, UnreadableObject) and known != pod:
             self._on_unreadable("Pod", key, pod)
