@@ -47,7 +47,7 @@ def plan_of_deletion(stored: Mapping[str, Any], observed: ObservedJob, now: date
     pods = list(observed.pods.values())
     coordinators = [pod for pod in pods if pod.group == Group.COORDINATOR and not pod.over]
     gone = [time for pod in coordinators if (time := forced_deletion.farewell_time(pod, pods)) is not None]
-    if any(now > time for time in gone):
+    if any(now >= time for time in gone):
         return ReconcilePlan(finalizer=False)
     if asked is None or seconds is None or finished or not coordinators:
         return ReconcilePlan(finalizer=False)
@@ -64,7 +64,7 @@ def plan_of_deletion(stored: Mapping[str, Any], observed: ObservedJob, now: date
         status=None if status == before else status,
         events=() if status == before else tuple(transition_events(known, conditions)),
         delete=deletions(pod for pod in coordinators if pod.active),
-        requeue_after=(min([deadline, *gone]) - now).total_seconds() + 1,
+        requeue_after=(min([deadline, *gone]) - now).total_seconds(),
     )
 
 
