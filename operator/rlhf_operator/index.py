@@ -169,7 +169,10 @@ class Index:
         return tuple((kind, each) for kind, each in result if each.owner == uid)[:MAX_UNREADABLE_NAMED]
 
     def put_pod(self, key: str, body: Mapping[str, Any]) -> bool:
-        """Take a version of a pod; return whether anything that decisions read is another than was known."""
+        """Take a version of a pod; return whether anything that decisions read is another than was known.
+
+        The answer to its creation is metadata alone: the watch brings the rest of the same version.
+        """
         pod = pod_of(body)
         if isinstance(pod, UnreadableObject) and not pod.uid:
             return self._cannot_read(key, "Pod", None, pod.why)
@@ -177,7 +180,8 @@ class Index:
             return False
         pods = self._pods.setdefault(key, {})
         known = pods.get(pod.name)
-        if known is not None and known.uid == pod.uid and known.version >= pod.version:
+        seen = known.version if known is not None and known.uid == pod.uid else -1
+        if seen > pod.version or (seen == pod.version and "spec" not in body):
             return False
         pods[pod.name] = pod
         if isinstance(pod, UnreadableObject) and known != pod:

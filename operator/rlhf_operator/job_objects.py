@@ -292,6 +292,7 @@ def _plan_retry(write_result: WriteResult, before: WriteResult, *, waits: bool) 
     """Set when what was refused is tried again; `waits`: it was not tried now."""
     if waits:
         write_result.attempts, write_result.again = before.attempts, before.again
+        write_result.leaving = before.leaving
         return
     pause = LEAVING_SECONDS if write_result.leaving else REFUSED_RETRY_SECONDS
     if write_result.refused and not write_result.leaving:

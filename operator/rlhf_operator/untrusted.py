@@ -32,6 +32,7 @@ SHOWN_MAX: Final = 60
 """Characters of a wrong value that are shown."""
 _WHOLE: Final = re.compile(r"[0-9]{1,18}")
 """Digits of other scripts are digits to Python, and 5,000 of any kind are an error."""
+_NEVER: Final = "1970-01-01T00:00:00Z"
 _FIRST_YEAR: Final = 1970
 _LAST_YEAR: Final = 2999
 """Years of a time; beyond, arithmetic with a grace or a time zone overflows."""
@@ -185,8 +186,11 @@ def listed(value: Any, field: str, most: int = LISTED_MAX) -> Sequence[Json]:
 
 
 def moment(value: Any, field: str) -> datetime | None:
-    """Return a time of the API server, which is RFC 3339; None for none. Raises UnreadableError."""
-    if not value:
+    """Return a time of the API server, which is RFC 3339; None for none. Raises UnreadableError.
+
+    A kubelet writes the beginning of 1970 for none, as the start of a container whose command cannot be run.
+    """
+    if not value or value == _NEVER:
         return None
     try:
         time = datetime.fromisoformat(value)

@@ -118,7 +118,7 @@ def test_logs_are_followed_over_a_restart_to_the_end_of_the_job(node_cluster: Cl
         assert rlhf(node_cluster, "logs", job, "--group=generation", "--previous") == "first life\n"
         assert rlhf(node_cluster, "logs", job, "--group=coordinator", "--tail=1", "--raw").startswith('{"time"')
 
-        says(node_cluster, "4 of 9 iterations", "Scoring", "3/8 samples", "321", of=("top", job))
+        says(node_cluster, "4 of 100 iterations", "Scoring", "3/8 samples", "321", of=("top", job))
         says(node_cluster, "Last iterations", "generation-0   Ready   n1     1", of=("describe", job))
 
         reported = {

@@ -241,11 +241,16 @@ def test_an_evicted_pod_is_a_disruption(cluster: Cluster, seen: Seen, namespace:
 
 
 def test_the_words_of_kubelets_reach_the_user(cluster: Cluster, seen: Seen, namespace: str) -> None:
-    cluster.apply(manifest(namespace, runPolicy={"backoffLimit": 5}))
+    image = "example.org/worker:nosuch"
+    template = {"spec": {"containers": [{"name": "worker", "image": image}]}}
+    cluster.apply(manifest(namespace, runPolicy={"backoffLimit": 5}, inference={"replicas": 1, "template": template}))
     seen.until_pods(*ALL)
-    seen.report("inference-0", waiting("ErrImagePull", "example.org/worker:nosuch: not found"))
-    wanted = "job-inference-0 cannot get the image (example.org/worker:nosuch: not found): correct the image"
+    seen.report("inference-0", waiting("ErrImagePull", f"{image}: not found"))
+    wanted = f"job-inference-0 cannot get the image ({image}: not found): correct the image"
     seen.until("the words", lambda: wanted in seen.condition("Running")["message"])
+    seen.report("generation-0", waiting("ErrImagePull", "rlhf/worker: not found"))
+    default = "spec.generation.template names none, so it is the operator's default: push it there"
+    seen.until("the words on a default image", lambda: default in seen.condition("Running")["message"])
     seen.report("generation-1", ended(137, "OOMKilled"))
     seen.until_restarts(1, 0)
     reason = seen.job()["status"]["restarts"]["lastReason"]

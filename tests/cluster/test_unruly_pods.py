@@ -218,10 +218,10 @@ def test_a_scale_is_done_in_seconds_while_somebody_else_labels_the_job_many_time
         cluster.kubectl("scale", "rlhfjob/job", "--replicas=4", seen.where)
         until_made(seen, *ALL, "generation-2", "generation-3")
         took = time.monotonic() - began
-        rate = (len(times) - first) / took
+        writes = len(times) - first
         seen.until("the status of the scale", lambda: seen.job()["status"]["groups"][1]["desired"] == 4)
-    assert rate > 5, "nobody was in the way"
-    assert took < 20, f"{took:.0f} s at {rate:.0f} labels per second"
+    assert writes >= 5, "nobody was in the way"
+    assert took < 20, f"{took:.0f} s beside {writes} labels"
 
 
 def test_a_definition_that_is_older_than_the_operator_is_told_by_an_event(

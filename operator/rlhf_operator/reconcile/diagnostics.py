@@ -71,8 +71,10 @@ def diagnose(
         describe_gate(gate, _named([pod for pod in gated if gate in pod.gates]))
         for gate in dict.fromkeys(gate for pod in gated for gate in pod.gates)
     ]
-    if images := [pod for pod in listed if pod.waiting in IMAGE_REASONS]:
-        messages.append(_without_image(job, images))
+    without_image = [pod for pod in listed if pod.waiting in IMAGE_REASONS]
+    for default in (True, False):
+        if images := [pod for pod in without_image if _lacks_default(job, pod) is default]:
+            messages.append(_without_image(job, images, default=default))
     if broken := [pod for pod in listed if pod.waiting in CONFIG_REASONS]:
         messages.append(_broken(job, broken))
     if initializing := [pod for pod in listed if pod.waiting == INIT_RUNS and pod.active]:
@@ -238,10 +240,10 @@ def _broken(job: RLHFJob, broken: list[ObservedPod]) -> str:
     return f"{_named(broken)} cannot be started ({first.waiting}: {words}): {remedy}"
 
 
-def _without_image(job: RLHFJob, images: list[ObservedPod]) -> str:
+def _without_image(job: RLHFJob, images: list[ObservedPod], *, default: bool) -> str:
     words, template = images[0].waiting_message or images[0].waiting, _template(images)
     remedy = f"correct the image in {template}, or give imagePullSecrets there"
-    if not words.startswith("init container") and not _names_image(job, images[0].group):
+    if default:
         remedy = (
             f"{template} names none, so it is the operator's default: push it there, or have the operator installed "
             "with one that is there (image.registry of the chart; it holds for jobs that start anew), or name one in "
@@ -250,9 +252,11 @@ def _without_image(job: RLHFJob, images: list[ObservedPod]) -> str:
     return f"{_named(images)} cannot get the image ({words}): {remedy}"
 
 
-def _names_image(job: RLHFJob, group: Group) -> bool:
-    containers = (getattr(job.spec, group).template.get("spec") or {}).get("containers") or []
-    return any(container.get("name") == CONTAINER and container.get("image") for container in containers)
+def _lacks_default(job: RLHFJob, pod: ObservedPod) -> bool:
+    """Return whether the image that a pod waits for is the operator's default and none of its template."""
+    containers = (getattr(job.spec, pod.group).template.get("spec") or {}).get("containers") or []
+    named = any(container.get("name") == CONTAINER and container.get("image") for container in containers)
+    return not named and not pod.waiting_message.startswith("init container")
 
 
 def _initializing(pods: list[ObservedPod]) -> str:

@@ -15,6 +15,7 @@ from rlhf_api import names
 from rlhf_api.conditions import ConditionType, RunningReason
 from rlhf_api.job import RLHFJob
 from rlhf_api.names import Group
+from rlhf_operator.reconcile import forced_deletion
 from rlhf_operator.reconcile.conditions import ConditionUpdate, StoredConditions, merged, transition_events, written
 from rlhf_operator.reconcile.observed.observed_job import ObservedJob
 from rlhf_operator.reconcile.reconcile_plan import JobEvent, ReconcilePlan, deletions
@@ -43,7 +44,11 @@ def plan_of_deletion(stored: Mapping[str, Any], observed: ObservedJob, now: date
     known = StoredConditions.of(stored.get("status") or {})
     asked, seconds = time_of(stored["metadata"]["deletionTimestamp"]), _deadline_seconds(stored)
     finished = known.holds(ConditionType.COMPLETE) or known.holds(ConditionType.FAILED)
-    coordinators = [pod for pod in observed.pods.values() if pod.group == Group.COORDINATOR and not pod.over]
+    pods = list(observed.pods.values())
+    coordinators = [pod for pod in pods if pod.group == Group.COORDINATOR and not pod.over]
+    gone = [time for pod in coordinators if (time := forced_deletion.farewell_time(pod, pods)) is not None]
+    if any(now >= time for time in gone):
+        return ReconcilePlan(finalizer=False)
     if asked is None or seconds is None or finished or not coordinators:
         return ReconcilePlan(finalizer=False)
     deadline = asked + timedelta(seconds=seconds)
@@ -59,7 +64,7 @@ def plan_of_deletion(stored: Mapping[str, Any], observed: ObservedJob, now: date
         status=None if status == before else status,
         events=() if status == before else tuple(transition_events(known, conditions)),
         delete=deletions(pod for pod in coordinators if pod.active),
-        requeue_after=(deadline - now).total_seconds(),
+        requeue_after=(min([deadline, *gone]) - now).total_seconds(),
     )
 
 

@@ -7,7 +7,9 @@ other nodes see the lock of its journal: that lock, and not the API server, keep
 first one lives on. What it said is kept in the status, as it cannot be asked any more.
 
 A pod whose worker has ended is over: containers beside it get SIDECAR_GRACE_SECONDS, and a coordinator that has ended
-writes no journal. The operator removes no finalizer of somebody else: the condition names it with the pod that it
+writes no journal. A kubelet says nothing of a container's end, and takes no shorter grace, while it waits for the other
+containers of a deleted pod. So the end of such a coordinator is known from its workers: it lets them go when its last
+checkpoint is saved. The operator removes no finalizer of somebody else: the condition names it with the pod that it
 keeps. The API server shows a forced deletion as a grace of 0, so that no pod is forced twice. Rule: pure.
 """
 
@@ -16,7 +18,7 @@ from datetime import datetime, timedelta
 from typing import Any, Final
 
 from rlhf_api.job import RLHFJob
-from rlhf_api.names import Group
+from rlhf_api.names import ExitCode, Group
 from rlhf_operator.manifests.pods import WORKER_GRACE_SECONDS
 from rlhf_operator.reconcile.observed.observed_job import CoordinatorReading
 from rlhf_operator.reconcile.observed.observed_pod import ObservedPod
@@ -26,6 +28,8 @@ from rlhf_operator.untrusted import DeletedObject, UnreadableObject, describe_fi
 
 FORCE_AFTER: Final = timedelta(seconds=30)
 """Beyond a pod's grace: a kubelet that lives has answered by then, so the node is gone."""
+FAREWELL: Final = timedelta(seconds=15)
+"""From the end of the last worker to that of the coordinator: it waits 5 s for them, and closes its journal."""
 FINALIZER_PATIENCE: Final = timedelta(seconds=10)
 """Time that whoever set a finalizer has after a pod's grace; a controller that runs takes it away within seconds."""
 SHOWN: Final = 3
@@ -48,9 +52,9 @@ def overdue_deletions(
 
     `coordinator_after` is `force_after`.
     """
-    deletions = []
-    for pod in pods:
-        time = force_time(pod, coordinator_after)
+    deletions, listed = [], list(pods)
+    for pod in listed:
+        time = _earliest(force_time(pod, coordinator_after), farewell_time(pod, listed))
         if time is not None and now > time:
             deletions.append(PodDeletion(pod.name, pod.uid, force=True))
         elif pod.deletion is not None and pod.lingers and pod.grace > SIDECAR_GRACE_SECONDS:
@@ -59,9 +63,15 @@ def overdue_deletions(
 
 
 def next_overdue(pods: Iterable[ObservedPod], now: datetime, coordinator_after: timedelta | None) -> float | None:
-    """Return the seconds until another deletion is overdue; None: none will be."""
-    times = (force_time(pod, coordinator_after) for pod in pods)
-    return min(((time - now).total_seconds() + 1 for time in times if time is not None and now <= time), default=None)
+    """Return the seconds until another deletion is overdue, or its delay is worth a word; None: neither will be."""
+    listed = list(pods)
+    times = [
+        time
+        for pod in listed
+        for time in (force_time(pod, coordinator_after), _late_time(pod), farewell_time(pod, listed))
+        if time is not None
+    ]
+    return min(((time - now).total_seconds() + 1 for time in times if now <= time), default=None)
 
 
 def force_time(pod: ObservedPod, coordinator_after: timedelta | None) -> datetime | None:
@@ -80,6 +90,35 @@ def force_time(pod: ObservedPod, coordinator_after: timedelta | None) -> datetim
         return None if coordinator_after is None or pod.ready else pod.deletion + coordinator_after
     grace = pod.deletion if pod.ready else min(pod.deletion, asked + timedelta(seconds=WORKER_GRACE_SECONDS))
     return grace + FORCE_AFTER
+
+
+def _earliest(*times: datetime | None) -> datetime | None:
+    return min((time for time in times if time is not None), default=None)
+
+
+def farewell_time(pod: ObservedPod, pods: Iterable[ObservedPod]) -> datetime | None:
+    """Return after when a coordinator whose kubelet waits for other containers of its pod has ended for certain; None:
+    its workers do not say so.
+
+    It has let all of them go, well, since its deletion was asked for.
+    """
+    asked = pod.deletion_asked
+    if pod.group is not Group.COORDINATOR or asked is None or pod.grace == 0:
+        return None
+    if pod.ready or pod.done or not pod.accompanied:
+        return None
+    ends = [worker.end if worker.done else None for worker in pods if worker.group is not Group.COORDINATOR]
+    times = [end.at for end in ends if end is not None and end.code == ExitCode.OK and end.at is not None]
+    if not ends or len(times) < len(ends) or min(times) < asked:
+        return None
+    return max(times) + FAREWELL
+
+
+def _late_time(pod: ObservedPod) -> datetime | None:
+    """Return after when the node of a coordinator counts as one that does not answer; None: it never does."""
+    if pod.deletion is None or pod.group is not Group.COORDINATOR or pod.ready or pod.over or pod.finalizers:
+        return None
+    return pod.deletion + FORCE_AFTER
 
 
 def unreadable_deletions(unreadable: Iterable[tuple[str, UnreadableObject]]) -> list[PodDeletion]:
@@ -108,8 +147,8 @@ def unanswered_messages(
     """Return what is said of a coordinator whose node does not answer."""
     messages = []
     for pod in pods:
-        late = pod.deletion is not None and now > pod.deletion + FORCE_AFTER
-        if pod.group is not Group.COORDINATOR or not late or pod.ready or pod.over or pod.finalizers:
+        late = _late_time(pod)
+        if late is None or now <= late:
             continue
         lost = f"the node of {pod.name} does not carry out its deletion"
         by_hand = f"when that node is gone for good, `kubectl delete node` or `kubectl delete pod {pod.name} --force`"
@@ -159,11 +198,15 @@ def _kept(
 
 def forced_events(deletions: Iterable[PodDeletion], pods: Iterable[ObservedPod]) -> tuple[JobEvent, ...]:
     """Return an event for a coordinator among pods that are deleted by force."""
-    forced = {deletion.uid for deletion in deletions if deletion.force}
+    forced, listed = {deletion.uid for deletion in deletions if deletion.force}, list(pods)
     return tuple(
-        JobEvent(
-            "CoordinatorForced", f"{pod.name} is deleted by force: its node does not answer ({FIELD})", warning=True
-        )
-        for pod in pods
+        JobEvent("CoordinatorForced", f"{pod.name} is deleted by force: {_why_forced(pod, listed)}", warning=True)
+        for pod in listed
         if pod.uid in forced and pod.group is Group.COORDINATOR
     )
+
+
+def _why_forced(pod: ObservedPod, pods: Iterable[ObservedPod]) -> str:
+    if farewell_time(pod, pods) is None:
+        return f"its node does not answer ({FIELD})"
+    return "its worker has let all others go and has ended, and a container beside it does not end when it is asked to"

@@ -177,7 +177,7 @@ def _run(context: ReconcileContext, failures: FailureCounts, deadline: datetime 
         delete=(*(PodDeletion(pod.name, pod.uid, grace=hung_workers.GRACE_SECONDS) for pod in hung), *overdue),
         events=forced_deletion.forced_events(overdue, context.pods),
         issue_certificates=issue,
-        requeue_after=_requeue_after(context, deadline, back_offs, len(apply)),
+        requeue_after=_requeue_after(context, versions, deadline, back_offs, len(apply)),
     )
     started = now if apply and context.started is None else context.started
     return PhaseActions(lifecycle.running(context, waits), versions, plan, tuple(leaving), started, back_offs)
@@ -239,7 +239,11 @@ def _outdated_objects(context: ReconcileContext) -> list[Json]:
 
 
 def _requeue_after(
-    context: ReconcileContext, deadline: datetime | None, back_offs: Mapping[str, PodBackOff], applied: int
+    context: ReconcileContext,
+    versions: DesiredVersions,
+    deadline: datetime | None,
+    back_offs: Mapping[str, PodBackOff],
+    applied: int,
 ) -> float | None:
     """Return the seconds until time alone changes what is to be done for a job that runs."""
     job, pods, now = context.job, context.pods, context.now
@@ -255,6 +259,7 @@ def _requeue_after(
             pod_back_off.requeue_after(back_offs, now),
             start_back_off.requeue_after(job, pods, context.reading, now),
             scaling.next_farewell(pods, now),
+            rollout.requeue_after(versions, context.sizes, pods, context.reading, now),
             seconds_until(context.observed.certificates_expire, now),
             hung_workers.next_lost(job, pods, context.reading, now),
         )

@@ -25,6 +25,8 @@ from rlhf_operator.reconcile.observed.observed_pod import ObservedPod
 
 SETTLED_AFTER: Final = timedelta(seconds=5)
 """A reading taken this long after a pod was made no longer counts the one before it."""
+LOOK_AGAIN_SECONDS: Final = 9.0
+"""Until a group that waits for a newer reading is looked at again; the operator reads as often."""
 ONE_BY_ONE: Final = frozenset({Group.GENERATION, Group.INFERENCE})
 """Groups that hold no training rank."""
 NONE_MESSAGE: Final = "no pod is being replaced on purpose"
@@ -106,6 +108,27 @@ def replaced_pods(
     return list({pod.name: pod for pod in replaced}.values())
 
 
+def requeue_after(
+    versions: DesiredVersions,
+    sizes: Mapping[Group, int],
+    pods: Collection[ObservedPod],
+    reading: CoordinatorReading | None,
+    now: datetime,
+) -> float | None:
+    """Return the seconds until a reading may let a group roll on that says the same as the one before, and so starts no
+    reconcile; None: no group waits for one."""
+    if reading is None:
+        return None
+    left = []
+    for group in versions.one_by_one:
+        size = sizes.get(group, 0)
+        ours = [pod for pod in pods if pod.group == group and pod.index < size]
+        outdated = any(pod.active and versions.outdated(pod) for pod in ours)
+        if outdated and _all_work(ours, size, reading) and reading.at < (settled := _settled(ours, now)):
+            left.append(max((settled - now).total_seconds(), LOOK_AGAIN_SECONDS))
+    return min(left, default=None)
+
+
 def restarting_condition(
     stored: StoredConditions,
     versions: DesiredVersions,
@@ -148,12 +171,22 @@ def _next_of_rollout(
     broken = [pod for pod in outdated if not pod.ready]
     if broken or not outdated:
         return broken
-    group = outdated[0].group
-    whole = len(ours) == size and all(pod.active and pod.ready for pod in ours)
+    whole = _all_work(ours, size, reading)
     if reading is not None:
-        newest = max((pod.created for pod in ours if pod.created is not None), default=now)
-        whole = whole and reading.at >= newest + SETTLED_AFTER and reading.working.get(group, 0) >= size
+        whole = whole and reading.at >= _settled(ours, now)
     return [max(outdated, key=lambda pod: pod.index)] if whole else []
+
+
+def _all_work(ours: Sequence[ObservedPod], size: int, reading: CoordinatorReading | None) -> bool:
+    """Return whether every pod of a group is ready, and works by the words of the coordinator if it is read."""
+    ready = len(ours) == size and all(pod.active and pod.ready for pod in ours)
+    return ready and (reading is None or reading.working.get(ours[0].group, 0) >= size)
+
+
+def _settled(ours: Sequence[ObservedPod], now: datetime) -> datetime:
+    """Return when the coordinator knows of the newest pod of a group: a reading from before means the one before it."""
+    newest = max((pod.created for pod in ours if pod.created is not None), default=now)
+    return newest + SETTLED_AFTER
 
 
 def _rollout_message(

@@ -112,6 +112,16 @@ def test_only_what_a_decision_reads_is_news() -> None:
     assert index.put_other(KEY, "Service", other(4, deletionTimestamp="now"))
 
 
+def test_what_the_answer_to_a_creation_leaves_out_comes_with_the_watch() -> None:
+    index = Index()
+    metadata, spec = pod(5), {"schedulingGates": [{"name": "kueue.x-k8s.io/admission"}]}
+    assert index.put_pod(KEY, metadata)
+    assert index.put_pod(KEY, {**metadata, "spec": spec})
+    assert not index.put_pod(KEY, metadata), "the answer may come after the watch"
+    ours, _ = index.pods(KEY, "u1")
+    assert [each.gates for each in ours.values()] == [("kueue.x-k8s.io/admission",)]
+
+
 def test_a_pod_seen_again_after_other_news_keeps_its_newest_version() -> None:
     index = Index()
     index.put_pod(KEY, pod(5))

@@ -93,3 +93,27 @@ async def test_an_edit_is_tried_at_once(server: FakeApiServer, monkeypatch: pyte
         server.put(names.KIND, job)
         await operator.settle()
         assert len([name for (path, _, name) in server.objects if path.endswith("/pods")]) == 5
+
+
+async def test_what_goes_with_an_earlier_job_is_tried_again_within_seconds(
+    server: FakeApiServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    create, seconds = KubernetesClient.create, [1000.0]
+    leaving = True
+
+    async def refusing(client: KubernetesClient, manifest: dict[str, Any]) -> dict[str, Any]:
+        if manifest["kind"] == "Pod" and leaving:
+            raise job_objects.LeavingError("Pod job-coordinator is of an earlier job of this name, and goes with it")
+        return await create(client, manifest)
+
+    monkeypatch.setattr(KubernetesClient, "create", refusing)
+    monkeypatch.setattr(job_objects, "clock", lambda: seconds[0])
+    async with ControlledCluster(server) as operator:
+        for _ in range(8):
+            requeue_after = await operator.reconcile()
+            assert requeue_after is not None
+            assert requeue_after <= job_objects.LEAVING_SECONDS
+        leaving = False
+        seconds[0] += job_objects.LEAVING_SECONDS
+        await operator.settle()
+        assert len([name for (path, _, name) in server.objects if path.endswith("/pods")]) == 6

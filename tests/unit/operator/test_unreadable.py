@@ -42,6 +42,20 @@ def ended(message: Any, **more: Any) -> Json:
     return with_status(containerStatuses=[{"name": "worker", "state": state}])
 
 
+def test_a_container_whose_command_cannot_be_run_is_read_though_its_start_is_of_1970() -> None:
+    words = 'failed to create containerd task: exec: "rlhf-worker": executable file not found in $PATH'
+    terminated = {"exitCode": 128, "reason": "StartError", "message": words, "containerID": "containerd://1"}
+    times = {"startedAt": "1970-01-01T00:00:00Z", "finishedAt": "2026-08-22T10:00:00Z"}
+    state = {"waiting": {"reason": "RunContainerError", "message": words}}
+    container = {"name": "worker", "restartCount": 1, "state": state, "lastState": {"terminated": terminated | times}}
+    read = pod_of(with_status(containerStatuses=[container]))
+    assert isinstance(read, ObservedPod)
+    assert read.began is None
+    assert read.end is not None
+    assert (read.end.code, read.end.reason) == (128, "StartError")
+    assert words in read.waiting_message
+
+
 BAD_LABELS = ["abc", "²", "-1", "1.5", "٣", "9" * 5000, "0x10", "1e400", " 1"]
 
 

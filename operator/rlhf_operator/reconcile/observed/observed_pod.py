@@ -87,8 +87,8 @@ class ObservedPod:
     """(type, status) of its conditions, but for those that every pod goes through when it starts."""
     done: bool = False
     """Our container has ended for good: the kubelet does not start it again, whatever else runs in the pod."""
-    lingers: bool = False
-    """A container beside ours still runs although ours has ended for good."""
+    accompanied: bool = False
+    """A container beside ours has not ended."""
     finalizers: tuple[str, ...] = ()
     """Names for which the API server keeps the pod after its end; the operator sets none."""
     gates: tuple[str, ...] = ()
@@ -104,6 +104,11 @@ class ObservedPod:
     def over(self) -> bool:
         """Return whether the pod has ended and never runs again."""
         return self.done or self.phase in ("Succeeded", "Failed")
+
+    @property
+    def lingers(self) -> bool:
+        """Return whether a container beside ours still runs although ours has ended for good."""
+        return self.done and self.accompanied
 
     @property
     def active(self) -> bool:

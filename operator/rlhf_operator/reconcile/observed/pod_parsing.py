@@ -148,7 +148,7 @@ def _pod(body: Json) -> ObservedPod:
         pooled=labels.get(names.LABEL_POOL) == "true",
         conditions=_telling(conditions),
         done=done,
-        lingers=done and _others_run(status),
+        accompanied=_others_run(status),
         finalizers=_names(meta.get("finalizers")),
         gates=_names([gate["name"] for gate in spec.get("schedulingGates") or ()]),
         disruption=disruption,

@@ -132,6 +132,18 @@ def test_an_image_of_the_template_is_corrected_there() -> None:
     assert diagnosis(cluster).startswith(f"job-generation-0 cannot get the image ({IMAGE}): {remedy}")
 
 
+def test_default_images_and_those_of_templates_have_a_sentence_each() -> None:
+    template = {"spec": {"containers": [{"name": "worker", "image": "mine:1"}]}}
+    cluster = begun(inference={"replicas": 1, "template": template})
+    cluster.wait_with("generation-0", "ImagePullBackOff", IMAGE)
+    cluster.wait_with("inference-0", "ImagePullBackOff", "mine:1: denied")
+    cluster.later(11)
+    cluster.settle()
+    said = diagnosis(cluster)
+    assert f"job-generation-0 cannot get the image ({IMAGE}): spec.generation.template names none" in said
+    assert "job-inference-0 cannot get the image (mine:1: denied): correct the image in spec.inference.template" in said
+
+
 def initializing(cluster: SimulatedCluster, worker: str, *inits: dict[str, Any]) -> None:
     waiting = {"state": {"waiting": {"reason": "PodInitializing"}}}
     status = cluster.pods[f"job-{worker}"]["status"]

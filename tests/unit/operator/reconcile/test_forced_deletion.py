@@ -68,6 +68,18 @@ def test_it_is_never_forced_unasked_and_its_user_is_told_what_to_do() -> None:
     assert "journalLockShared" not in cluster.job["status"]
 
 
+@pytest.mark.parametrize("spec", [{"checkpoints": {"path": "/checkpoints"}}, FORCED])
+def test_its_node_is_named_as_soon_as_it_is_late_though_nothing_else_happens(spec: Json) -> None:
+    cluster = lost_node(**spec)
+    cluster.later(100)
+    cluster.settle()
+    look = cluster.plan().requeue_after
+    assert look is not None
+    assert look <= 300 + 30 - 100 + 2
+    cluster.later(look)
+    assert "the node of job-coordinator does not carry out its deletion" in told_later(cluster)
+
+
 @pytest.mark.parametrize("doubt", ["/checkpoints/run is on fuse.s3fs, of which it is not known that", ""])
 def test_it_is_not_forced_where_its_lock_may_not_be_seen_or_it_never_said_so(doubt: str) -> None:
     cluster = lost_node(shared=False, doubt=doubt, **FORCED)

@@ -50,6 +50,27 @@ def test_generation_gets_a_new_image_one_pod_at_a_time() -> None:
     assert cluster.events[-1] != "NotRestarting"
 
 
+def test_a_roll_goes_on_by_a_reading_that_says_the_same_as_the_one_before() -> None:
+    cluster = SimulatedCluster(checkpoints=CHECKPOINTS).begin()
+    change(cluster, "generation", template=template_with_image("new:1"))
+    cluster.settle()
+    cluster.finish_deletions()
+    cluster.settle()
+    cluster.run()
+    cluster.later(3)
+    cluster.read()
+    cluster.settle()
+    cluster.later(8)
+    cluster.settle()
+    assert sorted(cluster.deleting) == [], "the reading may mean the pod before"
+    look = cluster.plan().requeue_after
+    assert look is not None
+    assert look <= 10
+    cluster.later(look)
+    cluster.read()
+    assert [pod.name for pod in cluster.plan().delete] == ["job-generation-0"]
+
+
 def test_a_broken_image_stops_at_one_pod_and_the_next_template_replaces_it() -> None:
     cluster = SimulatedCluster(checkpoints=CHECKPOINTS).begin()
     change(cluster, "generation", template=template_with_image("nosuch:1"))

@@ -37,6 +37,36 @@ def test_workers_that_ended_are_made_again_after_a_suspension_that_was_taken_bac
     assert counts(cluster) == (0, 0)
 
 
+@pytest.mark.parametrize("left", [None, "generation-1"])
+def test_a_coordinator_whose_kubelet_is_silent_has_ended_when_it_has_let_all_workers_go(left: str | None) -> None:
+    """A kubelet that waits for a sidecar of a deleted pod tells nothing of the worker that has ended beside it."""
+    cluster = beside_sidecars()
+    cluster.job["spec"]["suspend"] = True
+    cluster.settle()
+    cluster.ask_deletion("job-coordinator", 300)
+    cluster.later(5)
+    for worker in EVERYBODY[1:]:
+        if worker != left:
+            cluster.end_for_good(worker, 0)
+    cluster.pods["job-coordinator"]["status"]["conditions"] = [{"type": "Ready", "status": "False"}]
+    cluster.settle()
+    look = cluster.plan().requeue_after
+    assert look is not None
+    cluster.later(look)
+    forced = [deletion.name for deletion in cluster.plan().delete if deletion.force]
+    if left is not None:
+        assert forced == []
+        return
+    assert forced == ["job-coordinator"]
+    assert look <= 17
+    [event] = [event for event in cluster.plan().events if event.reason == "CoordinatorForced"]
+    assert "its worker has let all others go and has ended, and a container beside it does not end" in event.message
+    cluster.settle()
+    assert cluster.phase == "Suspended"
+    assert set(cluster.deleting.values()) == {10}
+    assert counts(cluster) == (0, 0)
+
+
 def test_a_suspension_is_over_when_the_workers_have_ended_and_the_sidecars_get_ten_seconds() -> None:
     cluster = beside_sidecars()
     cluster.job["spec"]["suspend"] = True
