@@ -65,6 +65,10 @@ class ChatTemplate:
         """Return whether a name occurs in the template."""
         return re.search(rf"\b{re.escape(name)}\b", self._text) is not None
 
+    def reads_key(self, name: str) -> bool:
+        """Return whether the template reads a key of messages by that name; a variable of the name is another thing."""
+        return re.search(rf"""\.\s*{re.escape(name)}\b|(['"]){re.escape(name)}\1""", self._text) is not None
+
     def render(
         self,
         place: Place,
