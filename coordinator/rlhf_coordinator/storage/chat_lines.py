@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
-from rlhf_api.chats import TOOLS, ChatError, Message, messages_of, tools_of
+from rlhf_api.chats import OF_SYSTEM, TOOLS, ChatError, Message, messages_of, tools_of
 from rlhf_api.job.rollout import Prompts
 from rlhf_coordinator.storage.chat_marks import ChatMarks
 from rlhf_coordinator.storage.chat_responses import ChatPrompt, ResponseText, ResponseWriter
@@ -20,9 +20,7 @@ from rlhf_coordinator.storage.prompt_warnings import PromptWarnings
 
 OF_TURN: Final = ("tool_calls", "reasoning_content", "reasoning", "thinking")
 """Keys of a message that are part of what it says."""
-_OF_SYSTEM: Final = ("system", "developer")
-"""Roles of who sets the policy up and asks it nothing."""
-_ROLES: Final = (*_OF_SYSTEM, "user", "assistant", "tool")
+_ROLES: Final = (*OF_SYSTEM, "user", "assistant", "tool")
 _ASSISTANTS: Final = ("assistant", "model", "gpt", "chatgpt", "bot", "chatbot", "ai")
 """Names, in any case, by which data sets call the assistant."""
 _REASONING: Final = ("reasoning_content", "reasoning", "thinking")
@@ -80,7 +78,7 @@ class ChatLines:
                 f"ends with a message of the assistant under {key!r}, which the policy would not go on with but "
                 "answer; remove it, or let a message of the user follow"
             )
-        if all(message["role"] in _OF_SYSTEM for message in messages):
+        if all(message["role"] in OF_SYSTEM for message in messages):
             what = f"has no message of the user under {key!r}"
             self._warnings.add(place, what, "add what the policy is to answer, unless it is to begin by itself")
 
@@ -129,7 +127,7 @@ class ChatLines:
                     self._warnings.add(place, what, f"see that this is meant, or {self._remedy} that keeps them")
                 continue
             what = f"has a message of role {role} under {key!r} that the chat template does not write as it stands"
-            if role != "assistant" and not (role in _OF_SYSTEM and self._counts(prompt, message)):
+            if role != "assistant" and not (role in OF_SYSTEM and self._counts(prompt, message)):
                 raise place.bad(f"{what}; {self._remedy} that does, or correct the message")
             self._warnings.add(
                 place, what, f"see that this is meant, as where reasoning is left out, or {self._remedy}"

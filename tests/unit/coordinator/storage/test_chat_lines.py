@@ -251,6 +251,15 @@ def test_a_role_that_the_template_names_is_its_own(tmp_path: Path) -> None:
     assert not warnings_of(tmp_path, prompt, BEGUN + "{% if messages[-1].role == 'ipython' %}{% endif %}")
 
 
+def test_a_chat_that_begins_with_the_developer_gets_no_system_message(tmp_path: Path) -> None:
+    prompt = [{"role": "developer", "content": "Be loud."}, ASKED]
+    file = tmp_path / "chat.jinja"
+    file.write_text(BEGUN)
+    (read_prompt,) = read(tmp_path, {"prompt": prompt}, system_message="Be brief.", chat_template_file=str(file))
+    assert "Be loud." in read_prompt.text
+    assert "Be brief." not in read_prompt.text
+
+
 def test_space_that_the_template_changes_is_warned_of(tmp_path: Path) -> None:
     template = BEGUN.replace("{{ m.content }}", "{{ m.content | replace('\n', ' ') }}")
     warning = warnings_of(tmp_path, "a\nb", template)
