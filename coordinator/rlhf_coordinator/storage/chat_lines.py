@@ -12,7 +12,8 @@ from typing import Any, Final
 
 from rlhf_api.chats import OF_SYSTEM, TOOLS, ChatError, Message, messages_of, tools_of
 from rlhf_api.job.rollout import Prompts
-from rlhf_coordinator.storage.chat_marks import ChatMarks
+from rlhf_coordinator.failures import JobError
+from rlhf_coordinator.storage.chat_marks import PROBE, ChatMarks
 from rlhf_coordinator.storage.chat_responses import ChatPrompt, ResponseText, ResponseWriter
 from rlhf_coordinator.storage.chat_template import ChatTemplate
 from rlhf_coordinator.storage.prompt_places import Place
@@ -33,6 +34,8 @@ class ChatLines:
     def __init__(self, prompts: Prompts, template: ChatTemplate, warnings: PromptWarnings) -> None:
         self._prompts, self._template, self._warnings = prompts, template, warnings
         self._marks = ChatMarks(template)
+        self._hidden_in: dict[tuple[object, ...], frozenset[int]] = {}
+        """Roles and keys of a chat's messages -> numbers of those that the template leaves out."""
         self._responses = ResponseWriter(template, warnings)
         self._remedy = f"give a template with {prompts.field}.chatTemplateFile"
 
@@ -119,9 +122,14 @@ class ChatLines:
         """Refuse a prompt of which the template leaves out or changes what others than the assistant say. Words of the
         system by which a template is switched, such as /no_think, are not written but count."""
         place, text = prompt.place, prompt.text
-        for message in prompt.messages:
+        hidden = self._hidden(prompt)
+        for number, message in enumerate(prompt.messages):
             content, role = message["content"], message["role"]
-            if _is_in(content, text) and all(_is_in(name, text) for name in _called(message)):
+            if not (content.strip() or message.keys() - {"role", "content", "name"}):
+                what = f"has an empty message of role {role} under {key!r}"
+                self._warnings.add(place, what, "write what is meant, or remove it")
+                continue
+            if number not in hidden and _is_in(content, text) and all(_is_in(name, text) for name in _called(message)):
                 if not _is_in(content, text, spaces=True):
                     what = f"has spaces or line breaks under {key!r} that the chat template changes"
                     self._warnings.add(place, what, f"see that this is meant, or {self._remedy} that keeps them")
@@ -132,6 +140,20 @@ class ChatLines:
             self._warnings.add(
                 place, what, f"see that this is meant, as where reasoning is left out, or {self._remedy}"
             )
+
+    def _hidden(self, prompt: ChatPrompt) -> frozenset[int]:
+        """Return the messages that the template leaves out, tried with a stand-in for each text: a short text may stand
+        elsewhere in the prompt. Chats of the same roles and keys are tried once."""
+        shape = (*((message["role"], *sorted(message)) for message in prompt.messages), bool(prompt.tools))
+        if shape not in self._hidden_in:
+            names = [f"{PROBE}-{number}." for number in range(len(prompt.messages))]
+            tried = [message | {"content": name} for message, name in zip(prompt.messages, names, strict=True)]
+            try:
+                text = self._template.render(prompt.place, tried, add_generation_prompt=True, tools=prompt.tools)
+            except JobError:
+                text = "".join(names)  # it reads what the texts say
+            self._hidden_in[shape] = frozenset(number for number, name in enumerate(names) if name not in text)
+        return self._hidden_in[shape]
 
     def _counts(self, prompt: ChatPrompt, message: Message) -> bool:
         """Return whether the prompt would be another one without a message."""

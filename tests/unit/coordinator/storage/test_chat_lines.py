@@ -251,6 +251,20 @@ def test_a_role_that_the_template_names_is_its_own(tmp_path: Path) -> None:
     assert not warnings_of(tmp_path, prompt, BEGUN + "{% if messages[-1].role == 'ipython' %}{% endif %}")
 
 
+def test_a_short_message_that_the_template_leaves_out_is_refused(tmp_path: Path) -> None:
+    """Its text stands elsewhere in the prompt."""
+    file = tmp_path / "chat.jinja"
+    file.write_text("{% for m in messages if m.role == 'user' %}{{ m.content }}\n{% endfor %}")
+    prompt = [{"role": "system", "content": "2"}, ASKED]
+    assert "has a message of role system under 'prompt'" in refused(tmp_path, prompt, chat_template_file=str(file))
+    file.write_text("{% for m in messages[-1:] %}{{ m.content }}\n{% endfor %}")
+    assert "role user" in refused(tmp_path, [ASKED, ANSWERED, ASKED], chat_template_file=str(file))
+
+
+def test_an_empty_message_is_warned_of(tmp_path: Path) -> None:
+    assert "has an empty message of role user under 'prompt'" in warnings_of(tmp_path, " ", BEGUN)
+
+
 def test_a_chat_that_begins_with_the_developer_gets_no_system_message(tmp_path: Path) -> None:
     prompt = [{"role": "developer", "content": "Be loud."}, ASKED]
     file = tmp_path / "chat.jinja"
