@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from rlhf_api.algorithms import ModelKind, ModelRole, graph_of
+from rlhf_api.chats import TOOLS
 from rlhf_api.job import RLHFJobSpec
 from rlhf_api.vocabularies import MISMATCH, REMEDY, tokenizer_problem
 from rlhf_api.weight_files import FolderError
@@ -35,6 +36,17 @@ def template_warnings(spec: RLHFJobSpec) -> Iterator[tuple[str, str]]:
         own = _template(folder)
         if own and own != _template(actor):
             yield field, f"{field}: {path} has another chat template than the actor, and reads the actor's rendering"
+
+
+def tools_warnings(spec: RLHFJobSpec) -> Iterator[str]:
+    """Yield a sentence for each reward model here whose chat template does not read the tools that prompts offer."""
+    for named in spec.models.all_rewards if spec.prompts.chat_template else ():
+        source = named.reward.model
+        folder = None if source is None else local_folder(source.path)
+        own = None if folder is None else _template(folder)
+        if source is not None and own and TOOLS not in json.dumps(own):
+            field = f"{named.field}.model.path"
+            yield f"{field}: {source.path} has a chat template that does not write the tools of prompts"
 
 
 def _readers(spec: RLHFJobSpec) -> Iterator[tuple[str, str, Path, Path]]:

@@ -13,6 +13,8 @@ Message = dict[str, Any]
 """Of a chat: role and content, and whatever else templates read."""
 TOOLS: Final = "tools"
 """Key of a record: the tools that its prompt offers, a list of JSON schemas or its JSON text."""
+OF_SYSTEM: Final = ("system", "developer")
+"""Roles of who sets the policy up and asks it nothing."""
 FORM: Final = "needs a string or a list of {role, content} messages"
 
 

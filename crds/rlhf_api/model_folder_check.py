@@ -1,6 +1,6 @@
 """What config.json and the weight files of a model folder must agree on, checked before anything is loaded.
 
-Finds quantised weights, and a head of a language model that is not the one that config.json describes. Rule: a folder
+Finds quantised weights, and layers and a head that are not those that config.json describes. Rule: a folder
 passes only if every reader (transformers, vLLM, training ranks) would take the same numbers from it. Tensors are read
 only where config.json ties two that the files hold both. No torch is needed.
 """
@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
 
+from rlhf_api.layer_tensors import layer_problem
 from rlhf_api.names import ADAPTER_CONFIG, ADAPTER_FIELD
 from rlhf_api.weight_files import MISSING, FolderError, TensorEntry, WeightFiles, check_index, read_weight_files
 
@@ -50,7 +51,15 @@ def check_model_folder(folder: Path, *, head: bool) -> None:
     if config.get("transformers_weights") is not None:
         name = config["transformers_weights"]
         raise FolderError("ModelUnsupported", f"{CONFIG} has transformers_weights {name!r}; only transformers reads it")
-    if head and config["model_type"] in TIED_BY_DEFAULT:
+    if config["model_type"] not in TIED_BY_DEFAULT:
+        return
+    if problem := layer_problem(config, weights.tensors):
+        raise FolderError(
+            "ModelCorrupt",
+            f"its weights hold {problem}, so that this tensor would be left out: correct {CONFIG}, or remove the "
+            "tensor from the weights",
+        )
+    if head:
         _check_head(config, weights)
 
 

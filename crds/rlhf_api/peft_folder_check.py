@@ -6,6 +6,7 @@ later PEFT is refused, too. Headers of files are read and tensors never are. No 
 """
 
 import json
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
@@ -56,6 +57,8 @@ REMEDY: Final = (
     f"leave {ADAPTER_FIELD} out"
 )
 _FLOATS: Final = frozenset({"F64", "F32", "F16", "BF16"})
+_WHOLE_NAME: Final = re.compile(r"^model\.layers\.\d+\.\w+\.")
+"""Begins the whole name of a matrix of a layer."""
 _MAIN: Final = "main"
 """The revision of a hub id without one."""
 
@@ -166,11 +169,13 @@ def _check_settings(file: Path, config: Mapping[str, Any], settings: Lora) -> No
         if isinstance(theirs, bool) or ours != theirs:
             raise AdapterError(f"is {ours}, and {file} was saved with {theirs}: use {theirs}", f"{LORA_FIELD}.{name}")
     theirs = list(EVERY_TARGET) if config.get(TARGETS) == "all-linear" else config.get(TARGETS)
-    if not isinstance(theirs, list) or not set(map(str, theirs)) <= set(EVERY_TARGET):
+    # PEFT writes all-linear as the modules' whole names; `check_adapter_tensors` finds the one that has no adapters.
+    ends = [_WHOLE_NAME.sub("", str(name)) for name in theirs] if isinstance(theirs, list) else []
+    if not ends or not set(ends) <= set(EVERY_TARGET):
         names = ", ".join(EVERY_TARGET)
         raise AdapterError(f"{file} has {TARGETS}: {theirs!r}, and only {names} have adapters here; {REMEDY}")
-    if set(theirs) != set(settings.target_modules):
-        ours, theirs = sorted(settings.target_modules), sorted(map(str, theirs))
+    if set(ends) != set(settings.target_modules):
+        ours, theirs = sorted(settings.target_modules), sorted(set(ends))
         raise AdapterError(
             f"is {ours}, and {file} was saved with {theirs}: use {theirs}", f"{LORA_FIELD}.targetModules"
         )

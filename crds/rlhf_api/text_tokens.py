@@ -55,7 +55,9 @@ def prompt_tokens(tokenizer: Any, texts: Sequence[str]) -> list[list[int]]:
 
 
 def _started(ids: list[int], added: AddedTokens) -> list[int]:
-    return ids if ids[: len(added.start)] == added.start else [*added.start, *ids]
+    start = added.start
+    written = next(length for length in range(len(start), -1, -1) if ids[:length] == start[:length])
+    return [*start, *ids[written:]]
 
 
 def _of_empty_text(tokenizer: Any, added: AddedTokens) -> list[int]:

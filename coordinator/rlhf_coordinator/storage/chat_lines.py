@@ -7,12 +7,13 @@ the template does not read, text that is rendered already) is warned of. Respons
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
-from rlhf_api.chats import TOOLS, ChatError, Message, messages_of, tools_of
+from rlhf_api.chats import OF_SYSTEM, TOOLS, ChatError, Message, messages_of, tools_of
 from rlhf_api.job.rollout import Prompts
-from rlhf_coordinator.storage.chat_marks import ChatMarks
+from rlhf_coordinator.failures import JobError
+from rlhf_coordinator.storage.chat_marks import PROBE, ChatMarks
 from rlhf_coordinator.storage.chat_responses import ChatPrompt, ResponseText, ResponseWriter
 from rlhf_coordinator.storage.chat_template import ChatTemplate
 from rlhf_coordinator.storage.prompt_places import Place
@@ -20,8 +21,9 @@ from rlhf_coordinator.storage.prompt_warnings import PromptWarnings
 
 OF_TURN: Final = ("tool_calls", "reasoning_content", "reasoning", "thinking")
 """Keys of a message that are part of what it says."""
-_OF_SYSTEM: Final = ("system", "developer")
-"""Roles of who sets the policy up and asks it nothing."""
+_ROLES: Final = (*OF_SYSTEM, "user", "assistant", "tool")
+_ASSISTANTS: Final = ("assistant", "model", "gpt", "chatgpt", "bot", "chatbot", "ai")
+"""Names, in any case, by which data sets call the assistant."""
 _REASONING: Final = ("reasoning_content", "reasoning", "thinking")
 """Of them, names of the same thing: transformers gives templates what a message has under any of them."""
 
@@ -32,6 +34,8 @@ class ChatLines:
     def __init__(self, prompts: Prompts, template: ChatTemplate, warnings: PromptWarnings) -> None:
         self._prompts, self._template, self._warnings = prompts, template, warnings
         self._marks = ChatMarks(template)
+        self._hidden_in: dict[tuple[object, ...], frozenset[int]] = {}
+        """Roles and keys of a chat's messages -> numbers of those that the template leaves out."""
         self._responses = ResponseWriter(template, warnings)
         self._remedy = f"give a template with {prompts.field}.chatTemplateFile"
 
@@ -44,10 +48,14 @@ class ChatLines:
             raise place.bad(str(error)) from error
         self._check_turns(place, key, messages)
         self._check_keys(place, messages)
+        self._warn_of_roles(place, key, messages)
         self._warn_of_marks(place, key, messages)
+        if unwritten := self._marks.unwritten:
+            what = f"is rendered without {unwritten!r}, which the chat template writes before every answer"
+            self._warnings.add(place, what, f"{self._remedy} that reads add_generation_prompt")
         text = self._template.render(place, messages, add_generation_prompt=True, tools=tools)
         if tools:
-            self._check_tools(place, messages, text)
+            self._check_tools(place, messages, tools, text)
         self._check_written(ChatPrompt(place, tuple(messages), tuple(tools), text), key)
         return ChatPrompt(place, tuple(messages), tuple(tools), text)
 
@@ -62,18 +70,18 @@ class ChatLines:
             end = "begin" if said[0]["role"] != "assistant" else "end"
             raise place.bad(f"has a response under {key!r} that does not {end} with a message of the assistant")
         self._check_keys(place, said)
+        self._warn_of_roles(place, key, said)
         self._warn_of_marks(place, key, said)
         return self._responses.write(prompt, key, said)
 
     def _check_turns(self, place: Place, key: str, messages: Sequence[Message]) -> None:
         """Refuse a chat that ends with the assistant's message; warn of one in which no one asks anything."""
-        last = messages[-1]["role"]
-        if last == "assistant":
+        if messages[-1]["role"].casefold() in _ASSISTANTS:
             raise place.bad(
                 f"ends with a message of the assistant under {key!r}, which the policy would not go on with but "
                 "answer; remove it, or let a message of the user follow"
             )
-        if all(message["role"] in _OF_SYSTEM for message in messages):
+        if all(message["role"] in OF_SYSTEM for message in messages):
             what = f"has no message of the user under {key!r}"
             self._warnings.add(place, what, "add what the policy is to answer, unless it is to begin by itself")
 
@@ -81,40 +89,91 @@ class ChatLines:
         for message in messages:
             for name in message.keys() - {"role", "content"}:
                 names = _REASONING if name in _REASONING else (name,)
-                if not message[name] or any(map(self._template.reads, names)):
+                if name == "tool_calls":
+                    self._warn_of_nulls(place, message[name])
+                if not message[name] or any(map(self._template.reads_key, names)):
                     continue
                 what = f"has {name} in a message, which the chat template does not read"
                 if name in OF_TURN:
                     raise place.bad(f"{what}; {self._remedy} that does, or write it into the content")
                 self._warnings.add(place, what, "nothing of it reaches the model")
 
-    def _check_tools(self, place: Place, messages: list[Message], text: str) -> None:
+    def _check_tools(
+        self, place: Place, messages: list[Message], tools: Sequence[Mapping[str, Any]], text: str
+    ) -> None:
+        """Refuse tools that the template leaves out; warn where it leaves out what one of them says."""
         if not self._template.reads(TOOLS) or text == self._template.render(
             place, messages, add_generation_prompt=True
         ):
             message = f"has {TOOLS}, which the chat template does not write; {self._remedy} that does"
             raise place.bad(f"{message}, or leave the column out with {self._prompts.field}.columns")
+        for tool in tools:
+            function = tool.get("function", tool)
+            name, *more = _texts_of(function if isinstance(function, dict) else tool)
+            if not _is_in(name, text):
+                raise place.bad(
+                    f"has the tool {name!r}, which the chat template does not write; {self._remedy} that does"
+                )
+            if lost := next((one for one in more if not _is_in(one, text)), None):
+                what = f"has {lost!r} in a tool, which the chat template does not write"
+                self._warnings.add(place, what, f"see that this is meant, or {self._remedy}")
 
     def _check_written(self, prompt: ChatPrompt, key: str) -> None:
         """Refuse a prompt of which the template leaves out or changes what others than the assistant say. Words of the
         system by which a template is switched, such as /no_think, are not written but count."""
         place, text = prompt.place, prompt.text
-        for message in prompt.messages:
+        hidden = self._hidden(prompt)
+        for number, message in enumerate(prompt.messages):
             content, role = message["content"], message["role"]
-            if _is_in(content, text) and all(_is_in(name, text) for name in _called(message)):
+            if not (content.strip() or message.keys() - {"role", "content", "name"}):
+                what = f"has an empty message of role {role} under {key!r}"
+                self._warnings.add(place, what, "write what is meant, or remove it")
+                continue
+            if number not in hidden and _is_in(content, text) and all(_is_in(name, text) for name in _called(message)):
+                if not _is_in(content, text, spaces=True):
+                    what = f"has spaces or line breaks under {key!r} that the chat template changes"
+                    self._warnings.add(place, what, f"see that this is meant, or {self._remedy} that keeps them")
                 continue
             what = f"has a message of role {role} under {key!r} that the chat template does not write as it stands"
-            if role != "assistant" and not (role in _OF_SYSTEM and self._counts(prompt, message)):
+            if role != "assistant" and not (role in OF_SYSTEM and self._counts(prompt, message)):
                 raise place.bad(f"{what}; {self._remedy} that does, or correct the message")
             self._warnings.add(
                 place, what, f"see that this is meant, as where reasoning is left out, or {self._remedy}"
             )
+
+    def _hidden(self, prompt: ChatPrompt) -> frozenset[int]:
+        """Return the messages that the template leaves out, tried with a stand-in for each text: a short text may stand
+        elsewhere in the prompt. Chats of the same roles and keys are tried once."""
+        shape = (*((message["role"], *sorted(message)) for message in prompt.messages), bool(prompt.tools))
+        if shape not in self._hidden_in:
+            names = [f"{PROBE}-{number}." for number in range(len(prompt.messages))]
+            tried = [message | {"content": name} for message, name in zip(prompt.messages, names, strict=True)]
+            try:
+                text = self._template.render(prompt.place, tried, add_generation_prompt=True, tools=prompt.tools)
+            except JobError:
+                text = "".join(names)  # it reads what the texts say
+            self._hidden_in[shape] = frozenset(number for number, name in enumerate(names) if name not in text)
+        return self._hidden_in[shape]
 
     def _counts(self, prompt: ChatPrompt, message: Message) -> bool:
         """Return whether the prompt would be another one without a message."""
         others = [other for other in prompt.messages if other is not message]
         without = self._template.render(prompt.place, others, add_generation_prompt=True, tools=prompt.tools)
         return without != prompt.text
+
+    def _warn_of_roles(self, place: Place, key: str, messages: Sequence[Message]) -> None:
+        for role in {message["role"]: None for message in messages}:
+            if role in _ROLES or (role.casefold() not in (*_ROLES, *_ASSISTANTS) and self._template.reads(role)):
+                continue
+            what = f"has a message of role {role!r} under {key!r}, which is none of {', '.join(_ROLES)}"
+            self._warnings.add(place, what, "write one of them, unless the model was trained with that role")
+
+    def _warn_of_nulls(self, place: Place, calls: Sequence[Mapping[str, Any]]) -> None:
+        """Warn of nulls in the arguments of a table's tool calls: each row has every key of the others."""
+        for call in calls if place.unit == "row" else ():
+            if None in call["function"]["arguments"].values():
+                what = f"has null in arguments of {call['function']['name']}, and the policy reads it"
+                self._warnings.add(place, what, "write arguments as JSON text, unless null is meant")
 
     def _warn_of_marks(self, place: Place, key: str, messages: Sequence[Message]) -> None:
         for message in messages:
@@ -133,10 +192,24 @@ def _called(message: Message) -> list[str]:
     return [str(call["function"]["name"]) for call in message.get("tool_calls", ())]
 
 
-def _is_in(content: str, text: str) -> bool:
-    """Return whether a text holds a content, as it stands or as a JSON string, without the space around it."""
+def _texts_of(function: Mapping[str, Any]) -> Iterator[str]:
+    """Yield what a tool says of itself: its name, its description, and the names of its parameters."""
+    yield str(function.get("name", ""))
+    if isinstance(description := function.get("description"), str):
+        yield description
+    parameters = function.get("parameters")
+    properties = parameters.get("properties") if isinstance(parameters, dict) else None
+    yield from map(str, properties if isinstance(properties, dict) else ())
+
+
+def _is_in(content: str, text: str, *, spaces: bool = False) -> bool:
+    """Return whether a text holds a content, as it stands or as a JSON string, without the space around it. `spaces`:
+    whether the space within it must be the same."""
     content = content.strip()
-    return content in text or json.dumps(content, ensure_ascii=False)[1:-1] in text or _words(content) in _words(text)
+    quoted = (json.dumps(content, ensure_ascii=escaped)[1:-1] for escaped in (False, True))
+    if content in text or any(one in text for one in quoted):
+        return True
+    return not spaces and _words(content) in _words(text)
 
 
 def _words(text: str) -> str:

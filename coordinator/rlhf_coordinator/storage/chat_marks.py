@@ -35,6 +35,21 @@ class ChatMarks:
         return opening if rendered else ""
 
     @cached_property
+    def unwritten(self) -> str:
+        """What the template writes before an answer and behind no prompt, as it does not read add_generation_prompt;
+        empty where there is nothing of the kind."""
+        asked = [{"role": "user", "content": PROBE}]
+        try:
+            begun, text = (self._template.render(_NOWHERE, asked, add_generation_prompt=asks) for asks in (True, False))
+            answer = {"role": "assistant", "content": PROBE}
+            whole = self._template.render(_NOWHERE, [*asked, answer], add_generation_prompt=False)
+        except JobError:
+            return ""  # a line will say why
+        before = whole.rpartition(PROBE)[0]
+        ignored = begun == text and PROBE in before and before.startswith(begun)
+        return before[len(begun) :].strip() if ignored else ""
+
+    @cached_property
     def _around(self) -> tuple[str, str, str]:
         """What the template writes before a message of the user, after it, and to begin the answer."""
         asked = [{"role": "user", "content": PROBE}]

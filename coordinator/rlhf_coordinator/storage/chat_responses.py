@@ -28,6 +28,8 @@ _OPEN: Final = re.compile(r"<([^<>\s/|]+)>\s*$")
 """An opening tag at the end of a prompt."""
 _THOUGHT: Final = re.compile("think|thought|reason")
 """In the name of a tag that opens reasoning; other tags may stand before every answer as the mark of its turn."""
+_CLOSED: Final = re.compile(r"</(\w*(?:think|thought|reason)\w*)>")
+"""A tag that ends reasoning."""
 _SHOWN: Final = 80
 """Characters of a text that an error shows."""
 
@@ -180,7 +182,15 @@ class ResponseWriter:
         if opened is not None and not of_turn and f"</{opened[1]}>" not in text:
             what = f"has a response under {key!r} without </{opened[1]}>, while the prompt ends in <{opened[1]}>"
             self._warnings.add(place, what, "write the reasoning and its end, or give another prompts.chatTemplateFile")
+        closed = _CLOSED.search(text)
+        if closed is not None and not _is_open(closed[1], prompt.text[-_SHOWN:] + text[: closed.start()]):
+            what = f"has </{closed[1]}> in a response under {key!r}, with no <{closed[1]}> open before it"
+            self._warnings.add(place, what, "write the tag that opens it, or have the template write it in the prompt")
         return text
+
+
+def _is_open(name: str, text: str) -> bool:
+    return text.rfind(f"<{name}>") > text.rfind(f"</{name}>")
 
 
 def _refused(place: Place, key: str, shown: str) -> Exception:

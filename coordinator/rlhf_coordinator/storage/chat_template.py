@@ -13,6 +13,7 @@ from typing import Any, Final
 from rlhf_api.chats import Message
 from rlhf_api.job.rollout import Prompts
 from rlhf_api.names import ExitCode
+from rlhf_api.undated_chats import DATE, RANDOM
 from rlhf_coordinator.failures import JobError
 from rlhf_coordinator.storage.prompt_places import Place
 
@@ -26,10 +27,6 @@ OWN_ARGUMENTS: Final = frozenset(
     }
 )
 """What the coordinator says itself, and what is about tokens and not the text."""
-DATE: Final = "strftime_now"
-"""Function that gives templates the date of the day."""
-_RANDOM: Final = r"\|\s*random\b|\blipsum\b"
-"""What templates draw at random by."""
 
 
 class ChatTemplate:
@@ -50,7 +47,7 @@ class ChatTemplate:
         self._text = given or (own if isinstance(own, str) else "\n".join(own.values()))
         for name in self._arguments:
             self._check_argument(name)
-        if re.search(_RANDOM, self._text):
+        if re.search(RANDOM, self._text):
             message = (
                 "the chat template draws at random, so prompts would be others at every start: give one that does not"
             )
@@ -64,6 +61,10 @@ class ChatTemplate:
     def reads(self, name: str) -> bool:
         """Return whether a name occurs in the template."""
         return re.search(rf"\b{re.escape(name)}\b", self._text) is not None
+
+    def reads_key(self, name: str) -> bool:
+        """Return whether the template reads a key of messages by that name; a variable of the name is another thing."""
+        return re.search(rf"""\.\s*{re.escape(name)}\b|(['"]){re.escape(name)}\1""", self._text) is not None
 
     def render(
         self,

@@ -55,7 +55,7 @@ def tokenized_responses(
     whole = text_ids(tokenizer, [prompt + said.written for prompt, said, _ in asked], special=special)
     alone = tokenizer([said.written for _, said, _ in asked], add_special_tokens=False)["input_ids"]
     written = (
-        together[len(prompt) :] if together[: len(prompt)] == prompt else separate
+        together[len(prompt) :] if together[: len(prompt)] == prompt and len(together) > len(prompt) else separate
         for (_, _, prompt), together, separate in zip(asked, whole, alone, strict=True)
     )
     ended = (_ended(ids, end, stops | {end}, None if special else tokenizer) for ids in written)

@@ -3,10 +3,15 @@
 Rule: needs no weights, so that `rlhf validate --for local` reads prompts as the start of a job does.
 """
 
+import json
+from dataclasses import replace
+
+from rlhf_api.chats import TOOLS, tools_of
 from rlhf_api.job import RLHFJobSpec
 from rlhf_coordinator.storage.policy_limits import read_policy_limits
 from rlhf_coordinator.storage.prompts import Prompt, load_tokenizer
 from rlhf_coordinator.storage.tokenized_prompts import read_prompts
+from rlhf_coordinator.tokenizer_problems import tools_warnings
 
 
 class PromptReader:
@@ -23,7 +28,10 @@ class PromptReader:
         spec, rollout = self._spec, self._spec.rollout
         keys = spec.algorithm.fields.response_keys
         sizes = rollout.max_prompt_tokens, keys, rollout.max_response_tokens
-        return read_prompts(spec.prompts, self._tokenizer, *sizes, limits=self._limits)
+        prompts = read_prompts(spec.prompts, self._tokenizer, *sizes, limits=self._limits)
+        if spec.prompts.chat_template and any(map(_offers_tools, prompts)):
+            prompts[0] = replace(prompts[0], warnings=(*prompts[0].warnings, *tools_warnings(spec)))
+        return prompts
 
     def evaluation(self) -> list[Prompt]:
         """Return the prompts of an evaluation that has files of its own, else none. Raises JobError."""
@@ -32,3 +40,7 @@ class PromptReader:
             return []
         sizes = rollout.max_prompt_tokens, (), rollout.max_response_tokens
         return read_prompts(held_out, self._tokenizer, *sizes, limits=self._limits)
+
+
+def _offers_tools(prompt: Prompt) -> bool:
+    return f'"{TOOLS}"' in prompt.record and bool(tools_of(json.loads(prompt.record)))

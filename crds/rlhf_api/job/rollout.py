@@ -5,7 +5,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import Field
 
 from rlhf_api.api_model import ApiModel, Location
-from rlhf_api.chats import Message, messages_of
+from rlhf_api.chats import OF_SYSTEM, Message, messages_of
 from rlhf_api.job.environment import Environment
 
 Name = Annotated[str, Field(min_length=1, max_length=253)]
@@ -77,7 +77,7 @@ class Prompts(PromptFiles):
         messages = (
             [{"role": "user", "content": prompt}] if isinstance(prompt, str) else messages_of(prompt, self.prompt_key)
         )
-        if self.system_message is None or (messages and messages[0]["role"] == "system"):
+        if self.system_message is None or (messages and messages[0]["role"] in OF_SYSTEM):
             return messages
         return [{"role": "system", "content": self.system_message}, *messages]
 

@@ -85,6 +85,11 @@ def quantised(method: str, tensors: dict[str, torch.Tensor]) -> Change:
     return change
 
 
+def adds(name: str) -> Callable[[dict[str, torch.Tensor]], object]:
+    return lambda held: held.update({name: torch.ones(2)})
+
+
+Q = "model.layers.0.self_attn.q_proj"
 UP = "model.layers.0.mlp.up_proj"
 FP8 = {f"{UP}.weight": torch.ones(4, 4).to(torch.float8_e4m3fn), f"{UP}.weight_scale_inv": torch.ones(1, 1)}
 CODES = torch.ones(4, 4, dtype=torch.int32)
@@ -103,6 +108,19 @@ CODES = torch.ones(4, 4, dtype=torch.int32)
             "ModelCorrupt",
             [f'{INDEX} has no metadata, which transformers needs: add "metadata": {{}}'],
         ),
+        (set_tensors(adds(f"{Q}.bias")), "ModelCorrupt", [f"{Q}.bias, and config.json has attention_bias false"]),
+        (
+            set_tensors(adds(f"{UP}.bias")),
+            "ModelCorrupt",
+            ["mlp_bias false", "correct config.json, or remove the tensor"],
+        ),
+        (
+            set_tensors(adds(f"{Q}.lora_A.default.weight")),
+            "ModelCorrupt",
+            ["a layer of llama has no self_attn.q_proj.l"],
+        ),
+        (set_tensors(adds("model.layers.2.self_attn.q_norm.weight")), "ModelCorrupt", ["num_hidden_layers 2"]),
+        (set_config(num_hidden_layers=1), "ModelCorrupt", ["model.layers.1.", "num_hidden_layers 1"]),
         (pickled, "ModelMissing", ["pytorch_model.bin may run code"]),
         (quantised("fp8", FP8), "ModelUnsupported", ["quant_method fp8", UP, "weights are quantised", "bfloat16"]),
         (set_tensors(lambda held: held.update(FP8)), "ModelUnsupported", [f"{UP}.weight (F8_E4M3)"]),
@@ -173,3 +191,11 @@ def test_a_head_beside_a_tied_embedding_passes_when_it_is_equal(tmp_path: Path) 
 def test_the_default_of_a_family_is_that_of_transformers(family: str) -> None:
     default = transformers.AutoConfig.for_model(family).tie_word_embeddings
     assert TIED_BY_DEFAULT[family] == default == ties_embeddings({"model_type": family})
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@pytest.mark.parametrize("bias", [True, False])
+def test_every_tensor_that_a_family_saves_is_known(tmp_path: Path, architecture: str, bias: bool) -> None:
+    write_policy(tmp_path, architecture, attention_bias=bias, mlp_bias=bias)
+    set_tensors(adds("model.layers.0.self_attn.rotary_emb.inv_freq"))(tmp_path)
+    check_model_folder(tmp_path, head=True)

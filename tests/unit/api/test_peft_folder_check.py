@@ -66,6 +66,7 @@ def test_what_peft_writes_for_plain_adapters_is_taken(tmp_path: Path) -> None:
     everything = Lora.model_validate({"rank": 4, "alpha": 8})
     check_adapter_config(write_config(tmp_path, target_modules="all-linear"), everything)
     check_adapter_config(write_config(tmp_path, target_modules=list(EVERY_TARGET)), everything)
+    check_adapter_config(write_config(tmp_path, target_modules=MODULES), SETTINGS)
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from tests.support.chat_families_reader import FAMILIES
 from tests.support.models import build_tokenizer
@@ -213,6 +215,104 @@ def test_a_template_that_is_given_its_date_is_rendered(tmp_path: Path) -> None:
         "chat_template_arguments": {"date_string": "26 Jul 2024"},
     }
     assert read(tmp_path, {"prompt": "2+2"}, **fields)[0].text == "26 Jul 2024: 2+2"
+
+
+def warnings_of(folder: Path, prompt: Any, template: str, **record: Any) -> str:
+    file = folder / "chat.jinja"
+    file.write_text(template)
+    return "; ".join(read(folder, {"prompt": prompt, **record}, chat_template_file=str(file))[0].warnings)
+
+
+TURNS = "{% for m in messages %}<{{ m.role }}>{{ m.content }}\n{% endfor %}"
+BEGUN = TURNS + "{% if add_generation_prompt %}<assistant>{% endif %}"
+
+
+def test_a_template_that_does_not_begin_the_answer_is_warned_of(tmp_path: Path) -> None:
+    warning = warnings_of(tmp_path, "2+2", TURNS)
+    assert "is rendered without '<assistant>', which the chat template writes before every answer" in warning
+    assert not warnings_of(tmp_path, "2+2", BEGUN)
+    marks = "{% for m in messages %}{{ '[' + m.content + ']' if m.role == 'user' else m.content }}{% endfor %}"
+    assert not warnings_of(tmp_path, "2+2", marks), "the answer follows the prompt at once"
+    thought = BEGUN.replace("{{ m.content }}", "{{ '<think></think>' if m.role == 'assistant' }}{{ m.content }}")
+    assert not warnings_of(tmp_path, "2+2", thought)
+
+
+@pytest.mark.parametrize("role", ["gpt", "model", "Assistant", "AI"])
+def test_an_answer_by_another_name_of_the_assistant_is_refused_at_the_end(tmp_path: Path, role: str) -> None:
+    message = {"role": role, "content": "4"}
+    assert "ends with a message of the assistant" in refused(tmp_path, [ASKED, message])
+    warning = warnings_of(tmp_path, [ASKED, message, ASKED], BEGUN)
+    assert f"has a message of role {role!r} under 'prompt', which is none of system, developer, user" in warning
+
+
+def test_a_role_that_the_template_names_is_its_own(tmp_path: Path) -> None:
+    prompt = [ASKED, ANSWERED, {"role": "ipython", "content": "4"}]
+    assert "role 'ipython'" in warnings_of(tmp_path, prompt, BEGUN)
+    assert not warnings_of(tmp_path, prompt, BEGUN + "{% if messages[-1].role == 'ipython' %}{% endif %}")
+
+
+def test_a_short_message_that_the_template_leaves_out_is_refused(tmp_path: Path) -> None:
+    """Its text stands elsewhere in the prompt."""
+    file = tmp_path / "chat.jinja"
+    file.write_text("{% for m in messages if m.role == 'user' %}{{ m.content }}\n{% endfor %}")
+    prompt = [{"role": "system", "content": "2"}, ASKED]
+    assert "has a message of role system under 'prompt'" in refused(tmp_path, prompt, chat_template_file=str(file))
+    file.write_text("{% for m in messages[-1:] %}{{ m.content }}\n{% endfor %}")
+    assert "role user" in refused(tmp_path, [ASKED, ANSWERED, ASKED], chat_template_file=str(file))
+
+
+def test_an_empty_message_is_warned_of(tmp_path: Path) -> None:
+    assert "has an empty message of role user under 'prompt'" in warnings_of(tmp_path, " ", BEGUN)
+
+
+def test_a_chat_that_begins_with_the_developer_gets_no_system_message(tmp_path: Path) -> None:
+    prompt = [{"role": "developer", "content": "Be loud."}, ASKED]
+    file = tmp_path / "chat.jinja"
+    file.write_text(BEGUN)
+    (read_prompt,) = read(tmp_path, {"prompt": prompt}, system_message="Be brief.", chat_template_file=str(file))
+    assert "Be loud." in read_prompt.text
+    assert "Be brief." not in read_prompt.text
+
+
+def test_space_that_the_template_changes_is_warned_of(tmp_path: Path) -> None:
+    template = BEGUN.replace("{{ m.content }}", "{{ m.content | replace('\n', ' ') }}")
+    warning = warnings_of(tmp_path, "a\nb", template)
+    assert "has spaces or line breaks under 'prompt' that the chat template changes" in warning
+    assert not warnings_of(tmp_path, "a b\n", template)
+
+
+def test_tools_in_a_message_are_not_those_of_the_line(tmp_path: Path) -> None:
+    template = "{{ tools | tojson if tools }}" + BEGUN
+    assert "has tools in a message" in warnings_of(tmp_path, [{**ASKED, "tools": [TOOL]}], template)
+
+
+def test_a_tool_that_the_template_leaves_out_is_refused(tmp_path: Path) -> None:
+    other = {"type": "function", "function": {"name": "multiply"}}
+    file = tmp_path / "chat.jinja"
+    file.write_text("{{ tools[0] | tojson if tools }}" + BEGUN)
+    record = {"tools": [TOOL, other]}
+    message = refused(tmp_path, "2+2", record=record, chat_template_file=str(file))
+    assert "has the tool 'multiply', which the chat template does not write" in message
+
+
+def test_words_of_a_tool_that_the_template_leaves_out_are_warned_of(tmp_path: Path) -> None:
+    function = {"name": "add", "description": "adds two", "parameters": {"properties": {"left": {}}}}
+    names = "{% for tool in tools or [] %}{{ tool.function.name }} {% endfor %}" + BEGUN
+    warning = warnings_of(tmp_path, "2+2", names, tools=[{"type": "function", "function": function}])
+    assert "has 'adds two' in a tool, which the chat template does not write" in warning
+    whole = "{{ tools | tojson if tools }}" + BEGUN
+    assert not warnings_of(tmp_path, "2+2", whole, tools=[{"type": "function", "function": function}])
+
+
+def test_nulls_that_a_table_adds_to_arguments_are_warned_of(tmp_path: Path) -> None:
+    rows = [[ASKED, {"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": given}}]}, ASKED]
+            for given in ({"x": 1}, {"y": 2})]  # fmt: skip
+    path = tmp_path / "data.parquet"
+    pq.write_table(pa.table({"prompt": rows}), path)
+    tokenizer = build_tokenizer()
+    tokenizer.chat_template, tokenizer.bos_token = FAMILIES["chatml"], "<s>"
+    [warning] = read_prompts(Prompts(path=str(path), chat_template=True), tokenizer, 1 << 20)[0].warnings
+    assert "row 1 has null in arguments of f, and the policy reads it (and 1 more rows)" in warning
 
 
 def test_errors_name_the_block_of_the_evaluation(tmp_path: Path) -> None:

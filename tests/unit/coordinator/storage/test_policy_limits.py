@@ -99,3 +99,25 @@ def test_the_longest_sequence_of_a_family(
 ) -> None:
     (tmp_path / "config.json").write_text(json.dumps({"model_type": kind, **fields}))
     assert context_length(AutoConfig.from_pretrained(tmp_path).get_text_config()) == length
+
+
+def test_tools_that_a_reward_model_does_not_read_are_warned_of(tmp_path: Path) -> None:
+    policy, reward = build_tokenizer(), build_tokenizer()
+    policy.chat_template = "{{ tools | tojson if tools }}{{ messages[0].content }}"
+    folder, judge = folder_of(tmp_path / "policy", policy), tmp_path / "reward"
+    prompts = tmp_path / "prompts.jsonl"
+    job = make_job(folder, prompts={"path": str(prompts), "chatTemplate": True}, rollout={"maxResponseTokens": 8})
+    document = job.spec.model_dump(by_alias=True, exclude_none=True)
+    document["models"] = {"actor": {"path": str(folder)}, "reward": {"model": {"path": str(judge)}}}
+    spec = RLHFJobSpec.model_validate(document)
+
+    def warnings(template: str, tools: list[dict[str, str]]) -> str:
+        reward.chat_template = template
+        reward.save_pretrained(judge)
+        prompts.write_text(json.dumps({"prompt": "1", "tools": tools}) + "\n")
+        return "".join(PromptReader(spec).training()[0].warnings)
+
+    wanted = f"{judge} has a chat template that does not write the tools of prompts"
+    assert wanted in warnings("{{ messages[0].content }}", [{"name": "add"}])
+    assert wanted not in warnings("{{ messages[0].content }}", [])
+    assert wanted not in warnings("{{ tools }}{{ messages[0].content }}", [{"name": "add"}])

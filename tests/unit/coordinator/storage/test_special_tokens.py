@@ -7,6 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 from tests.support.special_tokens import tokenizer_that_writes
+from tokenizers import Tokenizer, models
+from transformers import PreTrainedTokenizerFast
 
 from rlhf_api.job.rollout import Prompts
 from rlhf_api.names import ExitCode
@@ -177,3 +179,19 @@ def test_characters_that_the_tokenizer_does_not_know_are_warned_of(tmp_path: Pat
     (warning,) = read(tmp_path, tokenizer, *records, keys=("response",), limits=limits)[0].warnings
     assert "line 3 has characters under 'response' that the tokenizer does not know" in warning
     assert "reads '<unk>' (and 1 more lines): remove them" in warning
+
+
+def test_a_response_of_characters_that_flow_into_the_prompts_is_not_lost(tmp_path: Path) -> None:
+    """A unigram model writes neighbours that it does not know as one token."""
+    pieces = [("<unk>", 0.0), ("</s>", 0.0), ("a", -1.0)]
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=Tokenizer(models.Unigram(pieces, unk_id=0)), unk_token="<unk>", eos_token="</s>"
+    )
+    (prompt,) = read(tmp_path, tokenizer, {"prompt": "é", "response": "é"}, keys=("response",))
+    assert words(tokenizer, prompt.responses[0].tokens) == "<unk> </s>"
+
+
+def test_a_prompt_that_begins_with_some_of_the_first_tokens_has_each_once(tmp_path: Path) -> None:
+    tokenizer = tokenizer_that_writes("<bos> <en> $A", "<en>")
+    prompts = read(tmp_path, tokenizer, {"prompt": "1"}, {"prompt": "<bos>1"}, {"prompt": "<bos><en>1"})
+    assert [words(tokenizer, prompt.tokens) for prompt in prompts] == ["<bos> <en> 1"] * 3

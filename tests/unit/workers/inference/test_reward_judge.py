@@ -287,3 +287,23 @@ def test_a_judge_whose_tokenizer_ends_every_text_reads_a_question_that_does_not_
     scorer = load_reward(SCORE_REWARD, judged_job(folder, judge).spec, CPU, CPU)
     assert isinstance(scorer, JudgeModelScorer)
     assert scorer.score([sample("abc")]) == expected
+
+
+@pytest.mark.parametrize(
+    ("template", "why"),
+    [
+        ("{{ strftime_now('%Y') }}{{ messages[0].content }}", "writes the date of the day"),
+        ("{{ ['a', 'b'] | random }}{{ messages[0].content }}", "draws at random"),
+        ("{{ messages[0].content[1:] }}", "leaves out what it is asked"),
+        ("{{ raise_exception('no user') }}", "no user"),
+    ],
+)
+def test_a_judge_whose_template_does_not_ask_is_refused(tmp_path: Path, template: str, why: str) -> None:
+    folder = models.write_policy(tmp_path / "judge", "llama", seed=5)
+    tokenizer = models.build_tokenizer()
+    tokenizer.chat_template = template
+    tokenizer.save_pretrained(folder)
+    judge = {"model": {"path": str(folder)}, "template": "{response}:", "minimum": 0, "maximum": 3}
+    with pytest.raises(WorkError, match=why) as error:
+        load_reward(SCORE_REWARD, judged_job(folder, judge).spec, CPU, CPU)
+    assert error.value.failure.field == "spec.models.reward.judge.model.path"

@@ -194,6 +194,42 @@ def test_a_conversation_that_the_template_refuses_is_named(tmp_path: Path) -> No
         scorer_of(job).score([sample("*add*1+1=*")])
 
 
+DATED = "{% if strftime_now is defined %}{{ strftime_now('%Y') }}{% else %}2024{% endif %}"
+
+
+def test_a_template_writes_the_date_that_it_has_for_any_day(tmp_path: Path) -> None:
+    job = job_of(tmp_path, DATED + CLOSED, chat=True)
+    (score,) = scorer_of(job).score([sample("*add*1+1=*")])
+    text = "2024system: add!user: 1+1=!assistant: 2 yes!"
+    np.testing.assert_allclose(score, expected(job, ids_of(text, end=False)), atol=1e-4)
+
+
+@pytest.mark.parametrize("template", ["{{ strftime_now('%Y') }}", "{{ [1, 2] | random }}"])
+def test_a_template_that_is_another_tomorrow_is_refused(tmp_path: Path, template: str) -> None:
+    job = job_of(tmp_path, template + CLOSED, chat=True)
+    with pytest.raises(WorkError, match=r"spec.models.reward.model.path: the chat template (writes the date|draws at)"):
+        load_scorer(SCORE_REWARD, job.spec, CPU)
+
+
+def test_tools_that_the_template_leaves_out_are_warned_of_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    record = json.dumps({"messages": MESSAGES, "tools": [{"name": "add"}]})
+    given = replace(sample("*add*1+1=*"), record=record)
+    scorer_of(job_of(tmp_path / "none", CLOSED, chat=True)).score([given, given])
+    (warned,) = [line for line in caplog.messages if "does not write the tools" in line]
+    assert warned.startswith("spec.models.reward.model.path: its chat template")
+    caplog.clear()
+    scorer_of(job_of(tmp_path / "all", "{{ tools[0].name if tools }}" + CLOSED, chat=True)).score([given])
+    assert "does not write the" not in caplog.text
+
+
+def test_a_message_that_the_template_leaves_out_is_warned_of(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    template = "{% for m in messages if m.role != 'system' %}{{ m.role }}: {{ m.content }}!{% endfor %}"
+    scorer_of(job_of(tmp_path, template, chat=True)).score([sample("*add*1+1=*")])
+    assert "its chat template does not write the system of sample 7 of iteration 2 as it stands" in caplog.text
+
+
 def test_a_sample_of_an_evaluation_is_read_by_the_fields_of_its_prompts(tmp_path: Path) -> None:
     job = job_of(tmp_path, CLOSED, chat=True)
     held_out = {"path": "held-out.jsonl", "promptKey": "question", "systemMessage": "add"}

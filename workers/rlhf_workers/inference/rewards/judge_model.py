@@ -19,6 +19,7 @@ from rlhf_api.job.judge import Judge
 from rlhf_api.names import ExitCode
 from rlhf_api.samples import FloatArray, ScoringSample
 from rlhf_api.text_tokens import prompt_tokens
+from rlhf_api.undated_chats import render_undated
 from rlhf_workers import models
 from rlhf_workers.device_copies import to_device
 from rlhf_workers.failures import WorkError
@@ -37,6 +38,8 @@ from rlhf_workers.precision import compute_dtype
 
 log = logging.getLogger(__name__)
 
+PROBE: Final = "probe"
+"""Stands for a question when the template is tried."""
 POSITIONS: Final = 1 << 30
 """That a model takes whose configuration names none."""
 
@@ -73,9 +76,21 @@ class _JudgeModel:
             if (label := label_of(token)) in ids and index < vocabulary:
                 ids[label].append(index)
         self._ids = {label: sorted(of_label) for label, of_label in ids.items()}
+        if tokenizer.chat_template:
+            self._try_template()
         if missing := [label for label, of_label in self._ids.items() if not of_label]:
             message = f"{field}: its tokenizer has no token for {', '.join(missing)}; use other ratings"
             raise WorkError("ModelUnsupported", message, field=field, exit_code=ExitCode.BAD_MODEL)
+
+    def _try_template(self) -> None:
+        """Raise WorkError for a template that does not show the judge what it is asked, the same on every day."""
+        try:
+            why = "" if PROBE in _rendered(self._tokenizer, PROBE) else "the chat template leaves out what it is asked"
+        except Exception as error:  # templates are user data and raise anything
+            why = str(error)
+        if why:
+            message = f"{self._field}: {why}"
+            raise WorkError("ModelUnsupported", message, field=self._field, exit_code=ExitCode.BAD_MODEL)
 
     @torch.inference_mode()
     def _ask(self, sample: ScoringSample, **responses: str) -> float:
@@ -97,14 +112,17 @@ class _JudgeModel:
 
     def _tokens(self, text: str) -> list[int]:
         if self._tokenizer.chat_template:
-            messages = [{"role": "user", "content": text}]
-            rendered = self._tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+            rendered = _rendered(self._tokenizer, text)
             return list(self._tokenizer(rendered, add_special_tokens=False)["input_ids"])
         return prompt_tokens(self._tokenizer, [text])[0]
 
     def _unrated(self, sample: ScoringSample, why: str) -> WorkError:
         where = f"sample {sample.key.sample} of iteration {sample.key.iteration}"
         return WorkError("RewardInvalid", f"{where}: {why}", field=self._field, exit_code=ExitCode.USER_CODE)
+
+
+def _rendered(tokenizer: Any, text: str) -> str:
+    return render_undated(tokenizer, [{"role": "user", "content": text}], add_generation_prompt=True)
 
 
 class JudgeModelScorer(_JudgeModel):

@@ -6,6 +6,7 @@ text: prompt and response as they are, and the reward model's end-of-sequence to
 """
 
 import json
+import logging
 from pathlib import Path
 from typing import Any, Final
 
@@ -17,7 +18,10 @@ from rlhf_api.job.rollout import Prompts
 from rlhf_api.names import ExitCode
 from rlhf_api.samples import FIRST_EVALUATION_SAMPLE, ScoringSample, TokenArray
 from rlhf_api.text_tokens import added_tokens, prompt_tokens
+from rlhf_api.undated_chats import render_undated
 from rlhf_workers.failures import WorkError
+
+log = logging.getLogger(__name__)
 
 PROBE: Final = "probe"
 """Stands for a text when a template is tried."""
@@ -38,7 +42,9 @@ class OwnTokenizer:
                     f"{prompts.field}.chatTemplate is true; add the template it was trained with to its folder"
                 )
                 raise WorkError("ModelUnsupported", message, field=field, exit_code=ExitCode.BAD_MODEL)
-        self._closes = bool(tokenizer.chat_template) and _closes(tokenizer)
+        self._warned = set[str]()
+        """Roles and tools that the log says the template leaves out or changes."""
+        self._closes = bool(tokenizer.chat_template) and self._ends_turns()
 
     def tokens(self, sample: ScoringSample) -> TokenArray:
         """int32 [n >= 1] of prompt and response; WorkError SampleInvalid when there is nothing to read."""
@@ -57,9 +63,15 @@ class OwnTokenizer:
         messages, tools = prompts.conversation(record[prompts.prompt_key]), tools_of(record)
         messages.append({"role": "assistant", "content": sample.response_text})
         try:
-            text = str(self._tokenizer.apply_chat_template(messages, tools=tools or None, tokenize=False))
+            text = render_undated(self._tokenizer, messages, tools=tools or None)
         except Exception as error:  # templates are user data and raise anything
             raise self._invalid(sample, f"is refused by the chat template of {self._field}: {error}") from error
+        lost = [message["role"] for message in messages if message["content"].strip() not in text]
+        lost += ["tools"] if tools and text == render_undated(self._tokenizer, messages) else []
+        for what in {*lost} - self._warned:
+            self._warned.add(what)
+            where = f"sample {sample.key.sample} of iteration {sample.key.iteration}"
+            log.warning("%s: its chat template does not write the %s of %s as it stands", self._field, what, where)
         ids: list[int] = list(self._tokenizer(text, add_special_tokens=False)["input_ids"])
         return ids if self._closes else self._ended(ids)
 
@@ -67,18 +79,21 @@ class OwnTokenizer:
         end = self._tokenizer.eos_token_id
         return ids if end is None or ids[-1] == end else [*ids, end]
 
+    def _ends_turns(self) -> bool:
+        """Return whether the template writes something after the last response, as most do: a mark that ends the turn.
+        Raises WorkError for a template that is another one tomorrow."""
+        messages = [{"role": "user", "content": PROBE}, {"role": "assistant", "content": PROBE}]
+        try:
+            return not render_undated(self._tokenizer, messages).endswith(PROBE)
+        except ValueError as error:
+            message = f"{self._field}: {error}"
+            raise WorkError("ModelUnsupported", message, field=self._field, exit_code=ExitCode.BAD_MODEL) from error
+        except Exception:  # templates are user data and raise anything; what they refuse is said sample by sample
+            return True
+
     @staticmethod
     def _invalid(sample: ScoringSample, what: str) -> WorkError:
         return WorkError("SampleInvalid", f"sample {sample.key.sample} of iteration {sample.key.iteration} {what}")
-
-
-def _closes(tokenizer: Any) -> bool:
-    """Whether the template writes something after the last response, as most do: a mark that ends the turn."""
-    messages = [{"role": "user", "content": PROBE}, {"role": "assistant", "content": PROBE}]
-    try:
-        return not str(tokenizer.apply_chat_template(messages, tokenize=False)).endswith(PROBE)
-    except Exception:  # templates are user data and raise anything; what they refuse is said sample by sample
-        return True
 
 
 def _prompts(spec: RLHFJobSpec) -> tuple[Prompts, Prompts]:
