@@ -23,6 +23,7 @@ from .tiny_job import tiny_job
 pytestmark = pytest.mark.full
 
 
+PATIENCE = 600.0  # seconds for a job of six processes to train an iteration; ninety on two cores
 STUBBORN = "trap '' TERM; while :; do sleep 1; done"
 """A command that does not end when it is asked to."""
 
@@ -68,6 +69,11 @@ def message(seen: Seen) -> str:
     return str(seen.condition("Running")["message"])
 
 
+def iteration(seen: Seen) -> int:
+    """The iteration that the job is at."""
+    return int(seen.job().get("status", {}).get("progress", {}).get("iteration", 0))
+
+
 def until_said(seen: Seen, *parts: str) -> None:
     """Wait until the condition Running says all this."""
     seen.until(f"{parts}", lambda: all(part in message(seen) for part in parts), 60)
@@ -109,16 +115,16 @@ def test_containers_that_outlive_their_worker_do_not_hold_up_a_suspension(
         job["spec"][group]["template"]["spec"]["containers"].append(sidecar)
     job["metadata"]["name"] = "job"
     cluster.apply(job)
-    seen.until("an iteration", lambda: seen.job().get("status", {}).get("progress", {}).get("iteration", 0) > 1)
+    seen.until("an iteration", lambda: iteration(seen) > 1, PATIENCE)
     before = seen.uids()
     began = time.monotonic()
     seen.patch(suspend=True)
     seen.until("Suspended", lambda: seen.condition("Suspended")["status"] == "True")
     seen.until("no pods", lambda: not seen.pods())
     assert time.monotonic() - began < 120, "the grace of a coordinator is 300 s"
-    reached = seen.job()["status"]["progress"]["iteration"]
+    reached = iteration(seen)
     seen.patch(suspend=False)
-    seen.until("an iteration more", lambda: seen.job()["status"]["progress"]["iteration"] > reached)
+    seen.until("an iteration more", lambda: iteration(seen) > reached, PATIENCE)
     assert not before.items() & seen.uids().items()
     seen.until_restarts(0, 0)
 

@@ -79,6 +79,7 @@ class _Named(_Shape):
 class _Spec(_Shape):
     restartPolicy: str | None = None  # noqa: N815
     containers: list[_Named] | None = None
+    initContainers: list[_Named] | None = None  # noqa: N815
     schedulingGates: list[_Named] | None = None  # noqa: N815
 
 

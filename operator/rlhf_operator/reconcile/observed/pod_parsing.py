@@ -109,7 +109,7 @@ def _pod(body: Json) -> ObservedPod:
     labels = meta.get("labels") or {}
     conditions = {condition["type"]: condition for condition in status.get("conditions") or ()}
     container = _our_container(status)
-    waiting = _init_problem(status) or (container.get("state") or {}).get("waiting") or {}
+    waiting = _init_problem(spec, status) or (container.get("state") or {}).get("waiting") or {}
     name, uid, address, owner = meta["name"], meta["uid"], status.get("podIP") or "", owner_of(meta)
     reason, message = (waiting.get("reason") or "")[:WORD_KEPT], (waiting.get("message") or "")[:MESSAGE_KEPT]
     template = ((meta.get("annotations") or {}).get(names.ANNOTATION_TEMPLATE) or "")[:WORD_KEPT]
@@ -225,11 +225,12 @@ def _names(values: Any) -> tuple[str, ...]:
     return tuple(map(_word, values[:NAMES_KEPT])) if values else ()
 
 
-def _init_problem(status: Json) -> Json | None:
+def _init_problem(spec: Json, status: Json) -> Json | None:
     """Return why an init container of the template keeps ours from starting, as the `waiting` state of ours; None: none
     does.
     """
     inits = status.get("initContainerStatuses") or []
+    sidecars = {each["name"] for each in spec.get("initContainers") or () if each.get("restartPolicy") == "Always"}
     if inits and ((inits[0].get("state") or {}).get("waiting") or {}).get("reason") == "PodInitializing":
         # None has begun, so the pod waits for volumes, its network or an image, as one without them does.
         return {"reason": "ContainerCreating"}
@@ -242,8 +243,9 @@ def _init_problem(status: Json) -> Json | None:
             return {"reason": INIT_FAILED, "message": f"{name} ended with exit code {_code(ended)}: {last}"}
         if waiting.get("message"):
             return {"reason": waiting.get("reason"), "message": f"init container {name}: {_words(waiting['message'])}"}
-        # A sidecar that has started goes on beside the others.
-        if (running := state.get("running")) and not container.get("started"):
+        # A sidecar that has started goes on beside the others; a kubelet says of all that run that they have started.
+        started = name in sidecars and container.get("started")
+        if (running := state.get("running")) and not started:
             return {"reason": INIT_RUNS, "message": f"{name} {_word(running.get('startedAt'))}"}
     return None
 

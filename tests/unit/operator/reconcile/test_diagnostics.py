@@ -148,6 +148,8 @@ def initializing(cluster: SimulatedCluster, worker: str, *inits: dict[str, Any])
     waiting = {"state": {"waiting": {"reason": "PodInitializing"}}}
     status = cluster.pods[f"job-{worker}"]["status"]
     status["initContainerStatuses"] = list(inits)
+    proxies = [{"name": each["name"], "restartPolicy": "Always"} for each in inits if each["name"] == "proxy"]
+    cluster.pods[f"job-{worker}"]["spec"]["initContainers"] = proxies
     status["containerStatuses"] = [{"name": "worker", **waiting}]
 
 
@@ -158,7 +160,7 @@ def test_an_init_container_that_runs_is_named_with_its_pod() -> None:
     sidecar = {"name": "proxy", "started": True, "state": running}
     later = {"name": "unpack", "state": {"waiting": {"reason": "PodInitializing"}}}
     for worker in ("generation-0", "generation-1"):
-        initializing(cluster, worker, done, sidecar, {"name": "fetch", "state": running}, later)
+        initializing(cluster, worker, done, sidecar, {"name": "fetch", "started": True, "state": running}, later)
     cluster.later(11)
     cluster.settle()
     assert diagnosis(cluster).startswith(
