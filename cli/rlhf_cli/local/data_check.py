@@ -1,4 +1,4 @@
-"""What is wrong with the data of a job, as far as tokenizer, configuration and prompt files of this machine tell.
+"""Checks the data of a job by the tokenizer, configuration and prompt files of this machine.
 
 Rule: reads what the start of the job reads, by the same code, and no weights. A tokenizer that is not here is a
 warning, as the manifest may be right.

@@ -39,9 +39,9 @@ class ResponseText:
     """A response that a line holds."""
 
     text: str
-    """What the model is to say."""
+    """The text that the model is to say."""
     written: str
-    """What follows the prompt's text as the policy reads it: a chat template may end the turn in its own way."""
+    """The text after the prompt as the policy reads it: a chat template may end the turn in its own way."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +69,7 @@ class _Matched:
     """A rendered chat, cut up at the texts of its answer."""
 
     around: list[str]
-    """What is before, between and behind the texts."""
+    """The pieces before, between and behind the texts."""
     texts: list[str]
     spaces: bool
     """Whether the chat leaves out space at the ends of a text."""

@@ -7,10 +7,9 @@ the next turn. Must never guess: a template that shows no turn as it was given i
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Final
+from typing import Any
 
-TURN: Final = "rlhf-turn-0f6b"
-"""Stands for the policy's turn; no template writes it of its own."""
+from rlhf_api.text_tokens import TURN
 
 
 class ChatTemplateError(ValueError):

@@ -34,12 +34,11 @@ from rlhf_workers.inference.rewards.judge_answers import (
     question,
     worth,
 )
+from rlhf_workers.inference.rewards.model_text import PROBE
 from rlhf_workers.precision import compute_dtype
 
 log = logging.getLogger(__name__)
 
-PROBE: Final = "probe"
-"""Stands for a question when the template is tried."""
 POSITIONS: Final = 1 << 30
 """That a model takes whose configuration names none."""
 
