@@ -68,12 +68,13 @@ cluster-tests: cluster-prepare
 	$(BIN)/pytest tests/cluster -n 2 --dist loadfile --no-loadscope-reorder -m "not alone and ($(TIER))"
 	$(BIN)/pytest tests/cluster -m "alone and ($(TIER))"
 
-lint: env
+lint: go
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	PYTHONPATH=observability $(BIN)/lint-imports --config observability/importlinter.toml
+	PATH="$(CURDIR)/$(BIN):$$PATH:/usr/local/go/bin" go -C .github/actionlint tool actionlint -shellcheck= -pyflakes=
 
 ## The documentation as a site, site/index.html, which needs neither a server nor a network; any problem of a page ends it.
 docs: env
