@@ -5,8 +5,8 @@ instances take longer (1, 3 and 9 a minute) and are left out.
 """
 
 import pytest
+from tests.support.published_instances import PUBLISHED
 
-from rlhf_planner.schedule.published import PUBLISHED
 from rlhf_planner.schedule.schedule_check import check_schedule
 from rlhf_planner.schedule.solve import SearchOptions, solve
 from rlhf_planner.schedule.tables import steps_by_device
