@@ -78,7 +78,7 @@ lint: go
 
 ## The documentation as a site, site/index.html, which needs neither a server nor a network; any problem of a page ends it.
 docs: env
-	PYTHONPATH=scripts $(BIN)/python -m docs_site
+	PYTHONPATH=scripts $(BIN)/python -m docs_site.build
 
 ## The pictures of diagrams that changed (needs chromium, and npm's registry).
 diagrams: env

@@ -25,7 +25,7 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -146,12 +146,10 @@ def in_turns(turns: Turns, seconds: float) -> Iterator[None]:
         actions.random_key = random_key  # type: ignore[attr-defined]
 
 
-def run_scenario(
-    folder: Path, scenario: str, turns: Turns, seconds: float, speculation: Mapping[str, Any] | None = None
-) -> Path:
-    """Runs the job; its run folder."""
+def run_scenario(folder: Path, scenario: str, turns: Turns, seconds: float) -> Path:
+    """Run the job; return its run folder."""
     what = SCENARIOS[scenario]
-    manifest = write_job(folder, what, turns.iterations, speculation)
+    manifest = write_job(folder, what, turns.iterations)
     with in_turns(turns, seconds):
         return run_job(manifest, ["generation"] * what.workers, pace=what.pace)
 

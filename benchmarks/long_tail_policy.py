@@ -26,26 +26,22 @@ HIDDEN = 64
 """Must be at least the vocabulary: every token has a direction of its own."""
 
 
-def transitions(token_ids: dict[str, int], eos: int, size: int, repeated: float = 0.0) -> torch.Tensor:
-    """[next, last] log-probabilities. `repeated`: share of the tokens of a path that are its next one in turn; the
-    others are any of it."""
+def transitions(token_ids: dict[str, int], eos: int, size: int) -> torch.Tensor:
+    """Return the [next, last] log-probabilities."""
     table = torch.full((size, size), NEVER)
     for path, mean in ((SHORT, SHORT_TOKENS), (LONG, LONG_TOKENS)):
         follows = [token_ids[character] for character in path]
-        for at, last in enumerate(follows):
+        for last in follows:
             table[eos, last] = math.log(1 / mean)
-            table[follows, last] = math.log((1 - 1 / mean) * (1 - repeated) / len(follows))
-            after = repeated + (1 - repeated) / len(follows)
-            table[follows[(at + 1) % len(follows)], last] = math.log((1 - 1 / mean) * after)
+            table[follows, last] = math.log((1 - 1 / mean) / len(follows))
     start = token_ids[PROMPT[-1]]
     table[[token_ids[c] for c in SHORT], start] = math.log((1 - LONG_SHARE) / len(SHORT))
     table[[token_ids[c] for c in LONG], start] = math.log(LONG_SHARE / len(LONG))
     return table
 
 
-def write_policy(folder: Path, layers: int = 4, repeated: float = 0.0, length: float = 1.0) -> Path:
-    """Writes it with its tokenizer; `repeated` as in `transitions`. `length`: of the vector of a token. The longer, the
-    less does what attention and MLP learn move the states: one that is trained stays a Markov chain, nearly."""
+def write_policy(folder: Path, layers: int) -> Path:
+    """Write the policy with its tokenizer."""
     folder.mkdir(parents=True, exist_ok=True)
     tokenizer = models.build_tokenizer()
     config = models.build_config(
@@ -60,11 +56,11 @@ def write_policy(folder: Path, layers: int = 4, repeated: float = 0.0, length: f
             elif "norm" in name:
                 parameter.fill_(1.0)
         size = model.config.vocab_size
-        model.model.embed_tokens.weight.copy_(torch.eye(size, HIDDEN) * length)
+        model.model.embed_tokens.weight.copy_(torch.eye(size, HIDDEN))
         ids = {character: tokenizer.convert_tokens_to_ids(character) for character in models.CHARACTERS}
         # A normalized direction of its own has length sqrt(HIDDEN).
         model.lm_head.weight.zero_()
-        model.lm_head.weight[:, :size] = transitions(ids, tokenizer.eos_token_id, size, repeated) / math.sqrt(HIDDEN)
+        model.lm_head.weight[:, :size] = transitions(ids, tokenizer.eos_token_id, size) / math.sqrt(HIDDEN)
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     return folder

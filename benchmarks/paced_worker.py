@@ -1,8 +1,8 @@
 """A real worker process on a device of stated speed: `python -m benchmarks.paced_worker`, started by `pinned_workers`.
 
 Everything is the worker's own (models, tokens, log-probabilities, caches, migration, messages); only that a decode
-step, a pass of scoring and a mini-batch of a model never end before the time that `StepPace` says they take; what
-guessing tokens takes comes on top.
+step and a pass of scoring never end before the time that `StepPace` says they take; what guessing tokens takes comes
+on top.
 What a shared, noisy machine needs for them hides below that, so that two iterations which do the same take the same
 time, and more workers than cores can be had: what is measured is what the coordinator makes of the samples, and what
 its control and the transfers cost.
@@ -15,9 +15,8 @@ import logging
 import os
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, astuple, dataclass
-from pathlib import Path
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
 from typing import Any
 
 PACE = "RLHF_BENCHMARK_PACE"
@@ -41,17 +40,6 @@ class StepPace:
     """A pass of scoring."""
     token: float
     """For each token in it, padding included."""
-    checkpoint: float = 0.0
-    """Of a training rank: what it takes to write one, on a disk that is stood in for."""
-    training: float = 0.0
-    """Of a training rank: a mini-batch of one model."""
-    together: float = 0.0
-    """Of a training rank: a mini-batch of all models, where a fused table does one's work in the bubbles of another; 0:
-    they come one after the other."""
-
-    def slower(self, times: float) -> "StepPace":
-        """The pace of a device on which everything takes so many times as long."""
-        return StepPace(*(times * value for value in astuple(self)))
 
     def environment(self) -> dict[str, str]:
         """What a worker process reads it from."""
@@ -82,11 +70,8 @@ def pace_workers(pace: StepPace) -> Pacer:
     from rlhf_workers.generation.speculation.speculator import Speculator, Verified
     from rlhf_workers.generation.torch_engine.engine import TorchEngine
     from rlhf_workers.inference.model_scorer import PAD, TokenScorer
-    from rlhf_workers.training.backends.torch_backend import TorchBackend
-    from rlhf_workers.training.trainer import Trainer
 
     pacer, step, score, verified = Pacer(), TorchEngine.step, TokenScorer.score, Speculator.verified
-    save, train = TorchBackend.save, Trainer._step
 
     def paced_step(engine: TorchEngine) -> Any:
         started = time.perf_counter()
@@ -111,23 +96,6 @@ def pace_workers(pace: StepPace) -> Pacer:
         seconds = pace.step + pace.row * rows + pace.key * keys
         verified(speculator, outcomes, rows, keys, drafting, max(passing, seconds))
 
-    def paced_training(
-        trainer: Trainer, iteration: int, batch: Any, rows: list[int], objectives: Mapping[str, Any]
-    ) -> dict[str, float]:
-        started = time.perf_counter()
-        norms = train(trainer, iteration, batch, rows, objectives)
-        several = pace.together if len(objectives) > 1 else 0.0
-        pacer.wait(started, several or pace.training * len(objectives))
-        return norms
-
-    def paced_save(backend: TorchBackend, folder: Path, version: int) -> Any:
-        started = time.perf_counter()
-        files = save(backend, folder, version)
-        pacer.wait(started, pace.checkpoint)
-        return files
-
-    _replace(TorchBackend, "save", paced_save)
-    _replace(Trainer, "_step", paced_training)
     _replace(TorchEngine, "step", paced_step)
     _replace(Speculator, "verified", learn_paced)
     _replace(TokenScorer, "score", paced_score)

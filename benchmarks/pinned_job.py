@@ -28,17 +28,14 @@ def write_job(
     batch: int,
     max_tokens: int,
     reference: Mapping[str, int],
-    again: bool = True,
     **spec: Any,
 ) -> Path:
     """Reference model (of these sizes), prompts, reward and the resolved manifest, whose path is returned.
 
-    The policy is in `folder`/policy already. `again` False: no line of the prompts comes twice in the job, where what
-    an earlier iteration said to it would draft for it. `spec` adds to the manifest: generation, inference, fusion.
+    The policy is in `folder`/policy already. `spec` adds to the manifest: generation, inference, fusion.
     """
     write_scorer(folder / "reference", **reference)
-    lines = batch if again else batch * iterations
-    (folder / "prompts.jsonl").write_text((json.dumps({"prompt": PROMPT}) + "\n") * lines)
+    (folder / "prompts.jsonl").write_text((json.dumps({"prompt": PROMPT}) + "\n") * batch)
     (folder / "reward.py").write_text("def score(prompt, response, record):\n    return float(len(response) % 7)\n")
     content = {
         "algorithm": {"grpo": {"miniBatchSize": batch, "groupSize": 2}},

@@ -16,28 +16,25 @@ from rlhf_api.names import Env
 
 
 @contextmanager
-def pinned_workers(
-    folder: Path, address: str, groups: Sequence[str], pace: StepPace | Sequence[StepPace] | None = None
-) -> Iterator[None]:
+def pinned_workers(folder: Path, address: str, groups: Sequence[str], pace: StepPace | None = None) -> Iterator[None]:
     """A worker of each of `groups` on a core of its own, with logs in `folder`; `address` is the coordinator's.
 
-    `pace`: of all, or one for each of `groups`. Those that are paced sleep most of the time, and several may share a
-    core. Raises SystemExit on a machine with too few.
+    Those with a `pace` sleep most of the time, and several may share a core. Raises SystemExit on a machine with too
+    few.
     """
     cores = sorted(os.sched_getaffinity(0))
     if pace is None and len(cores) < len(groups):
         raise SystemExit(f"this benchmark pins {len(groups)} workers to a core each, and there are {len(cores)}")
     module = "rlhf_workers" if pace is None else "benchmarks.paced_worker"
-    paces = [pace] * len(groups) if pace is None or isinstance(pace, StepPace) else list(pace)
-    places = [(group, [core], own) for group, core, own in zip(groups, cycle(cores), paces, strict=False)]
-    places.append(("training", cores, paces[0]))
+    places = [(group, [core]) for group, core in zip(groups, cycle(cores), strict=False)]
+    places.append(("training", cores))
     indices: Counter[str] = Counter()
     started = []
-    for group, place, own in places:
+    for group, place in places:
         variables = {
             Env.COORDINATOR: address, Env.GROUP: group, Env.INDEX: str(indices[group]), Env.DEVICE: "cpu",
             Env.THREADS: "1", Env.LISTEN: free_address(), Env.RENDEZVOUS: "127.0.0.1", "OMP_NUM_THREADS": "1",
-            "PYTHONPATH": str(Path(__file__).resolve().parents[1]), **({} if own is None else own.environment()),
+            "PYTHONPATH": str(Path(__file__).resolve().parents[1]), **({} if pace is None else pace.environment()),
         }  # fmt: skip
         environment = {**os.environ, **{str(name): value for name, value in variables.items()}}
         with (folder / f"{group}-{indices[group]}.log").open("w") as log:

@@ -16,7 +16,6 @@ import socket
 import statistics
 import tempfile
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -39,8 +38,8 @@ PHASES = {"F": "forward", "B": "backward", "wait-F": "waiting", "wait-B": "waiti
 VOCABULARY = 512
 
 
-def arguments(description: str = __doc__) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=description.splitlines()[0])
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     for name, default in (
         ("pipeline", 2), ("data", 1), ("samples", 64), ("mini-batch", 64), ("micro-batch", 8), ("prompt", 8),
         ("response", 12), ("hidden", 96), ("layers", 4), ("iterations", 6), ("epochs", 1), ("seed", 0),
@@ -90,11 +89,11 @@ def sample_of(rng: np.random.Generator, index: int, prompt: int, response: int) 
     )
 
 
-def job_of(folder: Path, options: argparse.Namespace, **fields: Any) -> RLHFJob:
-    """The job; `fields` are more of its PPO."""
+def job_of(folder: Path, options: argparse.Namespace) -> RLHFJob:
+    """Return the job."""
     model = {"path": str(folder)}
     spec = {
-        "algorithm": {"ppo": {"miniBatchSize": options.mini_batch, "epochs": options.epochs, **fields}},
+        "algorithm": {"ppo": {"miniBatchSize": options.mini_batch, "epochs": options.epochs}},
         "models": {"actor": model, "critic": model, "reward": {"function": {"module": "none"}}},
         "prompts": {"path": "none"},
         "rollout": {"batchSize": options.samples},
@@ -153,9 +152,7 @@ Measured = list[dict[str, float]]
 """An iteration each."""
 
 
-def forked(
-    options: argparse.Namespace, run: Callable[[int, int, str, Path, argparse.Namespace], None]
-) -> tuple[int, list[Measured]]:
+def forked(options: argparse.Namespace) -> tuple[int, list[Measured]]:
     """Write the model, run every rank in a process of its own, and return (parameters, what each rank wrote)."""
     world = options.pipeline * options.data
     torch.set_num_threads(1)
@@ -169,7 +166,7 @@ def forked(
         for rank in range(world):
             pid = os.fork()
             if pid == 0:
-                run(rank, world, address, folder, options)
+                run_rank(rank, world, address, folder, options)
             pids.append(pid)
         codes = [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in pids]
         if any(codes):
@@ -179,7 +176,7 @@ def forked(
 
 def main() -> int:
     options = arguments()
-    report(options, *forked(options, run_rank))
+    report(options, *forked(options))
     return 0
 
 

@@ -86,10 +86,6 @@ class SeriesScope:
         """Return how many values a histogram saw over a window."""
         return f"increase({self._select(_histogram(metric), f'{metric.name}_count', labels)}[{window}])"
 
-    def sum_rate(self, metric: Metric, **labels: str) -> str:
-        """Return how much the values that a histogram saw came to a second."""
-        return f"rate({self._select(_histogram(metric), f'{metric.name}_sum', labels)}[{RATE_INTERVAL}])"
-
     def _select(self, metric: Metric, name: str, labels: dict[str, str]) -> str:
         chosen = [_matcher(metric, label, value) for label, value in labels.items()]
         return f"{name}{{{','.join((*self.matchers, *chosen))}}}"

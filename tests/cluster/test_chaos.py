@@ -1,7 +1,6 @@
 """Chaos on a real cluster: whatever happens to its pods and its control plane, a job trains to the same weights.
 
-The rule: the cluster is the test's own, as its components are stopped and killed. `benchmarks/cluster_chaos.py` runs
-longer lists of other seeds.
+The rule: the cluster is the test's own, as its components are stopped and killed.
 """
 
 from __future__ import annotations

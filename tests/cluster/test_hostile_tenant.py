@@ -1,7 +1,4 @@
-"""A tenant that posts whatever the API server takes harms nobody beside it.
-
-`benchmarks/hostile_tenant.py --minutes 10` runs the same for longer.
-"""
+"""A tenant that posts whatever the API server takes harms nobody beside it."""
 
 from __future__ import annotations
 

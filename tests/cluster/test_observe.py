@@ -17,8 +17,9 @@ from typing import Any
 import pytest
 from tests.support.browser import Browser
 from tests.support.dashboard_queries import Asked, queries
+from tests.support.served_metrics import metric_of_series
 
-from rlhf_api.metrics.catalogue import METRICS, metric_of_series
+from rlhf_api.metrics.catalogue import METRICS
 from rlhf_api.metrics.metric import Server
 
 from .gated_job import NAME

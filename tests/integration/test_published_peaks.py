@@ -1,12 +1,12 @@
 """Published instances at the bound, with a peak no higher than the published one.
 
 Budgets are counted in tries and solver effort, and the clock stands still: the same answer on a busy machine. The other
-instances take longer (1, 3 and 9 a minute) and are left to `benchmarks/fused_schedules.py`.
+instances take longer (1, 3 and 9 a minute) and are left out.
 """
 
 import pytest
+from tests.support.published_instances import PUBLISHED
 
-from rlhf_planner.schedule.published import PUBLISHED
 from rlhf_planner.schedule.schedule_check import check_schedule
 from rlhf_planner.schedule.solve import SearchOptions, solve
 from rlhf_planner.schedule.tables import steps_by_device

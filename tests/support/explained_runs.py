@@ -6,7 +6,7 @@ from typing import Any
 from rlhf_planner.explain.facts import IterationFacts, JobSettings
 
 RUNS = Path(__file__).parent / "recorded_facts"
-"""facts.jsonl of runs, one file for each scenario of benchmarks/explain.py."""
+"""Folder of facts.jsonl of real runs, one file for each injected cause."""
 
 
 def recorded_facts(**changed: Any) -> IterationFacts:

@@ -5,11 +5,20 @@ from prometheus_client.openmetrics.exposition import generate_latest
 from prometheus_client.openmetrics.parser import text_string_to_metric_families
 from prometheus_client.samples import Sample
 
-from rlhf_api.metrics.catalogue import metric_of_series, served_by
-from rlhf_api.metrics.metric import MetricKind, Server
+from rlhf_api.metrics.catalogue import BY_NAME, served_by
+from rlhf_api.metrics.metric import Metric, MetricKind, Server
 
 FORMER_NAMES = {"job", "name"}
 """Labels by which series named their job before `rlhf_job`."""
+
+
+def metric_of_series(name: str) -> Metric | None:
+    """Return the metric that a series of this name belongs to, such as that of `..._bucket`; None for a foreign one."""
+    for ending in ("", "_bucket", "_sum", "_count"):
+        metric = BY_NAME.get(name.removesuffix(ending)) if name.endswith(ending) else None
+        if metric is not None and name in metric.sample_names:
+            return metric
+    return None
 
 
 def scraped(registry: CollectorRegistry) -> list[Sample]:

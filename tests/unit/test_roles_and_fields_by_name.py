@@ -27,7 +27,6 @@ PAPER = "a pipeline of the paper's instances"
 OTHER_MEANINGS = {
     "crds/rlhf_api/metrics/": ({"reward", "tokens"}, METRIC),
     "crds/rlhf_api/rules/failure.py": ({"values"}, "values of exit codes"),
-    "planner/rlhf_planner/schedule/published.py": ({"actor", "critic"}, PAPER),
     "planner/rlhf_planner/schedule/tables.py": ({"actor", "critic"}, PAPER),
     "coordinator/rlhf_coordinator/evaluation/": ({"reward"}, METRIC),
     "coordinator/rlhf_coordinator/job/summary.py": ({"reward"}, METRIC),

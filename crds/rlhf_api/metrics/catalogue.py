@@ -58,12 +58,3 @@ if len(BY_NAME) != len(METRICS):
 def served_by(server: Server) -> tuple[Metric, ...]:
     """Return the metrics of one kind of process."""
     return tuple(metric for metric in METRICS if server in metric.servers)
-
-
-def metric_of_series(name: str) -> Metric | None:
-    """Return the metric that a series of this name belongs to, such as that of `..._bucket`; None for a foreign one."""
-    for ending in ("", "_bucket", "_sum", "_count"):
-        metric = BY_NAME.get(name.removesuffix(ending)) if name.endswith(ending) else None
-        if metric is not None and name in metric.sample_names:
-            return metric
-    return None

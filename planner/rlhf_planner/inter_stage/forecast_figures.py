@@ -1,4 +1,4 @@
-"""Pictures of the long tail: workers down and time across before and after, and time against the threshold.
+"""Pictures of the long tail: workers down and time across, before and after.
 
 Decoding is blue, the darker the fuller the batch; scoring is orange; idle time stays light grey, so that it catches the
 eye. matplotlib is imported on the first call only: it is not part of the worker image.
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import io
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from rlhf_planner.inter_stage.forecast import Forecast
 
@@ -18,16 +18,7 @@ if TYPE_CHECKING:
 _IDLE = "#f0f0f0"
 _COLOURS = {"prefill": "#6a51a3", "wake": "#969696", "score": "#f16913"}
 _DECODE = ("#c6dbef", "#9ecae1", "#6baed6", "#3182bd", "#08519c")
-_LINES = ("#08519c", "#f16913", "#41ab5d", "#6a51a3", "#636363", "#ec9014", "#3182bd", "#a63603")
 _MOVES_DRAWN = 60  # arrows beyond this hide what they point at
-
-
-class ThresholdCurve(NamedTuple):
-    """Time against the threshold, to be drawn: (share of the batch, time), rising; and the share that is chosen."""
-
-    name: str
-    points: tuple[tuple[float, float], ...]
-    chosen: float | None
 
 
 def draw_forecasts(forecasts: Sequence[tuple[str, Forecast]], workers: Sequence[str], form: str = "svg") -> bytes:
@@ -48,32 +39,6 @@ def draw_forecasts(forecasts: Sequence[tuple[str, Forecast]], workers: Sequence[
             chart.set_title(title, loc="left", fontsize=10, fontweight="bold")
         axes[-1].set_xlabel("seconds of generation and inference")
         _legend(figure)
-        return _bytes(figure, form)
-
-
-def draw_curves(curves: Sequence[ThresholdCurve], title: str, label: str, form: str = "svg") -> bytes:
-    """Return one picture of time against the threshold as lines, chosen points marked. `form`: svg or png."""
-    import matplotlib as mpl
-    from matplotlib.figure import Figure
-
-    with mpl.rc_context({"svg.hashsalt": "inter-stage", "font.size": 9, "svg.fonttype": "none"}):
-        figure = Figure(figsize=(8, 4.2), layout="constrained")
-        chart = figure.subplots()
-        for index, curve in enumerate(curves):
-            colour = _LINES[index % len(_LINES)]
-            shares, times = zip(*curve.points, strict=True)
-            chart.plot(shares, times, color=colour, marker=".", markersize=5, linewidth=1.4, label=curve.name)
-            chosen = [(share, time) for share, time in curve.points if share == curve.chosen]
-            if chosen:
-                chart.plot(*chosen[0], color=colour, marker="o", markersize=9, markerfacecolor="none")
-        chart.set_ylim(bottom=0)
-        chart.xaxis.set_major_formatter(mpl.ticker.PercentFormatter(1.0))
-        chart.set_xlabel("threshold R_t, share of the batch (0: no fusion); the ring is the choice")
-        chart.set_ylabel(label)
-        chart.set_title(title, loc="left", fontsize=10, fontweight="bold")
-        for side in ("top", "right"):
-            chart.spines[side].set_visible(False)
-        chart.legend(frameon=False, fontsize=8)
         return _bytes(figure, form)
 
 

@@ -190,19 +190,6 @@ def interleaved(instance: Instance, chunks: int) -> Timeline | None:
     return Timeline(arrays, pad_orders(arrays, merged), start, offset, peaks)
 
 
-def ideal_interleaved(instance: Instance, chunks: int) -> float:
-    """Return the makespan of interleaved 1F1B without transfers: the sum over models of (M + (S - 1)/v) * (f + b)."""
-    total = 0.0
-    for group in phases(instance):
-        costs = []
-        for index in group:
-            pipe = instance.pipelines[index]
-            slowest = max(f + b for f, b in zip(pipe.forward, pipe.backward, strict=True))
-            costs.append((pipe.microbatches + (pipe.stages - 1) / chunks) * slowest)
-        total += max(costs)
-    return total
-
-
 def _cut(pipe: InstancePipeline, chunks: int) -> InstancePipeline:
     def part(values: tuple[float, ...]) -> tuple[float, ...]:
         return tuple(value / chunks for value in values) * chunks

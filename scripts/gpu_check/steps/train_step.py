@@ -17,7 +17,7 @@ from gpu_check.random_models import ONE_BILLION, TINY, LlamaShape, write_model
 from gpu_check.step import CheckedMachine, CheckStep, Figure, Report
 from gpu_check.timing import best_seconds
 from gpu_check.training_jobs import BatchShape, step_flops, trainer_alone, training_job
-from rlhf_planner.training_memory import StageTraining, training_memory
+from gpu_check.training_memory import StageTraining, training_memory
 from rlhf_planner.transformer_shape import shape_of
 from rlhf_workers.device import open_device
 from rlhf_workers.precision import compute_dtype

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from rlhf_api.metrics import job, labels, page, samples
-from rlhf_api.metrics.catalogue import BY_NAME, METRICS, metric_of_series, served_by
+from rlhf_api.metrics.catalogue import BY_NAME, METRICS, served_by
 from rlhf_api.metrics.metric import Label, Metric, MetricKind, Server
 from rlhf_api.names import PHASES
 
@@ -17,15 +17,6 @@ SHIPPED = ("crds", "operator", "coordinator", "workers", "planner", "cli")
 MOST_SERIES = {Server.OPERATOR: 60_000, Server.COORDINATOR: 8_400, Server.WORKER: 68}
 """Series of one process at 1,000 jobs, and at 1,024 workers: what docs say a scrape costs rests on it."""
 SET_BY_PROMETHEUS = frozenset({"job", "instance", "pod", "container", "endpoint", "service"})
-
-
-def test_a_metric_is_known_by_every_name_of_its_series() -> None:
-    assert metric_of_series("rlhf_iteration_seconds_bucket") is job.ITERATION_SECONDS
-    assert metric_of_series("rlhf_iteration_seconds_count") is job.ITERATION_SECONDS
-    assert metric_of_series("rlhf_iteration") is job.ITERATION
-    assert metric_of_series("rlhf_iteration_seconds") is None
-    assert metric_of_series("rlhf_iteration_bucket") is None
-    assert metric_of_series("vllm:num_requests_running") is None
 
 
 def test_no_two_series_have_one_name() -> None:

@@ -5,10 +5,10 @@ from dataclasses import replace
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.support.published_instances import PUBLISHED, Published
 
 from rlhf_planner.critic_overlap import OverlapTimes, alone, overlapped, unchanged
 from rlhf_planner.schedule.baselines import serial
-from rlhf_planner.schedule.published import PUBLISHED, Published
 from rlhf_planner.schedule.simulate import instance_arrays
 
 SECONDS = st.floats(0.0, 100.0)

@@ -1,20 +1,33 @@
 """The published table: greedy pairs, serial 1F1B, bounds, ideal interleaving; and Chimera's known makespan."""
 
 import pytest
+from tests.support.published_instances import PUBLISHED, Published
 
-from rlhf_planner.schedule.baselines import SERIAL, chimera, ideal_interleaved, interleaved, run_baselines
+from rlhf_planner.schedule.baselines import SERIAL, chimera, interleaved, phases, run_baselines
 from rlhf_planner.schedule.bounds import makespan_bound, peak_bound, published_bound
 from rlhf_planner.schedule.greedy import greedy
-from rlhf_planner.schedule.instance import from_json
+from rlhf_planner.schedule.instance import Instance, from_json
 from rlhf_planner.schedule.list_scheduling import listed
 from rlhf_planner.schedule.peak_relaxation import attainable, relaxed_peak_bound
-from rlhf_planner.schedule.published import PUBLISHED, Published
 from rlhf_planner.schedule.schedule_check import check_schedule
 from rlhf_planner.schedule.simulate import instance_arrays
 from rlhf_planner.schedule.solve import SearchOptions, solve
 from rlhf_planner.schedule.tables import steps_by_device
 
 IDEAL_INTERLEAVED = (707, 371, 203, 709, 373, 205, 609, 321, 177, 610, 322, 178)
+
+
+def ideal_interleaved(instance: Instance, chunks: int) -> float:
+    """Return the makespan of interleaved 1F1B without transfers: the sum over models of (M + (S - 1)/v) * (f + b)."""
+    total = 0.0
+    for group in phases(instance):
+        costs = []
+        for index in group:
+            pipe = instance.pipelines[index]
+            slowest = max(f + b for f, b in zip(pipe.forward, pipe.backward, strict=True))
+            costs.append((pipe.microbatches + (pipe.stages - 1) / chunks) * slowest)
+        total += max(costs)
+    return total
 
 
 @pytest.mark.parametrize("row", PUBLISHED, ids=lambda row: f"instance-{row.id}")

@@ -5,12 +5,12 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from tests.support.published_instances import PUBLISHED
 
 from rlhf_api.schedule import Action, ScheduleTable
 from rlhf_planner.schedule.baselines import back_to_back, interleaved
 from rlhf_planner.schedule.instance import Instance
 from rlhf_planner.schedule.list_scheduling import listed
-from rlhf_planner.schedule.published import PUBLISHED
 from rlhf_planner.schedule.report import devices_from_json, devices_json
 from rlhf_planner.schedule.schedule_check import ScheduleError, check_schedule
 from rlhf_planner.schedule.simulate import Timeline, instance_arrays

@@ -1,7 +1,7 @@
 """Drafts change no distribution: a million draws of a small vocabulary, kept or not by what was drafted.
 
 The policy is a table of the next token by the last; drafts come from another distribution, so many are wrong. The
-second test is the same, smaller, of a whole engine: a million of its draws are benchmarks/draft_distribution.py's.
+second test is the same, smaller, of a whole engine.
 """
 
 from collections import Counter

@@ -7,7 +7,7 @@ batch, order, worker, drafts or interruptions. Tokens that were known before are
 finish a sample twice or lose one. When the process dies here, the coordinator has every token `progress` returned, and
 nothing else is kept.
 
-What deterministic mode costs is in docs/determinism.md, measured by benchmarks/generation.py.
+What deterministic mode costs is in docs/determinism.md.
 """
 
 from collections import deque

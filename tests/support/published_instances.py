@@ -1,4 +1,4 @@
-"""The twelve published instances of the fused schedule and what their search printed: the yardstick of this package.
+"""The twelve published instances of the fused schedule and what their search printed: the yardstick of the search.
 
 Owns facts only. Source: RLHFuse (arXiv 2409.13221) and its published solver and traces.
 """
