@@ -30,7 +30,7 @@ PROJECT = "rlhf-operator"
 EXTRAS = ("coordinator", "cli", "workers", "megatron")
 """Of the project: all that a job on one machine uses."""
 BESIDES = ("cryptography", "pytest", "pytest-asyncio", "pytest-timeout", "hypothesis")
-"""The certificates of a local job, and what the unit tests need."""
+"""The certificates of a local job, and what the steps and the unit tests need."""
 NEVER = frozenset({"kopf", "kubernetes", "torch"})
 """The operator alone needs the first two; torch is what the machine is rented with."""
 LIMIT_MEGABYTES = 45
@@ -40,7 +40,7 @@ DISPENSABLE = {
     "ortools": "nothing is proven about schedules, and some come out longer",
     "matplotlib": "runs draw no pictures",
     "tensorboard": "runs write no TensorBoard files",
-    "pytest": "the unit tests do not run",
+    "hypothesis": "the unit tests do not run",
 }
 """What the project works without -> what is lost; the first are left out first where all would be too large."""
 NEWEST_GLIBC, OLDEST_GLIBC = 39, 5
@@ -169,7 +169,9 @@ def minimum(root: Path, fetched: Mapping[str, Path]) -> dict[str, str]:
             raise SystemExit(f"gpu-check: {file} names no version by {pattern!r}")
         lowest[name] = found[1]
     project = tomllib.loads((root / "pyproject.toml").read_text())["project"]
-    texts = [*project["dependencies"], *(each for extra in EXTRAS for each in project["optional-dependencies"][extra])]
+    extras = project["optional-dependencies"]
+    texts = [*project["dependencies"], *(each for extra in EXTRAS for each in extras[extra])]
+    texts += [each for each in extras["dev"] if Requirement(each).name in BESIDES]
     for wheel in fetched.values():
         texts += [text for text in requirements_of(wheel) if "extra ==" not in text]
     for requirement in map(Requirement, texts):

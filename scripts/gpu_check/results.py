@@ -1,74 +1,95 @@
-"""The results of one run: what every step ended as, in one JSON file and one page that are rewritten as they grow.
+"""The results of one run: how every step ended and what it measured, as one JSON file and one page.
 
-Rule: written after every step and while a step runs, so that a kill at any moment leaves what was measured.
+Owns both files. The command and the pytest process of a step write the JSON file in turn, whole each time, so that
+a kill at any moment leaves what was measured. It must never import more than the standard library.
 """
 
 import json
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from enum import StrEnum
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from gpu_check.page import page_of
-from gpu_check.step import write_whole
-
 JSON_FILE, PAGE_FILE, LOG_FILE = "gpu-check.json", "gpu-check.md", "gpu-check.log"
+PASSED, FAILED, NOT_HERE, LEFT_OUT, RUNNING = "passed", "failed", "not here", "left out", "running"
 
 
-class Status(StrEnum):
-    """How a step ended."""
-
-    PASSED = "passed"
-    FAILED = "failed"
-    NOT_HERE = "not here"
-    LEFT_OUT = "left out"
-    RUNNING = "running"
-
-
-@dataclass
 class Results:
-    """All that a run found so far, and where it is written."""
+    """All that a run found so far, as the JSON file of a folder has it."""
 
-    folder: Path
-    about: dict[str, Any]
-    """Commit, machine, when, and how it was called."""
-    steps: dict[str, dict[str, Any]] = field(default_factory=dict)
+    def __init__(self, folder: Path, about: Mapping[str, Any] | None = None) -> None:
+        """Read what is there; with `about` a run begins: source, machine, and how it was called."""
+        self.folder = folder
+        self.content: dict[str, Any] = {**about, "steps": {}} if about else json.loads((folder / JSON_FILE).read_text())
 
-    def put(self, name: str, status: Status, why: str, seconds: float, said: Mapping[str, Any]) -> None:
-        """Sets what is known of a step, and writes the files. `said`: what its report holds so far."""
-        known = {key: said[key] for key in ("shows", "figures", "tables", "checks") if said.get(key)}
-        self.steps[name] = {"status": str(status), "why": why, "seconds": round(seconds, 1)} | known
+    @property
+    def steps(self) -> dict[str, dict[str, Any]]:
+        """The steps by name, in the order in which they ran."""
+        steps: dict[str, dict[str, Any]] = self.content["steps"]
+        return steps
+
+    def put(self, name: str, status: str, why: str, seconds: float, **said: Any) -> None:
+        """Set what is known of a step and write the JSON file; `said` without content is left away."""
+        about = {part: value for part, value in said.items() if value}
+        self.steps[name] = {"status": status, "why": why, "seconds": round(seconds, 1)} | about
         self.write()
 
     def write(self) -> None:
-        """Writes both files."""
-        write_whole(self.folder / JSON_FILE, json.dumps(self.as_json(), indent=1) + "\n")
-        write_whole(self.folder / PAGE_FILE, page_of(self.as_json()))
+        """Write the JSON file."""
+        write_whole(self.folder / JSON_FILE, json.dumps(self.content, indent=1) + "\n")
 
-    def as_json(self) -> dict[str, Any]:
-        """Return the content of the JSON file."""
-        return self.about | {"steps": self.steps}
-
-    def failed(self) -> list[str]:
-        """Return the steps that failed."""
-        return [name for name, step in self.steps.items() if step["status"] == Status.FAILED]
+    def write_page(self) -> None:
+        """Write the page."""
+        write_whole(self.folder / PAGE_FILE, page_of(self.content))
 
 
-def verdict(said: Mapping[str, Any], exit_status: int | None, limit_seconds: float) -> tuple[Status, str]:
-    """Return how a step ended, from its report and the exit status of its process (None: killed at its limit)."""
-    failed = [check["name"] for check in said.get("checks", []) if not check["passed"]]
-    if exit_status is None:
-        return Status.FAILED, f"killed at its limit of {limit_seconds:.0f} s; what it measured before is kept"
-    ended = said.get("ended")
-    if ended == "not here":
-        return Status.NOT_HERE, said["why"]
-    if ended == "raised":
-        return Status.FAILED, said["why"]
-    if ended != "done":
-        return Status.FAILED, f"its process ended with status {exit_status} and no last word; see the log"
-    if failed:
-        return Status.FAILED, f"{len(failed)} of {len(said['checks'])} checks failed: {', '.join(failed)}"
-    if not said.get("checks") and not said.get("figures"):
-        return Status.FAILED, "it said nothing"
-    return Status.PASSED, ""
+def write_whole(path: Path, text: str) -> None:
+    """Replace a file at once: a reader, or a kill, finds the old text or the new, never half of it."""
+    half = path.with_name(f"{path.name}.half")
+    half.write_text(text)
+    half.replace(path)
+
+
+def page_of(results: Mapping[str, Any]) -> str:
+    """Return the page in Markdown."""
+    machine = results["machine"]
+    versions = ", ".join(f"{name} {version}" for name, version in machine.get("versions", {}).items())
+    ended = [step["status"] for step in results["steps"].values()]
+    lines = [
+        f"# gpu-check of {results['started']}",
+        "",
+        f"- Machine: {machine.get('name', 'unknown')}, {machine.get('memory_bytes', 0) / 1e9:.0f} GB, "
+        f"{machine.get('gpus', 0)} GPUs, {machine.get('cores', 0)} cores; steps ran on "
+        f"`{machine.get('device', 'unknown')}`" + (" with their small sizes" if results["small"] else ""),
+        f"- Source: {results['source']}",
+        f"- Versions: {versions}",
+        f"- Took {results['seconds']:.0f} s in all; {', '.join(f'{ended.count(s)} {s}' for s in dict.fromkeys(ended))}",
+        "",
+        *_table(["step", "shows", "ended", "seconds"], [_ended(name, step) for name, step in results["steps"].items()]),
+    ]
+    for name, step in results["steps"].items():
+        lines += [line for part in _parts(name, step) for line in ("", *part)]
+    return "\n".join(lines) + "\n"
+
+
+def _ended(name: str, step: Mapping[str, Any]) -> list[str]:
+    status = f"**{FAILED.upper()}**" if step["status"] == FAILED else step["status"]
+    why = f": {step['why']}" if step["why"] else ""
+    return [f"`{name}`", step.get("shows", ""), f"{status}{why}", f"{step['seconds']:.0f}"]
+
+
+def _parts(name: str, step: Mapping[str, Any]) -> list[list[str]]:
+    checks, figures = step.get("checks", []), step.get("figures", {})
+    parts = [[f"- {PASSED if c['passed'] else '**FAILED**'}: {c['name']}: {c['found']}" for c in checks]]
+    cells = [[figure, str(found["value"]), str(found["unit"])] for figure, found in figures.items()]
+    parts += [_table(["figure", "value", "unit"], cells)] if cells else []
+    for table, rows in step.get("tables", {}).items():
+        columns = list(dict.fromkeys(column for row in rows for column in row))
+        cells = [[str(row.get(column, "")) for column in columns] for row in rows]
+        parts += [[f"{table}:"], _table(columns, cells)]
+    parts = [part for part in parts if part]
+    return [[f"## {name}"], *parts] if parts else []
+
+
+def _table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+    lines = [f"| {' | '.join(columns)} |", f"|{'---|' * len(columns)}"]
+    return lines + [f"| {' | '.join(cell.replace('|', '/') for cell in row)} |" for row in rows]

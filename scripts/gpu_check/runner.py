@@ -1,204 +1,188 @@
-"""Runs the steps one after the other, each in a process of its own, within a budget of seconds.
+"""Runs the steps one after the other, each by pytest in a process of its own, within a budget of seconds.
 
-Rule: nothing that a step does ends the run; a step that no longer fits is said to be left out. Imports the standard
-library only: what a step needs is on the PYTHONPATH of its process.
+Owns the order of the steps, and the processes. Nothing that a step does ends the run; all that a step started ends with
+it. It must never import more than the standard library, nor signal a process that no step started.
 """
 
-import json
+import contextlib
+import ctypes
 import os
 import shutil
 import signal
+import subprocess
 import sys
-import tempfile
 import time
-from dataclasses import dataclass
 from pathlib import Path
-from types import FrameType
-from typing import Any
+from typing import IO, Any, NamedTuple
 
-from gpu_check.processes import adopt_orphans, run_limited
-from gpu_check.results import LOG_FILE, Results, Status, verdict
+from gpu_check.results import FAILED, LEFT_OUT, LOG_FILE, RUNNING, Results
 from gpu_check.source import FOLDERS, source_of
 
-DESCRIBE_SECONDS = 240
-"""Loading torch and all steps from a cold disk, on a machine that is busy: against hanging alone."""
-WRITE_SECONDS = 2
-"""Between two looks at what a running step has reported."""
+STEPS = (
+    "machine", "decode", "scoring", "deterministic", "weights", "kv_migration", "offload", "colocated", "moments",
+    "quickstart_ppo", "half_billion_job", "half_billion_colocated", "train_step", "packing", "context", "megatron",
+    "pipelines", "planner_truth", "tests", "kernels", "speculation",
+)  # fmt: skip
+"""Names of tests/gpu/test_NAME.py by importance: when time runs short, the end is left out. Others relate their figures
+to those of `machine`."""
+PR_SET_CHILD_SUBREAPER = 36
+POLL_SECONDS = 0.2
+START_SECONDS = 240
+"""For loading torch and a step from a cold disk on a busy machine: against hanging alone."""
+GRACE_SECONDS = 15
+"""Of a step over its limit, in which pytest-timeout writes where each thread was."""
+LEAST_SECONDS = 10
+"""No step is begun with less of the budget left."""
 LOG_LINES = 15
 """Of each process of a step, shown when it failed."""
-FIT = 0.5
-"""A step is begun while this share of its limit is left of the budget: limits are generous."""
-BUSY = 5
-"""Times its limit that a step may take on a CPU while the budget lasts: there it shares the cores with anything."""
 
 
-@dataclass(frozen=True)
-class Options:
-    """What was asked for."""
+class Options(NamedTuple):
+    """How the steps are run."""
 
-    root: Path
-    """The source tree."""
-    output: Path
-    site: Path
-    """Folder of the installed wheels."""
-    prepared: Path
-    steps: tuple[str, ...]
     small: bool
     device: str
     budget_seconds: float
 
 
-class Run:
-    """One run."""
+def run_steps(names: tuple[str, ...], root: Path, output: Path, scratch: Path, prepared: Path, options: Options) -> int:
+    """Run the steps; return 0 when none failed."""
+    with contextlib.suppress(OSError, AttributeError):  # no glibc: the process group alone is ended then
+        ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)  # what a step leaves behind becomes a child of this
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("gpu-check: ended by a signal; what was measured is there"))
+    started = time.monotonic()
+    about: dict[str, Any] = {"started": time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime()), "machine": {}}
+    about |= {"source": source_of(root, prepared), "small": options.small}
+    results = Results(output, about | {"budget_seconds": options.budget_seconds, "seconds": 0.0})
+    results.write()
+    environment = environment_of(root, scratch)
+    (output / LOG_FILE).write_text("")
+    with (output / LOG_FILE).open("a", buffering=1) as log:
+        for name in names:
+            left = options.budget_seconds - (time.monotonic() - started)
+            if left < LEAST_SECONDS:
+                results.put(name, LEFT_OUT, f"{left:.0f} s of the budget were left", 0)
+            else:
+                command = [
+                    *pytest_of(root / "tests/gpu" / f"test_{name}.py", output, options),
+                    f"--seconds-left={left}",
+                ]
+                run_step(name, command, environment, scratch / name, output, log)
+            results = Results(output)
+            results.content["seconds"] = round(time.monotonic() - started, 1)
+            results.write()
+            results.write_page()
+        tell(log, f"{results.content['seconds']:.0f} s in all; results are in {output}")
+        for name, step in results.steps.items():
+            tell(log, f"  {step['status']:9} {name}{': ' if step['why'] else ''}{step['why']}")
+        if left_out := ",".join(name for name, step in results.steps.items() if step["status"] == LEFT_OUT):
+            tell(log, f"for what was left out: scripts/gpu-check --steps {left_out} --output ANOTHER_FOLDER")
+    return int(any(step["status"] == FAILED for step in results.steps.values()))
 
-    def __init__(self, options: Options) -> None:
-        """Nothing is started yet."""
-        self.options = options
-        self._started = time.monotonic()
-        self._scratch = Path(tempfile.mkdtemp(prefix="gpu-check-"))
-        self._log = (options.output / LOG_FILE).open("w", buffering=1)
-        about = {
-            "started": time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime()),
-            "source": source_of(options.root, options.prepared),
-            "small": options.small,
-            "budget_seconds": options.budget_seconds,
-            "seconds": 0.0,
-            "machine": {},
-        }
-        self.results = Results(options.output, about)
 
-    def all_steps(self) -> int:
-        """Runs every step that was asked for; the number of those that failed."""
-        adopt_orphans()
-        signal.signal(signal.SIGTERM, self._stop)
-        described = self._describe()
-        machine = described["machine"]
-        # Without a GPU the large sizes would take hours.
-        small = self.options.small or machine["device"] == "cpu"
-        self.results.about |= {"machine": machine, "small": small}
-        self.results.write()
-        for step in described["steps"]:
-            self.step(step, machine, small)
-        self._tell(f"{self._elapsed():.0f} s in all; results are in {self.options.output}")
-        for name, result in self.results.steps.items():
-            self._tell(f"  {result['status']:9} {name}{': ' if result['why'] else ''}{result['why']}")
-        left = [name for name, result in self.results.steps.items() if result["status"] == Status.LEFT_OUT]
-        if left:
-            self._tell(f"for what was left out: scripts/gpu-check --steps {','.join(left)} --output ANOTHER_FOLDER")
-        return len(self.results.failed())
+def pytest_of(file: Path, output: Path, options: Options) -> list[str]:
+    """Return the command of one step: without the settings of all other tests, which import more than a step does."""
+    command = [sys.executable, "-u", "-m", "pytest", "-q", "-s", "--noconftest", "-p", "no:cacheprovider"]
+    command += ["-p", "gpu_check.plugin", f"--figures={output}", f"--device={options.device}", str(file)]
+    return command + (["--small"] if options.small else [])
 
-    def close(self) -> None:
-        """Closes the log and removes what steps left."""
-        self._log.close()
-        shutil.rmtree(self._scratch, ignore_errors=True)
 
-    def _describe(self) -> dict[str, Any]:
-        output = self._scratch / "described.json"
-        said: list[str] = []
-        command = [sys.executable, "-m", "gpu_check.step_process", "describe", self.options.device, str(output)]
-        status = run_limited(
-            [*command, *self.options.steps],
-            self._environment(self._scratch),
-            DESCRIBE_SECONDS,
-            said.append,
-            lambda: None,
-        )
-        if status != 0 or not output.exists():
-            raise SystemExit("gpu-check: torch or the steps cannot be loaded here:\n" + "\n".join(said[-20:]))
-        described: dict[str, Any] = json.loads(output.read_text())
-        return described
+def run_step(
+    name: str, command: list[str], environment: dict[str, str], scratch: Path, output: Path, log: IO[str]
+) -> None:
+    """Run the process of one step to its end, or to its limit, and end all that it started."""
+    tell(log, f"== {name}")
+    scratch.mkdir()
+    began, deadline, limit = time.monotonic(), time.monotonic() + START_SECONDS, 0.0
+    process = subprocess.Popen(
+        [*command, f"--basetemp={scratch / 'pytest'}"],
+        env=environment | {"TMPDIR": str(scratch)},
+        stdin=subprocess.DEVNULL,
+        stdout=log,
+        stderr=subprocess.STDOUT,
+        start_new_session=True,
+    )
+    try:
+        with (output / LOG_FILE).open(errors="replace") as shown:
+            shown.seek(0, os.SEEK_END)
+            while process.poll() is None and time.monotonic() < deadline:
+                time.sleep(POLL_SECONDS)
+                if not limit and (step := Results(output).steps.get(name)):
+                    began, limit = time.monotonic(), step.get("limit_seconds", 0.0)
+                    deadline = began + limit + GRACE_SECONDS
+                sys.stdout.write(shown.read())
+        code = process.poll()
+    finally:
+        end_all(process)
+    seconds, results = time.monotonic() - began, Results(output)
+    step = results.steps.get(name, {"status": RUNNING})
+    if step["status"] == RUNNING:
+        why = f"its process ended with status {code} and no last word; see the log"
+        if code is None or (limit and seconds >= limit):
+            why = f"killed at its limit of {limit or START_SECONDS:.0f} s; what it measured before is there"
+        said = {part: step.get(part) for part in ("shows", "figures", "tables", "checks")}
+        results.put(name, FAILED, why, seconds, **said)
+    if results.steps[name]["status"] == FAILED:
+        tell_logs(log, scratch)
+    tell(log, f"== {name}: {results.steps[name]['status']}: {results.steps[name]['why']}".rstrip(": "))
+    shutil.rmtree(scratch, ignore_errors=True)
 
-    def step(self, step: dict[str, Any], machine: dict[str, Any], small: bool) -> None:
-        """Runs one step, or says why it is not run."""
-        name = step["name"]
-        if "broken" in step:
-            self.results.put(name, Status.FAILED, f"cannot be loaded: {step['broken']}", 0, {})
+
+def end_all(process: "subprocess.Popen[bytes]") -> None:
+    """Kill the process, its group, and every process that descends from this one, until none is left."""
+    for _ in range(50):  # each pass may reveal orphans of those just killed
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(process.pid, signal.SIGKILL)
+        children = living_children()
+        for pid in children:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.kill(pid, signal.SIGKILL)
+        process.poll()
+        with contextlib.suppress(ChildProcessError):
+            while os.waitpid(-1, os.WNOHANG)[0]:
+                pass
+        if not children and process.poll() is not None:
             return
-        if step["needs_gpu"] and machine["device"] == "cpu":
-            self.results.put(name, Status.NOT_HERE, "needs a GPU", 0, step)
-            return
-        small = small or machine["memory_bytes"] < step["gpu_gigabytes"] * 1e9
-        limit = step["small_limit_seconds"] if small else step["limit_seconds"]
-        left = self.options.budget_seconds - self._elapsed()
-        if left < FIT * limit:
-            why = f"{left:.0f} s of the budget were left, its limit is {limit} s"
-            self.results.put(name, Status.LEFT_OUT, why, 0, step)
-            return
-        patience = limit * BUSY if machine["device"] == "cpu" else limit
-        self._run_step(step, machine, small, min(patience, left))
-
-    def _run_step(self, step: dict[str, Any], machine: dict[str, Any], small: bool, limit: float) -> None:
-        name, started = step["name"], time.monotonic()
-        scratch = self._scratch / name
-        scratch.mkdir()
-        report, request = self._scratch / f"{name}.report.json", self._scratch / f"{name}.request.json"
-        asked = {
-            **machine,
-            "small": small,
-            "scratch": str(scratch),
-            "report": str(report),
-            "results": self.results.steps,
-        }
-        request.write_text(json.dumps(asked))
-        self._tell(f"== {name} (at most {limit:.0f} s): {step['shows']}")
-        written = started
-
-        def keep() -> None:
-            nonlocal written
-            if time.monotonic() - written > WRITE_SECONDS:
-                written = time.monotonic()
-                self._put(name, Status.RUNNING, "", written - started, step | _read(report))
-
-        command = [sys.executable, "-u", "-m", "gpu_check.step_process", "run", name, str(request)]
-        status = run_limited(command, self._environment(scratch), limit, lambda line: self._tell(f"  {line}"), keep)
-        said = step | _read(report)
-        ended, why = verdict(said, status, limit)
-        self._put(name, ended, why, time.monotonic() - started, said)
-        if ended is Status.FAILED:
-            self._tell_logs(scratch)
-        self._tell(f"== {name}: {ended}{': ' if why else ''}{why}")
-        shutil.rmtree(scratch, ignore_errors=True)
-
-    def _tell_logs(self, scratch: Path) -> None:
-        """The ends of the logs that a failed step's processes wrote, before its folder is removed."""
-        for log in sorted(scratch.rglob("*.log")):
-            self._tell(f"  -- the end of {log.relative_to(scratch)}")
-            for line in log.read_text(errors="replace").splitlines()[-LOG_LINES:]:
-                self._tell(f"  {line}")
-
-    def _put(self, name: str, status: Status, why: str, seconds: float, said: dict[str, Any]) -> None:
-        self.results.about["seconds"] = round(self._elapsed(), 1)
-        self.results.put(name, status, why, seconds, said)
-
-    def _environment(self, scratch: Path) -> dict[str, str]:
-        """The product from the source tree, the wheels before what is installed, and nothing from the network."""
-        folders = [str(self.options.root / folder) for folder in FOLDERS]
-        inherited = [path for path in os.environ.get("PYTHONPATH", "").split(":") if path]
-        # Without bytecode every process would compile all of torch; it is kept for this run where none may stay.
-        kept = {"PYTHONDONTWRITEBYTECODE": "", "PYTHONPYCACHEPREFIX": str(self._scratch / "bytecode")}
-        return {
-            **os.environ,
-            **(kept if os.environ.get("PYTHONDONTWRITEBYTECODE") else {}),
-            "PYTHONPATH": ":".join(dict.fromkeys([*folders, str(self.options.site), *inherited])),
-            "TMPDIR": str(scratch),
-            "HF_HUB_OFFLINE": "1",
-            "TRANSFORMERS_VERBOSITY": "error",
-            "TOKENIZERS_PARALLELISM": "false",
-        }
-
-    def _elapsed(self) -> float:
-        return time.monotonic() - self._started
-
-    def _tell(self, line: str) -> None:
-        self._log.write(line + "\n")
-        sys.stdout.write(line + "\n")
-        sys.stdout.flush()
-
-    @staticmethod
-    def _stop(signum: int, frame: FrameType | None) -> None:
-        raise SystemExit(f"gpu-check: ended by signal {signum}; what was measured is kept")
+        time.sleep(0.1)
 
 
-def _read(report: Path) -> dict[str, Any]:
-    """What a step said so far."""
-    return json.loads(report.read_text()) if report.exists() else {}
+def living_children() -> list[int]:
+    """Return the children of this process; the orphans of one that dies are among them the next time."""
+    found = []
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):
+            state, parent = stat.read_text().rpartition(")")[2].split()[:2]
+            if state not in "ZX" and int(parent) == os.getpid():
+                found.append(int(stat.parent.name))
+    return found
+
+
+def environment_of(root: Path, scratch: Path) -> dict[str, str]:
+    """Return the product from the source tree, the wheels before what is installed, and nothing from the network."""
+    folders = [str(root / folder) for folder in ("", *FOLDERS)]
+    inherited = [path for path in os.environ.get("PYTHONPATH", "").split(":") if path]
+    # Without bytecode every process would compile all of torch; it stays for this run where none may stay.
+    compiled = {"PYTHONDONTWRITEBYTECODE": "", "PYTHONPYCACHEPREFIX": str(scratch / "bytecode")}
+    return {
+        **os.environ,
+        **(compiled if os.environ.get("PYTHONDONTWRITEBYTECODE") else {}),
+        "PYTHONPATH": ":".join(dict.fromkeys([*folders, str(scratch / "wheels"), *inherited])),
+        "HF_HUB_OFFLINE": "1",
+        "TRANSFORMERS_VERBOSITY": "error",
+        "TOKENIZERS_PARALLELISM": "false",
+    }
+
+
+def tell_logs(log: IO[str], scratch: Path) -> None:
+    """Show the ends of the logs that a failed step's processes wrote, before its folder is removed."""
+    for path in sorted(scratch.rglob("*.log")):
+        tell(log, f"  -- the end of {path.relative_to(scratch)}")
+        for line in path.read_text(errors="replace").splitlines()[-LOG_LINES:]:
+            tell(log, f"  {line}")
+
+
+def tell(log: IO[str], line: str) -> None:
+    """Write a line to the log, and show it."""
+    log.write(line + "\n")
+    sys.stdout.write(line + "\n")
+    sys.stdout.flush()

@@ -1,7 +1,7 @@
 """Which source runs: the commit where git is at hand, and a digest of the source tree everywhere.
 
-Rule: a bare machine gets the working tree without git; `prepare` notes commit and digest together, so the commit is
-named there only while the sources are still those of that commit.
+Owns the note that `prepare` leaves: a bare machine gets the working tree without git, so commit and digest are noted
+together. It must never name a commit there unless the sources are still those of that commit.
 """
 
 import hashlib
@@ -10,14 +10,17 @@ import subprocess
 from pathlib import Path
 
 FOLDERS = ("crds", "planner", "coordinator", "operator", "cli", "workers", "scripts")
+"""Folders that modules are imported from."""
+STEPS = ("tests/gpu", "tests/support")
+"""Folders of the steps, and of what they share with other tests."""
 NOTE = "source.json"
 """In the folder of the wheels."""
 
 
 def digest(root: Path) -> str:
-    """Return a digest over every Python file of the product and of these steps."""
+    """Return a digest over every Python file of the product and of the steps."""
     whole = hashlib.sha256()
-    for folder in FOLDERS:
+    for folder in (*FOLDERS, *STEPS):
         for path in sorted((root / folder).rglob("*.py")):
             whole.update(str(path.relative_to(root)).encode() + b"\0" + path.read_bytes())
     return whole.hexdigest()[:12]

@@ -1,4 +1,4 @@
-"""`scripts/gpu-check --small` runs every step on CPU, so that none of them rots between two GPUs."""
+"""`scripts/gpu-check --small` runs every step on a CPU, so that each still works when a GPU is at hand."""
 
 import json
 import os

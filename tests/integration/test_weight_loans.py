@@ -45,14 +45,14 @@ with opened("actor", 9, [WeightLocation(address=sys.argv[1])], None, lent_by(HOS
 def lender() -> Iterator[Lender]:
     process = Lender()
     yield process
-    process.end()
+    process.close()
 
 
 @pytest.fixture
 def mortal() -> Iterator[Lender]:
     process = Lender()
     yield process
-    process.end()
+    process.close()
 
 
 @contextmanager

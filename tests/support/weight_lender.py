@@ -11,7 +11,7 @@ import sys
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from safetensors.torch import load_file, save_file
@@ -22,6 +22,7 @@ from rlhf_workers.peer_server import start_server
 from rlhf_workers.shared_memory.choice import lent_by
 from rlhf_workers.weight_copies import WeightCopies
 from rlhf_workers.weight_source import WeightSourceService
+from rlhf_workers.worker_role import WeightProvider
 
 HOST = torch.device("cpu")
 ROOT = Path(__file__).parents[2]
@@ -37,6 +38,12 @@ def weights_of(version: int) -> Mapping[str, torch.Tensor]:
         "empty": torch.empty(0, 4),
         "flags": torch.arange(11) % 2 == version % 2,
     }
+
+
+class VersionedProvider(WeightProvider, Protocol):
+    """A WeightProvider that can be brought to a version."""
+
+    version: int
 
 
 class VersionedWeights:
@@ -75,9 +82,9 @@ class HaltingSource(WeightSourceService):
 class Lender:
     """The process, as a test has it."""
 
-    def __init__(self, *arguments: str) -> None:
+    def __init__(self, *arguments: str, module: str = "tests.support.weight_lender") -> None:
         """`arguments`: a safetensors file and the version that it is of; none: `weights_of`, at first version 1."""
-        command = [sys.executable, "-m", "tests.support.weight_lender", *arguments]
+        command = [sys.executable, "-m", module, *arguments]
         self.process = subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         assert self.process.stdout is not None
         assert self.process.stdin is not None
@@ -119,8 +126,8 @@ class Lender:
                     found.add(link.stat().st_ino)
         return len(found)
 
-    def end(self) -> None:
-        """Kills it, and lets go of its pipes."""
+    def close(self) -> None:
+        """Kill it, and let go of its pipes."""
         self.kill()
         self._input.close()
         self._output.close()
@@ -141,22 +148,26 @@ def ranks(folder: Path, weights: Mapping[str, torch.Tensor], version: int, count
         yield lenders
     finally:
         for lender in lenders:
-            lender.end()
+            lender.close()
 
 
-async def main(arguments: list[str]) -> None:
-    """Serves until its input ends."""
-    held = VersionedWeights(1)
-    if arguments:
-        tensors = load_file(arguments[0])
-        held = VersionedWeights(int(arguments[1]), lambda _: tensors)
-    service = HaltingSource(lambda: held, WeightCopies(lent_by(HOST)))
+def versioned(arguments: list[str]) -> VersionedWeights:
+    """Return the weights that a command line names."""
+    if not arguments:
+        return VersionedWeights(1)
+    tensors = load_file(arguments[0])
+    return VersionedWeights(int(arguments[1]), lambda _: tensors)
+
+
+async def serve(weights: VersionedProvider, device: torch.device) -> None:
+    """Serve weights of a device until the input ends."""
+    service = HaltingSource(lambda: weights, WeightCopies(lent_by(device)))
     server = await start_server("127.0.0.1:0", None, service)
     print(server.port, flush=True)
     while line := await asyncio.to_thread(sys.stdin.readline):
         what, number = line.split()
         if what == "version":
-            held.version = int(number)
+            weights.version = int(number)
             print("held", flush=True)
         else:
             service.halt_after = int(number)
@@ -164,4 +175,4 @@ async def main(arguments: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    asyncio.run(main(sys.argv[1:]))
+    asyncio.run(serve(versioned(sys.argv[1:]), HOST))

@@ -1,10 +1,8 @@
-"""What runs the steps of `scripts/gpu-check`: limits that nothing escapes, pages, and wheels of the right kind."""
+"""The machinery of `scripts/gpu-check`: limits that nothing escapes, results, and wheels of the right kind."""
 
-import json
 import re
 import subprocess
 import sys
-import textwrap
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -13,146 +11,124 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.version import Version
 
+from gpu_check import installed_wheels, prepare, results, runner
+
 ROOT = Path(__file__).parents[2]
-sys.path.append(str(ROOT / "scripts"))
-
-from gpu_check import installed_wheels, page, prepare, results, runner, step  # noqa: E402
-
-
-def gpu_check(*arguments: object) -> "subprocess.CompletedProcess[str]":
-    command = [str(ROOT / "scripts" / "gpu-check"), *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=120)
+ENVIRONMENT = {"PYTHONPATH": str(ROOT / "scripts"), "PATH": "/usr/bin:/bin"}
+ABOUT = {"started": "now", "source": "commit a", "machine": {}, "small": False, "budget_seconds": 9.0, "seconds": 5.0}
 
 
-def test_a_step_ends_with_all_that_it_started(tmp_path: Path) -> None:
-    """Also a grandchild that left the process group, and whose parent is gone; and one that is over its limit."""
-    pid = tmp_path / "pid"
-    escapes = "import os, time; os.fork() and os._exit(0); os.setsid(); "
-    escapes += f"open({str(pid)!r}, 'w').write(str(os.getpid())); time.sleep(600)"
-    program = f"""
-        import contextlib, os, pathlib, sys
-        from gpu_check.processes import adopt_orphans, run_limited
-
-        def until_it_escaped():
-            if pathlib.Path({str(pid)!r}).exists() and pathlib.Path({str(pid)!r}).read_text():
-                raise KeyboardInterrupt
-
-        adopt_orphans()
-        step = "import subprocess, sys, time; subprocess.run([sys.executable, '-c', sys.argv[1]]); time.sleep(600)"
-        with contextlib.suppress(KeyboardInterrupt):
-            run_limited([sys.executable, "-c", step, {escapes!r}], os.environ, 100, print, until_it_escaped)
-        print(run_limited(["sleep", "600"], os.environ, 0.1, print, lambda: None))
-    """
-    environment = {"PYTHONPATH": str(ROOT / "scripts"), "PATH": "/usr/bin:/bin"}
-    command = [sys.executable, "-c", textwrap.dedent(program)]
-    ran = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=150)
-    assert ran.stdout == "None\n", ran.stderr
-    assert not Path("/proc", pid.read_text()).exists()
-
-
-@pytest.mark.parametrize(
-    ("said", "exit_status", "ended", "words"),
-    [
-        ({"ended": "done", "figures": {"x": {"value": 1, "unit": ""}}}, 0, "passed", ""),
-        (
-            {"ended": "done", "checks": [{"name": "tokens", "passed": False}]},
-            0,
-            "failed",
-            "1 of 1 checks failed: tokens",
-        ),
-        ({"ended": "not here", "why": "needs a GPU"}, 0, "not here", "needs a GPU"),
-        ({"ended": "raised", "why": "ValueError: no"}, 0, "failed", "ValueError: no"),
-        ({"checks": [{"name": "a", "passed": True}]}, None, "failed", "killed at its limit of 30 s"),
-        ({}, -11, "failed", "status -11"),
-        ({"ended": "done"}, 0, "failed", "it said nothing"),
-    ],
-)
-def test_how_a_step_ended(said: dict[str, object], exit_status: int | None, ended: str, words: str) -> None:
-    status, why = results.verdict(said, exit_status, 30)
-    assert status == ended
-    assert words in why
-
-
-def test_what_a_step_said_is_on_disk_at_once(tmp_path: Path) -> None:
-    report = step.Report(tmp_path / "report.json")
-    report.figure("rate", 3.14159265, "GB/s")
-    assert json.loads((tmp_path / "report.json").read_text())["figures"] == {"rate": {"value": 3.1416, "unit": "GB/s"}}
-    report.row("decode", batch=1, seconds=float("nan"))
-    report.check("same tokens", False, "2 of 3 differ")
-    shown = json.loads((tmp_path / "report.json").read_text())
-    assert shown["tables"] == {"decode": [{"batch": 1, "seconds": "nan"}]}
-    assert shown["checks"] == [{"name": "same tokens", "passed": False, "found": "2 of 3 differ"}]
-
-
-MACHINE = {"device": "cpu", "name": "a processor", "memory_bytes": 24e9, "gpus": 0, "cores": 2, "versions": {}}
-DECODE = {"name": "decode", "shows": "tokens", "limit_seconds": 60, "small_limit_seconds": 30}
-
-
-def test_steps_that_are_not_run_say_why_and_the_page_goes_into_a_document(tmp_path: Path) -> None:
-    options = runner.Options(ROOT, tmp_path, tmp_path, tmp_path, (), small=True, device="cpu", budget_seconds=10)
-    run = runner.Run(options)
-    run.results.about["machine"] = MACHINE
-    run.step(DECODE | {"needs_gpu": False, "gpu_gigabytes": 0}, MACHINE, small=True)
-    run.step(DECODE | {"name": "graphs", "needs_gpu": True, "gpu_gigabytes": 0}, MACHINE, small=True)
-    run.step({"name": "moves", "broken": "ImportError: no module"}, MACHINE, small=True)
-    run.close()
-    found = json.loads((tmp_path / "gpu-check.json").read_text())["steps"]
-    assert {name: one["status"] for name, one in found.items()} == {
-        "decode": "left out",
-        "graphs": "not here",
-        "moves": "failed",
-    }
-    assert found["decode"]["why"].endswith("s of the budget were left, its limit is 30 s")
-    assert found["graphs"]["why"] == "needs a GPU"
-    document = tmp_path / "gpu.md"
-    document.write_text(f"before\n{page.BEGIN}\nold\n{page.END}\nafter\n")
-    for _ in range(2):
-        assert gpu_check("page", tmp_path / "gpu-check.json", "--into", document).returncode == 0
-    text = document.read_text()
-    assert text.startswith(f"before\n{page.BEGIN}\n")
-    assert text.endswith(f"{page.END}\nafter\n")
-    assert text.count("| `graphs` | tokens | not here: needs a GPU |") == 1
-    assert "old" not in text
-    with pytest.raises(ValueError, match="must have the lines"):
-        page.put_into("no markers", text)
-
-
-def test_runs_of_one_machine_make_one_page() -> None:
-    one = {"source": "commit a", "machine": MACHINE, "small": False, "seconds": 500.0, "started": "now"}
-    first = one | {"steps": {"machine": {"status": "passed"}, "decode": {"status": "left out"}}}
-    second = one | {"seconds": 60.0, "steps": {"decode": {"status": "failed"}, "machine": {"status": "left out"}}}
-    both = page.merged([first, second])
-    assert {name: found["status"] for name, found in both["steps"].items()} == {"machine": "passed", "decode": "failed"}
-    assert both["seconds"] == 560.0
-    with pytest.raises(ValueError, match="machine differs"):
-        page.merged([first, second | {"machine": MACHINE | {"cores": 3}}])
-
-
-def test_steps_of_several_sources_name_their_own() -> None:
-    passed = {"status": "passed", "why": "", "seconds": 1.0, "figures": {"one": {"value": 1, "unit": "s"}}}
-    known, other = (MACHINE | {"versions": {"torch": version}} for version in ("2.11", "3.0"))
-    one = {"source": "commit a", "machine": known, "small": False, "seconds": 5.0, "started": "noon"}
-    runs = [
-        one | {"steps": {"machine": passed}},
-        one | {"source": "commit b", "machine": other, "steps": {"decode": passed}},
-    ]
-    text = page.page_of(page.merged(runs))
-    assert "- Source: several: each step names its own" in text
-    assert "Source: commit a, noon." in text
-    assert "Source: commit b, noon." in text
-    assert "torch 2.11 or 3.0" in text
+def test_the_steps_are_the_files_of_their_folder() -> None:
+    files = [path.name for path in (ROOT / "tests" / "gpu").glob("test_*.py")]
+    assert sorted(f"test_{name}.py" for name in runner.STEPS) == sorted(files)
 
 
 def test_a_step_that_is_none_is_named() -> None:
-    ran = gpu_check("--steps", "machine,decod")
+    command = [str(ROOT / "scripts" / "gpu-check"), "--steps", "machine,decod"]
+    ran = subprocess.run(command, capture_output=True, text=True, timeout=120)
     assert ran.returncode == 1
     assert "'decod' is no step; there are: machine" in ran.stderr
+
+
+HANGS = """
+import os, pathlib, time
+from gpu_check.results import Results
+
+folder = pathlib.Path(__file__).parent
+Results(folder).put("hangs", "running", "", 0, figures={"a": {"value": 1, "unit": "s"}}, limit_seconds=1)
+if os.fork() == 0:
+    if os.fork() == 0:
+        os.setsid()
+        (folder / "pid").write_text(str(os.getpid()))
+        time.sleep(600)
+    os._exit(0)
+time.sleep(600)
+"""
+RUNS = """
+import pathlib, sys
+from gpu_check import runner
+
+folder = pathlib.Path(__file__).parent
+runner.pytest_of = lambda file, output, options: [sys.executable, str(folder / file.name.removeprefix("test_"))]
+runner.GRACE_SECONDS = 1
+options = runner.Options(True, "cpu", 200.0)
+sys.exit(runner.run_steps(("hangs", "dies"), folder, folder, folder, folder, options))
+"""
+
+
+def test_a_step_that_dies_or_hangs_is_named_and_ends_with_all_that_it_started(tmp_path: Path) -> None:
+    """Also a grandchild that left the process group, and whose parent is gone."""
+    for name, program in {"hangs": HANGS, "dies": "import os\nos.abort()", "runs": RUNS}.items():
+        (tmp_path / f"{name}.py").write_text(program)
+    command = [sys.executable, str(tmp_path / "runs.py")]
+    ran = subprocess.run(command, env=ENVIRONMENT, capture_output=True, text=True, timeout=150)
+    assert ran.returncode == 1, ran.stdout + ran.stderr
+    steps = results.Results(tmp_path).steps
+    assert steps["hangs"]["why"] == "killed at its limit of 1 s; what it measured before is there"
+    assert steps["hangs"]["figures"] == {"a": {"value": 1, "unit": "s"}}
+    assert steps["dies"]["why"] == "its process ended with status -6 and no last word; see the log"
+    assert not Path("/proc", (tmp_path / "pid").read_text()).exists()
+
+
+STEPS = {
+    "differs": "figures.check('tokens', False, '2 of 3 differ')\n    figures.check('bits', True, '3 of 3')",
+    "is_not_for_here": "pytest.skip('needs a GPU')",
+    "is_silent": "pass",
+    "passes": "figures.add('rate', 3.14159265, 'GB/s')\n    figures.row('decode', batch=1, seconds=float('nan'))",
+    "raises": "raise ValueError('no')",
+}
+
+
+def ended(folder: Path, seconds_left: int) -> dict[str, dict[str, Any]]:
+    """Return how the steps of a folder ended, in a process that has so much left of the budget."""
+    results.Results(folder, ABOUT).write()
+    command = [sys.executable, "-m", "pytest", "--noconftest", "-p", "gpu_check.plugin", f"--figures={folder}"]
+    command += ["--device=cpu", f"--seconds-left={seconds_left}", "-o", "timeout=600", str(folder)]
+    ran = subprocess.run(command, env=ENVIRONMENT, cwd=folder, capture_output=True, text=True, timeout=300)
+    steps = results.Results(folder).steps
+    assert list(steps) == list(STEPS), ran.stdout + ran.stderr
+    return steps
+
+
+def test_how_a_step_ended_and_what_it_said_is_in_the_file(tmp_path: Path) -> None:
+    test = '@pytest.mark.gpu(seconds=60, gigabytes=20)\ndef test_it(machine, figures):\n    """Shows\n    it."""'
+    for name, body in STEPS.items():
+        (tmp_path / f"test_{name}.py").write_text(f"import pytest\n{test}\n    {body}\n")
+    steps = ended(tmp_path, seconds_left=1000)
+    assert {name: (step["status"], step["why"]) for name, step in steps.items()} == {
+        "differs": ("failed", "1 of 2 checks failed: tokens"),
+        "is_not_for_here": ("not here", "needs a GPU"),
+        "is_silent": ("failed", "it said nothing"),
+        "passes": ("passed", ""),
+        "raises": ("failed", "ValueError: no"),
+    }
+    assert steps["passes"]["shows"] == "Shows it"
+    assert steps["passes"]["figures"] == {"rate": {"value": 3.1416, "unit": "GB/s"}}
+    assert steps["passes"]["tables"] == {"decode": [{"batch": 1, "seconds": "nan"}]}
+    assert steps["differs"]["checks"][0] == {"name": "tokens", "passed": False, "found": "2 of 3 differ"}
+    left_out = {(step["status"], step["why"]) for step in ended(tmp_path, seconds_left=80).values()}
+    assert left_out == {("left out", "80 s of the budget were left, its limit is 180 s")}
+
+
+def test_the_page_says_how_steps_ended_and_what_they_measured(tmp_path: Path) -> None:
+    run = results.Results(tmp_path, ABOUT)
+    checks = [{"name": "tokens", "passed": False, "found": "2 of 3"}]
+    tables = {"steps": [{"way": "a|b", "seconds": 1.5}, {"way": "c", "share": 0.5}]}
+    run.put("decode", "failed", "1 of 1 checks failed", 2.0, shows="tokens", checks=checks, tables=tables)
+    run.put("weights", "passed", "", 1.0, figures={"rate": {"value": 3, "unit": "GB/s"}})
+    run.write_page()
+    page = (tmp_path / "gpu-check.md").read_text()
+    assert "| `decode` | tokens | **FAILED**: 1 of 1 checks failed | 2 |" in page
+    assert "- **FAILED**: tokens: 2 of 3" in page
+    assert "| way | seconds | share |\n|---|---|---|\n| a/b | 1.5 |  |\n| c |  | 0.5 |" in page
+    assert "## weights\n\n| figure | value | unit |\n|---|---|---|\n| rate | 3 | GB/s |" in page
+    assert "Took 5 s in all; 1 failed, 1 passed" in page
 
 
 def test_wheels_are_those_of_the_lock_for_the_python_asked_for() -> None:
     packages = prepare.locked(tomllib.loads((ROOT / "uv.lock").read_text()), "3.12")
     missing = prepare.needed(packages, "3.12", prepare.read_have(ROOT / "scripts" / "gpu_check" / "bare_machine.txt"))
-    assert {"pydantic", "pydantic-core", "grpcio", "cryptography", "ortools"} <= set(missing)
+    assert {"pydantic", "pydantic-core", "grpcio", "cryptography", "ortools", "pytest"} <= set(missing)
     assert not {"torch", "kopf", "kubernetes", "numpy", "ruff", "rlhf-operator"} & set(missing)
     chosen = [prepare.choose(packages[name], prepare.tags_of("3.12"))[0] for name in missing]
     assert all("cp312-cp312-" in file or "-abi3-" in file or file.endswith("none-any.whl") for file in chosen), chosen

@@ -6,9 +6,9 @@ from typing import Any, Literal
 
 import pytest
 from tests.support import models
+from tests.support.training_memory import StageTraining, kept_by_head, kept_by_layers, training_memory
 from tests.support.training_ranks import CPU, Alone, make_job, serial
 
-from gpu_check.training_memory import StageTraining, kept_by_head, kept_by_layers, training_memory
 from rlhf_api import control_pb2 as pb
 from rlhf_planner.transformer_shape import shape_of
 from rlhf_workers.training.backends.torch_backend import build_trainer

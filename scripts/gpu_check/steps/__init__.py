@@ -1,1 +1,0 @@
-"""The steps: one module each, named in registry.py."""

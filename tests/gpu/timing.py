@@ -1,0 +1,55 @@
+"""Measures how long work takes on a device, and how much of its memory.
+
+Owns the rule that the least of several calls after a warm-up is the figure, since what disturbs a measurement only adds
+to it. It must never read the clock before a GPU has done all it was given.
+"""
+
+import gc
+import time
+from collections.abc import Callable
+
+import torch
+
+
+def name_of(dtype: torch.dtype) -> str:
+    """Return the name of a type of numbers, as figures have it."""
+    return str(dtype).removeprefix("torch.")
+
+
+def wait_for(device: torch.device) -> None:
+    """Return when the device has done all it was given."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def best_seconds(work: Callable[[], object], repeats: int, device: torch.device) -> float:
+    """Return the least seconds of `repeats` calls, after one that is not counted."""
+    work()
+    best = float("inf")
+    for _ in range(repeats):
+        wait_for(device)
+        started = time.perf_counter()
+        work()
+        wait_for(device)
+        best = min(best, time.perf_counter() - started)
+    return best
+
+
+def free_cache() -> None:
+    """Give back what nothing refers to any more; trainers and engines refer to themselves."""
+    gc.collect()
+    torch.cuda.empty_cache()
+
+
+def begin_peak(device: torch.device) -> int:
+    """Count the peak of memory from here on; return the bytes that tensors have now, 0 on a CPU."""
+    if device.type != "cuda":
+        return 0
+    torch.cuda.synchronize(device)
+    torch.cuda.reset_peak_memory_stats(device)
+    return int(torch.cuda.memory_allocated(device))
+
+
+def peak_bytes(device: torch.device) -> int:
+    """Return the most that tensors had of the device at a time, 0 on a CPU."""
+    return int(torch.cuda.max_memory_allocated(device)) if device.type == "cuda" else 0
