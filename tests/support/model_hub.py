@@ -1,23 +1,36 @@
-"""A model hub on loopback: as much of the API of the Hugging Face hub as an upload asks for, kept in memory."""
+"""A model hub on loopback: as much of the API of the Hugging Face hub as uploads and downloads ask for.
+
+Uploads stay in memory. Downloads read the folders of `models`, so a test may change a folder and be served the change.
+"""
 
 import base64
 import contextlib
+import functools
+import hashlib
 import json
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from typing import Any, Final
 
 TOKEN: Final = "hf_writes"
 COMMIT: Final = "7" * 40
 
 
+def etag(content: bytes) -> str:
+    """Return the name of a file's content, as git has it."""
+    return hashlib.sha1(b"blob %d\0" % len(content) + content).hexdigest()
+
+
 @dataclass
 class ModelHub:
-    """What was uploaded to it."""
+    """What was uploaded to it, and what it serves."""
 
     address: str = ""
+    models: dict[str, Path] = field(default_factory=dict)
+    """Folders that it serves, by repository."""
     private: dict[str, bool] = field(default_factory=dict)
     """By repository."""
     files: dict[str, bytes] = field(default_factory=dict)
@@ -48,33 +61,96 @@ class ModelHub:
             return {"commitUrl": f"{self.address}/{repository}/commit/{COMMIT}", "commitOid": COMMIT, "success": True}
         return {"errors": [], "warnings": []}  # of the card's metadata
 
+    def described(self, path: str) -> dict[str, Any] | list[dict[str, Any]] | None:
+        """Return what the hub says of a served model, or the list of its files; None if the path names neither."""
+        for name, folder in self.models.items():
+            rest = path.removeprefix(f"/api/models/{name}")
+            if rest == path:
+                continue
+            if not rest.startswith("/tree/"):
+                return {"id": name, "sha": COMMIT, "siblings": []}
+            inner = folder / rest.removeprefix("/tree/").partition("/")[2]
+            files = sorted(file for file in inner.rglob("*") if file.is_file())
+            listed = [
+                {
+                    "type": "file",
+                    "path": str(file.relative_to(folder)),
+                    "size": file.stat().st_size,
+                    "oid": etag(file.read_bytes()),
+                }
+                for file in files
+            ]
+            return listed or None
+        return None
+
+    def file(self, path: str) -> bytes | None:
+        """Return the bytes of a file of a served model; None if there is none."""
+        for name, folder in self.models.items():
+            begin = f"/{name}/resolve/"
+            if path.startswith(begin):
+                file = folder / path.removeprefix(begin).partition("/")[2]
+                return file.read_bytes() if file.is_file() else None
+        return None
+
+
+class HubHandler(BaseHTTPRequestHandler):
+    """Answers requests by what one hub holds."""
+
+    def __init__(self, hub: ModelHub, *request: Any) -> None:
+        self._hub = hub
+        super().__init__(*request)
+
+    def do_POST(self) -> None:
+        body = self.rfile.read(int(self.headers["Content-Length"]))
+        known = self.headers.get("Authorization") == f"Bearer {TOKEN}"
+        self._send(200, self._hub.answer(self.path, body)) if known else self._send(401, {"error": "who are you?"})
+
+    def do_GET(self) -> None:
+        path = self.path.partition("?")[0]
+        if not self._hub.models:
+            self._send(200, {"id": "team/tiny", "sha": COMMIT, "siblings": []})
+        elif path.startswith("/api/") and (found := self._hub.described(path)):
+            self._send(200, found)
+        else:
+            self._send_file(self._hub.file(path))
+
+    def _model(self) -> bool:
+        return any(f"/{name}/" in self.path for name in self._hub.models)
+
+    def do_HEAD(self) -> None:
+        self.do_GET()
+
+    def _send_file(self, content: bytes | None) -> None:
+        self.send_response(404 if content is None else 200)
+        if content is None:
+            self.send_header("X-Error-Code", "EntryNotFound" if self._model() else "RepoNotFound")
+        else:
+            self.send_header("ETag", f'"{etag(content)}"')
+        self.send_header("X-Repo-Commit", COMMIT)
+        self.send_header("Content-Length", str(len(content or b"")))
+        self.end_headers()
+        if content and self.command == "GET":
+            self.wfile.write(content)
+
+    def _send(self, status: int, answer: dict[str, Any] | list[dict[str, Any]]) -> None:
+        sent = json.dumps(answer).encode()
+        self.send_response(status)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(sent)))
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(sent)
+
+    def log_message(self, *_: Any) -> None:
+        """Says nothing."""
+
 
 @contextlib.contextmanager
 def model_hub() -> Iterator[ModelHub]:
     """Yield a hub that takes TOKEN alone; it ends with the block."""
     hub = ModelHub()
 
-    class HubHandler(BaseHTTPRequestHandler):
-        def do_POST(self) -> None:
-            body = self.rfile.read(int(self.headers["Content-Length"]))
-            known = self.headers.get("Authorization") == f"Bearer {TOKEN}"
-            self._send(200, hub.answer(self.path, body)) if known else self._send(401, {"error": "who are you?"})
-
-        def do_GET(self) -> None:
-            self._send(200, {"id": "team/tiny", "sha": COMMIT, "siblings": []})
-
-        def _send(self, status: int, answer: dict[str, Any]) -> None:
-            sent = json.dumps(answer).encode()
-            self.send_response(status)
-            self.send_header("Content-Type", "application/json")
-            self.send_header("Content-Length", str(len(sent)))
-            self.end_headers()
-            self.wfile.write(sent)
-
-        def log_message(self, *_: Any) -> None:
-            """Says nothing."""
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), HubHandler)
+    server = ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(HubHandler, hub))
     hub.address = f"http://127.0.0.1:{server.server_port}"
     threading.Thread(target=server.serve_forever, daemon=True).start()
     try:

@@ -1,0 +1,85 @@
+"""Models by hub id in real local runs: a job trains as with the folder; a bad folder is refused by name."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import yaml
+from safetensors.numpy import load_file, save_file
+from tests.support.chaos import Ended, run_job
+from tests.support.local_job import write_job
+from tests.support.model_hub import ModelHub, model_hub
+
+from rlhf_api.names import ExitCode
+
+pytestmark = pytest.mark.timeout(1800)
+
+HUB_ID = "team/tiny"
+
+
+@pytest.fixture
+def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ModelHub]:
+    """Yield a hub that all processes of a run use, with an empty cache."""
+    with model_hub() as served:
+        monkeypatch.setenv("HF_ENDPOINT", served.address)
+        monkeypatch.setenv("HF_HOME", str(tmp_path / "cache"))
+        yield served
+
+
+def write_by_folder(folder: Path, engine: str) -> Path:
+    """Write the job; its actor and critic are the folder `policy` beside the manifest."""
+    return write_job(folder, algorithm="grpo", iterations=2, batch=8, responses=8, every=1, engine=engine)
+
+
+def write_by_hub_id(manifest: Path) -> Path:
+    """Write the same job with the actor by hub id beside the manifest of the folder."""
+    job = yaml.safe_load(manifest.read_text())
+    job["spec"]["models"]["actor"]["path"] = HUB_ID
+    other = manifest.with_name("by-hub-id.yaml")
+    other.write_text(yaml.safe_dump(job))
+    return other
+
+
+def output(ended: Ended) -> str:
+    return ended.output[-4000:]
+
+
+@pytest.mark.parametrize("engine", ["torch", pytest.param("vllm", marks=pytest.mark.full)])
+def test_a_hub_id_trains_as_its_folder_does(tmp_path: Path, hub: ModelHub, engine: str) -> None:
+    manifest = write_by_folder(tmp_path, engine)
+    hub.models[HUB_ID] = tmp_path / "policy"
+    by_hub_id = run_job(write_by_hub_id(manifest), tmp_path / "by-hub-id")
+    assert by_hub_id.code == 0, output(by_hub_id)
+    exported = tmp_path / "by-hub-id" / "checkpoints"
+    assert {path.name for path in exported.rglob("tokenizer.json")} == {"tokenizer.json"}, "a checkpoint loads alone"
+    if engine == "torch":  # vLLM's jobs are not deterministic
+        by_folder = run_job(manifest, tmp_path / "by-folder")
+        assert by_folder.code == 0, output(by_folder)
+        assert by_hub_id.weights == by_folder.weights
+
+
+@pytest.mark.parametrize("engine", ["torch", pytest.param("vllm", marks=pytest.mark.full)])
+def test_a_folder_on_the_hub_without_a_tensor_is_refused_by_its_name(
+    tmp_path: Path, hub: ModelHub, engine: str
+) -> None:
+    manifest = write_by_folder(tmp_path, engine)
+    hub.models[HUB_ID] = tmp_path / "policy"
+    [weights] = (tmp_path / "policy").glob("*.safetensors")
+    tensors = load_file(weights)
+    lacking = next(name for name in sorted(tensors) if name.endswith("mlp.up_proj.weight"))
+    del tensors[lacking]
+    save_file(tensors, weights, metadata={"format": "pt"})
+    refused = run_job(write_by_hub_id(manifest), tmp_path / "run")
+    assert refused.code == ExitCode.BAD_MODEL, output(refused)
+    assert lacking in refused.output, output(refused)
+    assert "spec.models.actor.path" in refused.output
+    assert not (tmp_path / "run" / "metrics.jsonl").exists() or not (tmp_path / "run" / "metrics.jsonl").read_text()
+
+
+def test_an_id_that_the_hub_does_not_have_is_refused_with_the_remedy(tmp_path: Path, hub: ModelHub) -> None:
+    manifest = write_by_folder(tmp_path, "torch")
+    hub.models["team/other"] = tmp_path / "policy"
+    refused = run_job(write_by_hub_id(manifest), tmp_path / "run")
+    assert refused.code == ExitCode.BAD_MODEL, output(refused)
+    assert HUB_ID in refused.output
+    assert "let pods of the job reach the hub" in refused.output
