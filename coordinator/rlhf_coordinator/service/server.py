@@ -203,7 +203,6 @@ class CoordinatorService(control_pb2_grpc.CoordinatorServicer):
             coordinator_epoch=self._run.coordinator_epoch,
             job=self._written_job,
             protocol=PROTOCOL,
-            takes_failed_samples=True,
             trace_run=self._run.trackers.trace_run,
             heartbeat_seconds=fleet.heartbeat,
             progress_seconds=0.25 * max(1.0, len(fleet.workers) / WORKERS_PER_PROGRESS_STEP),
