@@ -284,7 +284,7 @@ class Register(_message.Message):
     device_memory_bytes: _builtins.int
     pid: _builtins.int
     protocol: _builtins.int
-    """rlhf_api.protocol.PROTOCOL of the worker; 0: it is older than the number"""
+    """rlhf_api.protocol.PROTOCOL of the worker"""
     draws_by_request: _builtins.bool
     """it heeds GenerateSample.drawing"""
     @_builtins.property
@@ -345,7 +345,6 @@ class WorkerState(_message.Message):
         def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
         def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-    ROLE_FIELD_NUMBER: _builtins.int
     VERSIONS_FIELD_NUMBER: _builtins.int
     GROUP_EPOCH_FIELD_NUMBER: _builtins.int
     BUSY_FIELD_NUMBER: _builtins.int
@@ -354,8 +353,6 @@ class WorkerState(_message.Message):
     TRAINED_VERSION_FIELD_NUMBER: _builtins.int
     COMMAND_FIELD_NUMBER: _builtins.int
     ROLES_FIELD_NUMBER: _builtins.int
-    role: _builtins.str
-    """the roles as text, joined by "+": what versions without the enum write and read"""
     group_epoch: _builtins.int
     """training: of BecomeTraining"""
     busy: _builtins.bool
@@ -376,12 +373,11 @@ class WorkerState(_message.Message):
 
     @_builtins.property
     def roles(self) -> _containers.RepeatedScalarFieldContainer[Global___WorkerRole.ValueType]:
-        """what it can do; empty with a role in text: of a version without the enum"""
+        """what it can do"""
 
     def __init__(
         self,
         *,
-        role: _builtins.str = ...,
         versions: _abc.Mapping[_builtins.str, _builtins.int] | None = ...,
         group_epoch: _builtins.int = ...,
         busy: _builtins.bool = ...,
@@ -393,7 +389,7 @@ class WorkerState(_message.Message):
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["last_train", b"last_train"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["busy", b"busy", "command", b"command", "command_id", b"command_id", "group_epoch", b"group_epoch", "last_train", b"last_train", "role", b"role", "roles", b"roles", "trained_version", b"trained_version", "versions", b"versions"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["busy", b"busy", "command", b"command", "command_id", b"command_id", "group_epoch", b"group_epoch", "last_train", b"last_train", "roles", b"roles", "trained_version", b"trained_version", "versions", b"versions"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -623,8 +619,7 @@ Global___Episode: _TypeAlias = Episode  # noqa: Y015
 @_typing.final
 class FailedSample(_message.Message):
     """A worker cannot go on with this one sample, does not hold it any more, and goes on with all others. A worker that ends for
-    a failure (CommandDone without a command, or no word at all) says nothing about which sample it was, if any. Only sent where
-    Welcome.takes_failed_samples says so; elsewhere the worker ends.
+    a failure (CommandDone without a command, or no word at all) says nothing about which sample it was, if any.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -1904,7 +1899,6 @@ class Welcome(_message.Message):
     HEARTBEAT_SECONDS_FIELD_NUMBER: _builtins.int
     PROGRESS_SECONDS_FIELD_NUMBER: _builtins.int
     PROTOCOL_FIELD_NUMBER: _builtins.int
-    TAKES_FAILED_SAMPLES_FIELD_NUMBER: _builtins.int
     TRACE_RUN_FIELD_NUMBER: _builtins.int
     coordinator_epoch: _builtins.int
     job: _builtins.str
@@ -1913,9 +1907,7 @@ class Welcome(_message.Message):
     progress_seconds: _builtins.float
     """time between two progress reports of a sample; grows with the number of workers"""
     protocol: _builtins.int
-    """rlhf_api.protocol.PROTOCOL of the coordinator; 0: it is older than the number"""
-    takes_failed_samples: _builtins.bool
-    """it understands FailedSample"""
+    """rlhf_api.protocol.PROTOCOL of the coordinator"""
     trace_run: _builtins.str
     """random name of the run, of which ids of traces are made; empty: it has no traces"""
     def __init__(
@@ -1926,12 +1918,11 @@ class Welcome(_message.Message):
         heartbeat_seconds: _builtins.float = ...,
         progress_seconds: _builtins.float = ...,
         protocol: _builtins.int = ...,
-        takes_failed_samples: _builtins.bool = ...,
         trace_run: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["coordinator_epoch", b"coordinator_epoch", "heartbeat_seconds", b"heartbeat_seconds", "job", b"job", "progress_seconds", b"progress_seconds", "protocol", b"protocol", "takes_failed_samples", b"takes_failed_samples", "trace_run", b"trace_run"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["coordinator_epoch", b"coordinator_epoch", "heartbeat_seconds", b"heartbeat_seconds", "job", b"job", "progress_seconds", b"progress_seconds", "protocol", b"protocol", "trace_run", b"trace_run"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -2634,7 +2625,7 @@ class ScoreSample(_message.Message):
     record: _builtins.str
     """the prompt's JSON object"""
     finish_reason: _builtins.str
-    """of FinishedSample; empty: the coordinator is of a version that does not send it"""
+    """of FinishedSample"""
     @_builtins.property
     def key(self) -> Global___SampleKey: ...
     @_builtins.property
@@ -2950,7 +2941,7 @@ class TrainSample(_message.Message):
     abstained: _builtins.bool
     """no reward: masked out of the loss, never treated as zero"""
     finish_reason: _builtins.str
-    """of FinishedSample; empty: it failed, or the coordinator does not send it"""
+    """of FinishedSample; empty: it failed"""
     @_builtins.property
     def prompt(self) -> Global___Array: ...
     @_builtins.property
@@ -3517,7 +3508,7 @@ class JobStatus(_message.Message):
     journal_lock_shared: _builtins.bool
     """every node that has the volume of the journal sees its lock"""
     journal_lock_doubt: _builtins.str
-    """why that is not known; empty also from an earlier version"""
+    """why that is not known"""
     @_builtins.property
     def ledger(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]:
         """state -> samples of this iteration"""

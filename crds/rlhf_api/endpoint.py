@@ -3,8 +3,8 @@
 A process lives while its event loop turns. Before the loop starts, while libraries are loaded or a journal is read, it
 lives as long as it answers at all. Long work runs on other threads and releases the interpreter lock, so neither a
 training step nor a load nor a compilation counts as a hang.
-Rule: the endpoint is opened before anything slow, on a thread of its own that only reads. An image from before `/livez`
-answers every path with its metrics once it serves them, so the same probe succeeds there; never remove the path.
+Rule: the endpoint is opened before anything slow, on a thread of its own that only reads. Probes of pods that run name
+`/livez`; never remove the path.
 """
 
 import asyncio

@@ -14,7 +14,7 @@ from typing import Any, Final, TypeVar
 
 from pydantic import ValidationError
 
-from rlhf_api import mode_words, object_meta, validation_messages
+from rlhf_api import object_meta, validation_messages
 from rlhf_api.algorithms import ModelKind, ModelRole, graph_of
 from rlhf_api.job import RLHFJob
 from rlhf_api.job.evaluation import EvaluationPrompts
@@ -101,12 +101,9 @@ def is_foreign(document: Document) -> bool:
 
 
 def parse_stored(data: dict[str, Any]) -> RLHFJob:
-    """Return the checked job of an object that the API server stores, at a tenth of the cost of `parse`.
-
-    It may have the words for modes of an earlier version (`mode_words`). Raises ManifestError.
+    """Return the checked job of an object that the API server stores, at a tenth of the cost of `parse`. Raises
+    ManifestError.
     """
-    if isinstance(spec := data.get("spec"), dict):
-        data = {**data, "spec": mode_words.present(spec)}
     return checked_job(Document(data), "")
 
 

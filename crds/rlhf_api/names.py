@@ -52,8 +52,8 @@ ADAPTER_WEIGHTS: Final = "adapter_model.safetensors"
 ADAPTER_FIELD: Final = "spec.training.lora.adapter"
 """Where the adapters come from that a job starts from."""
 
-DEVICE_TURN_SPANS: Final = ("offload/", "onload/", "park/", "wake/")
-"""How names of spans begin in which a role gives up its device or takes it; the last two are of earlier versions."""
+DEVICE_TURN_SPANS: Final = ("offload/", "onload/")
+"""How names of spans begin in which a role gives up its device or takes it."""
 
 
 class Group(StrEnum):

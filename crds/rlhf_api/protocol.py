@@ -11,11 +11,10 @@ Must never hold what a version can do: that is said where it is done.
 import json
 from typing import Any, Final
 
-from rlhf_api import mode_words, protocol_zero
 from rlhf_api.job import RLHFJob
 
 PROTOCOL: Final = 1
-"""What this version speaks. 0 is what the versions before the number say: nothing."""
+"""The number that this version speaks."""
 
 
 def compatible(first: int, second: int) -> bool:
@@ -41,21 +40,15 @@ def mismatch(worker: str, its: int, coordinator: int) -> str:
     return f"{versions}, and only neighbouring versions work together; {remedy}"
 
 
-def written_job(job: RLHFJob, reader: int) -> str:
-    """Return the resolved job as JSON for a process of version `reader`, without fields that version 0 would refuse."""
-    document = job.model_dump(mode="json", by_alias=True, exclude_none=True)
-    if reader == 0:
-        document["spec"] = mode_words.before(protocol_zero.readable(document["spec"]))
-    return json.dumps(document)
+def written_job(job: RLHFJob) -> str:
+    """Return the resolved job as JSON for another process."""
+    return json.dumps(job.model_dump(mode="json", by_alias=True, exclude_none=True))
 
 
 def read_job(document: Any) -> RLHFJob:
     """Read the resolved job that another process wrote. Raises ValidationError.
 
-    The writer may be of a newer version, and has checked what it wrote: fields that are not known here are ignored. One
-    of an older version may have used its words for modes (`mode_words`). Not for what a user wrote: there an unknown
-    field is a mistake (`rlhf_api.manifest`).
+    The writer may be of a newer version, and has checked what it wrote: fields that are not known here are ignored. Not
+    for what a user wrote: there an unknown field is a mistake (`rlhf_api.manifest`).
     """
-    if isinstance(document, dict) and isinstance(document.get("spec"), dict):
-        document = {**document, "spec": mode_words.present(document["spec"])}
     return RLHFJob.model_validate(document, extra="ignore")

@@ -132,7 +132,7 @@ class ScoringSample:
     record: str
     """The prompt's JSON object, as text."""
     finish_reason: FinishReason = ""
-    """How the response ended; empty where the coordinator does not say it, which is older than the field."""
+    """How the response ended; empty where nobody says it."""
     fields: Mapping[str, FloatArray] = field(default_factory=dict)
     """Fields that its tasks need and other tasks made, by name, float32 [n] or [1]."""
     episode: Episode | None = None

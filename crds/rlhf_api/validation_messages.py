@@ -12,13 +12,15 @@ from typing import Any, Final
 
 from pydantic_core import ErrorDetails
 
-from rlhf_api import mode_words, user_patterns
+from rlhf_api import user_patterns
 from rlhf_api.problems import Problem
 from rlhf_api.structural_schema import Schema, fields, job_schema, schema_at
 from rlhf_api.yaml_document import Document
 
 _NO_LIMIT: Final = 2**31 - 1
 """An upper bound from here on is technical and is not mentioned."""
+_MODE_REMEDIES: Final = {"off": "Disabled", "on": "Enabled", "false": "Disabled", "true": "Enabled"}
+"""Words that a user may write for a mode, in lower case -> the mode."""
 
 
 def problem_of_error(error: ErrorDetails, document: Document) -> Problem:
@@ -119,7 +121,7 @@ def _quoted_number_hint(value: str) -> str:
 
 
 def _enum_hint(value: Any, allowed: list[str]) -> str:
-    if renamed := mode_words.REMEDIES.get(str(value).lower()):
+    if renamed := _MODE_REMEDIES.get(str(value).lower()):
         return f": write {renamed}" if renamed in allowed else ""
     if isinstance(value, str):
         near = _nearest(value, allowed)

@@ -56,21 +56,18 @@ class JobSeries(Collector):
                     for labels, value in items:
                         into[namespace, name, *labels] = value
         for served in JOB_METRICS:
-            result = values[served.name]
-            yield _with_former_name(served, result) if served.job_label else family(served, result)
+            yield family(served, values[served.name])
 
     def page(self) -> bytes:
         """Return the same as text for Prometheus. The client's writer takes several times as long, most of it to check
         again what the catalogue has checked."""
         lines = {metric.name: [_head(metric)] for metric in JOB_METRICS}
-        former = {metric.name for metric in JOB_METRICS if metric.job_label}
         for key, parts in list(self._jobs.items()):
             namespace, _, name = key.partition("/")
             place = f'namespace="{_escaped(namespace)}",rlhf_job="{_escaped(name)}"'
-            named = f'name="{_escaped(name)}",{place}'
             for part in parts:
                 for metric, items in part:
-                    begin = f"{metric}{{{named if metric in former else place}"
+                    begin = f"{metric}{{{place}"
                     lines[metric] += [f"{begin}{_labels(metric, labels)}}} {value!r}\n" for labels, value in items]
         return "".join(line for each in lines.values() for line in each).encode()
 
@@ -88,15 +85,6 @@ def _labels(metric: str, values: tuple[str, ...]) -> str:
 
 def _escaped(value: str) -> str:
     return value.replace("\\", r"\\").replace("\n", r"\n").replace('"', r"\"")
-
-
-def _with_former_name(metric: Metric, values: Values) -> Family:
-    """Return the series with the label `name` as well, under which the job was known before `rlhf_job`."""
-    made = family(metric, {})
-    names = ("name", *metric.label_names)
-    for labels, value in values.items():
-        made.add_sample(metric.name, dict(zip(names, (labels[1], *labels), strict=True)), float(value))
-    return made
 
 
 def _series(values: JobValues) -> _Series:

@@ -1,7 +1,7 @@
 """What jobs run by, as the cluster holds it: read when it is news, and remembered.
 
 A job's ConfigMap is read once, and again when the fingerprint that a watch delivers is another; so a job that nothing
-happens to costs no request. Where there is a job with pods and no revision, one pod of each group is read beside it.
+happens to costs no request.
 Owns a memory of what was read. Rule: judges nothing (`reconcile.revisions` does) but whether it was there: what this
 process has read is still known when the ConfigMap is gone. Lost with the process.
 """
@@ -10,11 +10,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from rlhf_api.names import Group
 from rlhf_operator.api_client.client import KubernetesClient
 from rlhf_operator.manifests import identity
 from rlhf_operator.reconcile.observed.observed_pod import ObservedPod
-from rlhf_operator.reconcile.observed.stored_revision import RunningContainer, StoredRevision, running_container
+from rlhf_operator.reconcile.observed.stored_revision import StoredRevision
 from rlhf_operator.reconcile.revisions.revision import digest, digests
 
 NOTHING: Final = StoredRevision()
@@ -62,17 +61,6 @@ class JobRevisions:
         if digest(kept.data) in digests(status):
             self._read[key] = _Read(uid, fingerprint or "", kept)
             return kept
-        # Written for another job of its name, by an operator that made none, or by somebody else: looked at each time.
+        # Written for another job of its name, or by somebody else: looked at each time.
         self._read.pop(key, None)
-        return StoredRevision(kept.packed, await self._running(namespace, pods))
-
-    async def _running(self, namespace: str, pods: Mapping[str, ObservedPod]) -> dict[Group, RunningContainer]:
-        """Of one pod of each group."""
-        containers: dict[Group, RunningContainer] = {}
-        for pod in pods.values():
-            if pod.group not in containers and pod.active:
-                body = await self._client.get("Pod", namespace, pod.name)
-                container = running_container(body) if body is not None else None
-                if container is not None:
-                    containers[pod.group] = container
-        return containers
+        return kept

@@ -126,7 +126,7 @@ def test_the_catalogue_is_what_is_served(observed: Observed) -> None:
     for labels in prometheus.series('{__name__=~"rlhf_[^:]+"}'):  # without what rules record
         metric = metric_of_series(labels["__name__"])
         assert metric is not None, f"{labels['__name__']} is not in the catalogue"
-        own = {*metric.label_names, "le", *(("job", "name", "exported_job") if metric.job_label else ())}
+        own = {*metric.label_names, "le"}
         assert labels.keys() <= SCRAPE_LABELS | own, f"{labels}: {metric.name} has {metric.label_names}"
         if Server.OPERATOR not in metric.servers:
             assert labels["namespace"] == NAMESPACE, labels

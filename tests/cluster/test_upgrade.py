@@ -5,9 +5,7 @@ Pods run on fake nodes; what the API server adds to a pod is its own.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
-from typing import Any
 
 import pytest
 
@@ -36,10 +34,6 @@ def operator(cluster: Cluster) -> Iterator[OperatorProcess]:
 def versions(seen: Seen) -> dict[str, str]:
     """Pod -> tag of its image."""
     return {name: pod["spec"]["containers"][0]["image"].rpartition(":")[2] for name, pod in seen.pods().items()}
-
-
-def containers(seen: Seen) -> dict[str, Any]:
-    return {name: pod["spec"]["containers"][0] for name, pod in seen.pods().items()}
 
 
 def lose(seen: Seen, *workers: str) -> None:
@@ -75,31 +69,3 @@ def test_a_job_keeps_its_images_until_it_is_suspended_and_resumed(
     seen.patch(suspend=False)
     seen.until_pods(*ALL, "generation-2")
     assert set(versions(seen).values()) == {"new"}
-
-
-def test_a_job_of_an_operator_that_made_no_revisions_is_adopted_as_it_runs(
-    cluster: Cluster, seen: Seen, namespace: str, operator: OperatorProcess
-) -> None:
-    cluster.apply(manifest(namespace))
-    seen.until_pods(*ALL)
-    seen.until("the revision that is taken away below", lambda: "revision" in seen.job()["status"])
-    operator.stop()
-    before, ran = seen.uids(), containers(seen)
-    text = cluster.get("configmap", "job-job", seen.where)["data"]["job.json"]
-    remove = json.dumps([{"op": "remove", "path": "/data/revision.json"}])
-    cluster.kubectl("patch", "configmap", "job-job", seen.where, "--type=json", f"--patch={remove}")
-    remove = json.dumps([{"op": "remove", "path": "/status/revision"}])
-    arguments = (seen.where, "--subresource=status", "--type=json", f"--patch={remove}")
-    cluster.kubectl("patch", "rlhfjob", "job", *arguments)
-    operator.upgrade(*images("new"))
-    seen.until("its revision", lambda: "revision" in seen.job()["status"])
-    seen.until(
-        "it in the ConfigMap", lambda: "revision.json" in cluster.get("configmap", "job-job", seen.where)["data"]
-    )
-    assert cluster.get("configmap", "job-job", seen.where)["data"]["job.json"] == text
-    assert seen.uids() == before
-    lose(seen, "coordinator", "inference-0", "training-0")
-    assert containers(seen) == ran, "pods that come back are as those that were"
-    assert {name for name, uid in seen.uids().items() if uid != before[name]} == {
-        "coordinator", "inference-0", "training-0"
-    }  # fmt: skip

@@ -77,9 +77,6 @@ async def test_a_job_file_of_a_newer_version_and_workers_of_both_neighbours(
         worker.protocol = version
     assert await process.code() == ExitCode.OK
     assert await finish(workers) == expected_weights(job, prompts=prompts_of(job))
-    reported = {worker.protocol: json.loads(worker.job)["spec"]["runPolicy"] for worker in workers.workers}
-    assert "hangTimeoutSeconds" in reported[PROTOCOL]
-    assert "hangTimeoutSeconds" not in reported[0], "a worker of that version ends when it is told of a field it lacks"
 
 
 async def test_a_worker_of_a_distant_version_is_named_in_what_the_job_waits_for(

@@ -143,7 +143,6 @@ def _harmless(data: bytes) -> bytes:
             item.done.failure.retryable = True
         if item.HasField("register"):
             del item.register.held[:]
-            item.register.state.role = item.register.state.role.replace("generation", "decoding")
             del item.register.state.roles[:]
     return message.SerializeToString()
 

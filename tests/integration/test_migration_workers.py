@@ -304,7 +304,6 @@ async def test_a_worker_generates_and_scores_and_says_what_both_cost(stage: Migr
     worker.session.end()
     await worker.next_session()
     assert worker.session.register.state == pb.WorkerState(
-        role="generation+inference",
         roles=[pb.WORKER_ROLE_GENERATION, pb.WORKER_ROLE_INFERENCE],
         versions={"actor": 0},
     )

@@ -163,7 +163,7 @@ async def test_the_life_of_a_worker(folder: Path) -> None:
         session = await coordinator.session()
         again = session.register
         assert again.incarnation == first.incarnation
-        assert again.state == pb.WorkerState(role="inference", roles=[pb.WORKER_ROLE_INFERENCE], versions={"critic": 0})
+        assert again.state == pb.WorkerState(roles=[pb.WORKER_ROLE_INFERENCE], versions={"critic": 0})
         await check_probes(first.address, certificates, metrics)
         session.welcome(job(folder), epoch=2)
 
@@ -211,7 +211,6 @@ async def loads_across_sessions(
     session.end()
     session = await coordinator.session()
     assert session.register.state == pb.WorkerState(
-        role="inference",
         roles=[pb.WORKER_ROLE_INFERENCE],
         versions={"critic": 0},
         busy=True,

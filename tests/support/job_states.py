@@ -5,6 +5,7 @@ Owns how a worker registers and a sample is finished in them; nothing here decid
 
 from rlhf_api import control_pb2 as pb
 from rlhf_api.samples import VersionSpan
+from rlhf_api.worker_roles import WIRE
 from rlhf_coordinator.scheduling import decisions as d
 from rlhf_coordinator.scheduling import iteration
 from rlhf_coordinator.state.fleet import Fleet
@@ -31,7 +32,7 @@ def ready_state(
             continue
         has = at if version is None else version
         held = dict.fromkeys(KINDS[worker.group.value], has)
-        reported = pb.WorkerState(role=worker.group.value, versions=held, trained_version=has, group_epoch=1)
+        reported = pb.WorkerState(roles=[WIRE[worker.group]], versions=held, trained_version=has, group_epoch=1)
         register = pb.Register(
             worker=worker.name,
             group=worker.group.value,

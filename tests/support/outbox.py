@@ -13,7 +13,6 @@ class RecordedOutbox:
         """(kind of report, report); an observation's kind is that of its work."""
         self.answers: list[pb.CommandDone] = []
         self.tokens = 0
-        self.takes_failed_samples = True
         self.moves: list[tuple[str, int]] = []
         """(kind of move, bytes)."""
 
@@ -23,9 +22,8 @@ class RecordedOutbox:
     def finished(self, message: pb.FinishedSample) -> None:
         self.said.append(("finished", message))
 
-    def failed(self, message: pb.FailedSample) -> bool:
+    def failed(self, message: pb.FailedSample) -> None:
         self.said.append(("failed", message))
-        return self.takes_failed_samples
 
     def scored(self, message: pb.ScoredSample) -> None:
         self.said.append(("scored", message))

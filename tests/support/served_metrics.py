@@ -8,9 +8,6 @@ from prometheus_client.samples import Sample
 from rlhf_api.metrics.catalogue import BY_NAME, served_by
 from rlhf_api.metrics.metric import Metric, MetricKind, Server
 
-FORMER_NAMES = {"job", "name"}
-"""Labels by which series named their job before `rlhf_job`."""
-
 
 def metric_of_series(name: str) -> Metric | None:
     """Return the metric that a series of this name belongs to, such as that of `..._bucket`; None for a foreign one."""
@@ -37,8 +34,7 @@ def check_catalogue(registry: CollectorRegistry, server: Server) -> None:
         metric = metric_of_series(sample.name)
         assert metric is not None, sample.name
         names = set(sample.labels) - ({"le"} if metric.kind is MetricKind.HISTOGRAM else set())
-        former = FORMER_NAMES - set(metric.label_names) if metric.job_label else set()
-        assert names - former == set(metric.label_names), sample
+        assert names == set(metric.label_names), sample
         for label in metric.labels:
             assert not label.values or sample.labels[label.name] in label.values, sample
         place = (sample.name, *sorted(sample.labels.items()))

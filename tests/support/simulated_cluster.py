@@ -20,7 +20,7 @@ from rlhf_operator.gang.kueue_workload import KueueWorkload, PodPlacement
 from rlhf_operator.manifests import Images, identity
 from rlhf_operator.reconcile import CoordinatorReading, ObservedJob, ObservedPod, ReconcilePlan, pod_of, reconcile
 from rlhf_operator.reconcile.last_applied import FINGERPRINT
-from rlhf_operator.reconcile.observed.stored_revision import StoredRevision, running_container
+from rlhf_operator.reconcile.observed.stored_revision import StoredRevision
 from rlhf_operator.reconcile.parsed_job import parse_job
 from rlhf_operator.reconcile.timestamps import rfc3339
 from rlhf_operator.untrusted import UnreadableObject
@@ -129,13 +129,9 @@ class SimulatedCluster:
         return reconcile(copy.deepcopy(self.job), observed, self.now)
 
     def stored_revision(self) -> StoredRevision:
-        """What the ConfigMap and the pods say of what the job runs by."""
+        """Return what the ConfigMap says of what the job runs by."""
         body = self.bodies.get(("ConfigMap", "job-job"), {})
-        pods = (pod for item in self.pods.values() if isinstance(pod := pod_of(item), ObservedPod))
-        result = {
-            pod.group: container for pod in pods if (container := running_container(self.pods[pod.name])) is not None
-        }
-        return StoredRevision.of(body.get("data", {}), result)
+        return StoredRevision.of(body.get("data", {}))
 
     def carry_out(self, plan: ReconcilePlan, *, only_status: bool = False) -> None:
         """As the controller does, in its order; `only_status`: it died in between."""

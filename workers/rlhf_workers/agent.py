@@ -237,7 +237,6 @@ class Agent:
 
     def _begin_job(self, welcome: pb.Welcome) -> None:
         log.info("welcomed by the coordinator (epoch %d)", welcome.coordinator_epoch)
-        self._outbox.takes_failed_samples = welcome.takes_failed_samples
         try:
             job = read_job(json.loads(welcome.job))
         except ValueError as error:

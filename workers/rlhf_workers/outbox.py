@@ -48,8 +48,6 @@ class SessionOutbox:
         self._tokens = 0
         self._moves: dict[str, tuple[int, float]] = {}
         self._last_train: pb.TrainResult | None = None
-        self.takes_failed_samples = False
-        """As the coordinator of the current session said."""
 
     # ------------------------------------------------------------ for roles
 
@@ -61,11 +59,9 @@ class SessionOutbox:
         """A response is complete."""
         self._put(pb.WorkerMessage(finished=message))
 
-    def failed(self, message: pb.FailedSample) -> bool:
-        """One sample cannot be decoded here; False: the coordinator is of a version that does not know of that."""
-        if self.takes_failed_samples:
-            self._put(pb.WorkerMessage(failed=message))
-        return self.takes_failed_samples
+    def failed(self, message: pb.FailedSample) -> None:
+        """Report that one sample cannot be decoded here."""
+        self._put(pb.WorkerMessage(failed=message))
 
     def scored(self, message: pb.ScoredSample) -> None:
         """Reports that one task is done (or failed, or abstained) on one sample."""

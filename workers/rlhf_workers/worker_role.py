@@ -27,8 +27,8 @@ class Outbox(Protocol):
     def finished(self, message: pb.FinishedSample) -> None:
         """Reports a complete response."""
 
-    def failed(self, message: pb.FailedSample) -> bool:
-        """Reports that one sample cannot be decoded here and is not held any more; False: nobody understands that."""
+    def failed(self, message: pb.FailedSample) -> None:
+        """Reports that one sample cannot be decoded here and is not held any more."""
 
     def scored(self, message: pb.ScoredSample) -> None:
         """Reports that one task is done (or failed, or abstained) on one sample."""

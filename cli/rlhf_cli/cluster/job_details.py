@@ -27,8 +27,8 @@ Json = dict[str, Any]
 
 LOG_LINES: Final = 400
 """Lines of the coordinator's log that are read: five per iteration, and some to spare."""
-_CLOSED: Final = re.compile(r"iteration (?:\d+ \()?(\d+)(?:/| of )\d+\)?: reward (\S+), ([\d.]+) samples/s, ([\d.]+) s")
-"""The first number is the count of iterations; coordinators of earlier versions log `iteration 73/100`."""
+_CLOSED: Final = re.compile(r"iteration \d+ \((\d+) of \d+\): reward (\S+), ([\d.]+) samples/s, ([\d.]+) s")
+"""The first group is the count of iterations."""
 _LOSS: Final = re.compile(r"loss ([1-9]) of iteration (\d+): (.+)")
 LOSS_CHARACTERS: Final = 500
 """Of one loss that are shown; the coordinator says less."""

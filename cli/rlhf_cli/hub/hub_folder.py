@@ -11,9 +11,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from rlhf_api.algorithms import ModelKind
-from rlhf_api.model_folder_check import CONFIG, read_model_config
 from rlhf_api.names import ADAPTER_CONFIG, ExitCode
-from rlhf_api.weight_files import CONFIG_TYPES, INDEX, FolderError, read_weight_files
+from rlhf_api.weight_files import INDEX, FolderError, read_weight_files
 from rlhf_cli.hub.model_card import ExportedModel, generation_config, model_card
 from rlhf_cli.local.errors import RunError
 
@@ -43,8 +42,6 @@ def write_hub_folder(source: Path, target: Path, model: ExportedModel) -> None:
             (temporary / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(item, temporary / name)
         _index(source, temporary)
-        if not model.adapters:
-            _name_type(temporary)
         if not model.adapters and model.role.kind is ModelKind.POLICY and not (temporary / GENERATION).exists():
             config = json.loads((source / "config.json").read_bytes())
             (temporary / GENERATION).write_text(json.dumps(generation_config(model.job, config), indent=2) + "\n")
@@ -67,19 +64,6 @@ def _named(source: Path) -> dict[Path, str]:
     shards = [item for item, name in named.items() if name.startswith("model-stage-")]
     names = {item: f"model-{number:05d}-of-{len(shards):05d}.safetensors" for number, item in enumerate(shards, 1)}
     return {item: names.get(item, name) for item, name in named.items() if name not in (INDEX, CARD)}
-
-
-def _name_type(folder: Path) -> None:
-    """Let config.json name the type that the weights have, which a checkpoint of an earlier version did not. RunError
-    for damaged weights."""
-    try:
-        types = {entry.dtype for entry in read_weight_files(folder).tensors.values()}
-        config = read_model_config(folder)
-    except FolderError as error:
-        raise RunError(f"RUN: {error}", ExitCode.BAD_MODEL) from error
-    if len(types) == 1 and (name := CONFIG_TYPES.get(types.pop())) is not None and config.get("dtype") != name:
-        config.pop("torch_dtype", None)
-        (folder / CONFIG).write_text(json.dumps({**config, "dtype": name}, indent=2, sort_keys=True) + "\n")
 
 
 def _index(source: Path, target: Path) -> None:

@@ -65,7 +65,7 @@ class SampleRow:
     cut: bool
     """A text is longer than it is here."""
     shaped_reward: float | None = None
-    """Reward after all shaping; None: not trained on, or a table or a training rank of an earlier version."""
+    """Reward after all shaping; None: not trained on."""
 
 
 _ROWS: Final = TypeAdapter(SampleRow)

@@ -134,7 +134,7 @@ def _last_sign(state: JobState, worker: Worker, kind: CommandKind) -> float:
     if kind is CommandKind.TRAIN and worker.heartbeat.training_pieces:
         # Ranks wait for each other, so while one finishes pieces the others need not; none does beside one that hangs.
         return max(rank.last_piece for rank in state.fleet.ranks())
-    # Saving is one long computation, and so is all of an older worker's training; a clock runs on in one that hangs.
+    # Saving is one long computation; a clock runs on in one that hangs.
     return max(worker.last_progress, worker.last_computing)
 
 
@@ -162,7 +162,7 @@ def _standing_still(state: JobState, kind: CommandKind) -> str:
     training = [rank for rank in state.fleet.ranks() if rank.slow_command is not None]
     hanging = [rank.name for rank in training if not rank.heartbeat.waits_for]
     if not hanging or len(hanging) == len(training):
-        return ""  # one alone, all of an older version, or none that says so
+        return ""  # one alone, or none that says so
     return f"of its ranks {', '.join(hanging)} {'wait' if len(hanging) > 1 else 'waits'} for none of the others"
 
 

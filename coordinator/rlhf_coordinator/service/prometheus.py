@@ -42,7 +42,7 @@ _Series = Iterable[tuple[Metric, Values]]
 
 
 class JobCollector(Collector):
-    """Series of one job. Those that were there before labels came from the scrape have its name as `job` as well."""
+    """Series of one job."""
 
     def __init__(self, run: JobRun, certificates: Path | None = None) -> None:
         self._run = run
@@ -55,7 +55,6 @@ class JobCollector(Collector):
         """Yield every series."""
         run, now = self._run, time.monotonic()
         workers = settled(lambda: list(run.state.fleet))
-        more = {"job": run.context.job.name}
         for part in (
             self._progress(now),
             self._gpus(workers),
@@ -68,7 +67,7 @@ class JobCollector(Collector):
             series_of_run(run.last_metrics, [str(model) for model in run.context.graph.trained]),
         ):
             for metric, values in part:
-                yield family(metric, values, more if metric.job_label else None)
+                yield family(metric, values)
         yield from run.histograms.families()
 
     def _progress(self, now: float) -> _Series:

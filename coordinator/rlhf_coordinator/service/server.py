@@ -10,7 +10,6 @@ import contextlib
 import logging
 import time
 from collections.abc import AsyncIterator
-from functools import cache, partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -59,7 +58,7 @@ class CoordinatorService(control_pb2_grpc.CoordinatorServicer):
         self._run = run
         self._event_handlers = event_handlers
         self._batches = Batches(run)
-        self._written_job = cache(partial(written_job, run.context.job))
+        self._written_job = written_job(run.context.job)
 
     async def Session(  # noqa: N802
         self, request_iterator: AsyncIterator[pb.WorkerMessage], context: Context
@@ -73,7 +72,7 @@ class CoordinatorService(control_pb2_grpc.CoordinatorServicer):
         session = self._run.sessions.open(register.worker, number)
         reader = asyncio.create_task(self._read(session, context))
         try:
-            yield pb.CoordinatorMessage(welcome=self._welcome(register.protocol))
+            yield pb.CoordinatorMessage(welcome=self._welcome())
             while (message := await session.outgoing.get()) is not None:
                 yield message
             if session.problem:
@@ -198,13 +197,12 @@ class CoordinatorService(control_pb2_grpc.CoordinatorServicer):
         self._run.state.failure = error.failure
         self._run.wake()
 
-    def _welcome(self, reader: int) -> pb.Welcome:
+    def _welcome(self) -> pb.Welcome:
         fleet = self._run.state.fleet
         return pb.Welcome(
             coordinator_epoch=self._run.coordinator_epoch,
-            job=self._written_job(min(reader, PROTOCOL)),
+            job=self._written_job,
             protocol=PROTOCOL,
-            takes_failed_samples=True,
             trace_run=self._run.trackers.trace_run,
             heartbeat_seconds=fleet.heartbeat,
             progress_seconds=0.25 * max(1.0, len(fleet.workers) / WORKERS_PER_PROGRESS_STEP),

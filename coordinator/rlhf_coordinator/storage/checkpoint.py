@@ -35,7 +35,6 @@ _NAME: Final = re.compile(r"iteration-(\d{6,})")
 BEST_FILE: Final = "best.json"
 """Names the checkpoint of the best evaluation, beside the checkpoints."""
 _FACTS: Final = "checkpoint.json"
-_CONFIG: Final = "config.json"
 _HASH_THREADS: Final = 4
 """Hashing releases the interpreter; more than a few threads only compete for the disk."""
 _HASH_BLOCK: Final = 1 << 22
@@ -212,13 +211,6 @@ def _add_source_files(folder: Path, model: str, source: str) -> None:
         if not (folder / name).exists():
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(file, folder / name)
-    if not (folder / _CONFIG).is_file():
-        message = (
-            f"{source} is not among what the coordinator has mounted, and the ranks did not write its {_CONFIG} and "
-            "tokenizer, because their image is of an earlier version: use the worker image of the coordinator's "
-            "version, or put the model into a folder that training pods mount"
-        )
-        raise JobError("ModelMissing", message, field=field, exit_code=ExitCode.BAD_MODEL)
 
 
 def _mismatch(folder: Path, sums: Mapping[str, tuple[int, str]]) -> str | None:

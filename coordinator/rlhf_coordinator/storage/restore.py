@@ -33,8 +33,6 @@ log = logging.getLogger(__name__)
 
 LENGTHS_KEY: Final = "iterations"
 """Of the facts about the job: its number of iterations, and since which one."""
-UNSTORED: Final[dict[str, Any]] = {"spec.rollout.maxStaleness": 0, "spec.rollout.overlapTraining": "Disabled"}
-"""What versions did that did not store these names."""
 
 
 @dataclass
@@ -143,9 +141,8 @@ def _identity(context: JobContext, prompts_sha256: str) -> dict[str, Any]:
 
 
 def _same_job(old: dict[str, Any], new: dict[str, Any], folder: Path) -> None:
-    """Raise JobError unless the job is the one of the journal; a name that an older version did not store is none,
-    unless that version did what a value of it says."""
-    old = UNSTORED | old
+    """Raise JobError unless the job is the one of the journal. A name that the version before did not store is passed
+    over."""
     for name, value in new.items():
         if name in old and old[name] != value:
             changed = f"{folder} was begun with {name} = {old[name]!r}, now it is {value!r}"

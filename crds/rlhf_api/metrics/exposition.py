@@ -37,17 +37,14 @@ _Read = TypeVar("_Read")
 prometheus_client.disable_created_metrics()  # type: ignore[no-untyped-call]
 
 
-def family(metric: Metric, values: Values, more: Mapping[str, str] | None = None) -> Family:
-    """Return the series of a gauge or counter. `more`: labels that all of them have besides their own."""
-    more = more or {}
+def family(metric: Metric, values: Values) -> Family:
+    """Return the series of a gauge or counter."""
     if metric.kind is MetricKind.HISTOGRAM:
         raise ValueError(f"{metric.name} is a histogram, which is fed as things happen")
     kind = CounterMetricFamily if metric.kind is MetricKind.COUNTER else GaugeMetricFamily
-    names = (*more, *metric.label_names)
-    result = kind(metric.name.removesuffix("_total"), metric.meaning, labels=names)
-    fixed = tuple(more.values())
+    result = kind(metric.name.removesuffix("_total"), metric.meaning, labels=metric.label_names)
     for labels, value in values.items():
-        result.add_metric((*fixed, *labels), float(value))
+        result.add_metric(labels, float(value))
     return result
 
 

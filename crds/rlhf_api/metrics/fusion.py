@@ -22,7 +22,6 @@ THRESHOLD: Final = _gauge(
     meaning="Unfinished samples at which the tail moves to the pool in this iteration; 0 without fusion.",
     source="the plan of the iteration in progress",
     normal="a tenth to a third of the batch",
-    job_label=True,
 )
 POOL: Final = _gauge(
     "rlhf_fusion_pool",
@@ -32,7 +31,6 @@ POOL: Final = _gauge(
     normal="no series but in the tail of generation",
     labels=(labels.WORKER,),
     absent="the worker is not in the pool",
-    job_label=True,
 )
 POOL_WORKERS: Final = _gauge(
     "rlhf_fusion_pool_workers",
@@ -49,7 +47,6 @@ RELEASED: Final = _gauge(
     normal="no series but in the tail of generation, and while the rest is scored",
     labels=(labels.WORKER,),
     absent="the worker is not released",
-    job_label=True,
 )
 PREDICTED: Final = _gauge(
     "rlhf_fusion_predicted_seconds",
@@ -58,7 +55,6 @@ PREDICTED: Final = _gauge(
     source="the plan of the iteration in progress; 0: not predicted",
     normal="with is at most without",
     labels=(labels.FUSION,),
-    job_label=True,
 )
 LAST_MEASURED: Final = _last(
     "rlhf_fusion_last_measured_seconds",
@@ -149,7 +145,6 @@ MIGRATED: Final = _counter(
     source="answers to moves, since the coordinator started",
     normal="at most the threshold an iteration, mostly by kv",
     labels=(labels.MOVED_BY,),
-    job_label=True,
 )
 MIGRATED_BYTES: Final = _counter(
     "rlhf_migrated_bytes_total",
@@ -157,7 +152,6 @@ MIGRATED_BYTES: Final = _counter(
     meaning="KV cache moved between workers.",
     source="answers to moves, since the coordinator started",
     normal="samples moved by kv times their context",
-    job_label=True,
 )
 MIGRATION_FAILURES: Final = _counter(
     "rlhf_migration_failures_total",

@@ -21,7 +21,6 @@ ITERATION: Final = _gauge(
     meaning="Iteration in progress, from 0.",
     source="the ledger",
     normal="rises until rlhf_iterations - 1",
-    job_label=True,
 )
 ITERATIONS: Final = _gauge(
     "rlhf_iterations",
@@ -52,7 +51,6 @@ PHASE: Final = _gauge(
     source="the scheduler",
     normal="Generating, Scoring, Training and Publishing in turn",
     labels=(labels.PHASE,),
-    job_label=True,
 )
 PHASE_SINCE: Final = _gauge(
     "rlhf_phase_since_timestamp_seconds",
@@ -68,7 +66,6 @@ PHASE_SECONDS: Final = _counter(
     source="the loop, since the coordinator started",
     normal="most of it in Generating",
     labels=(labels.PHASE,),
-    job_label=True,
     absent="the coordinator was never in this phase",
 )
 LAST_PROGRESS: Final = _gauge(
@@ -91,7 +88,6 @@ COORDINATOR_EPOCH: Final = _gauge(
     meaning="Starts of the job's coordinator.",
     source="the journal",
     normal="1, and one more for each restart",
-    job_label=True,
 )
 
 # ---------------------------------------------------------------- where time and GPUs go
@@ -150,5 +146,4 @@ WORKER_IDLE: Final = _gauge(
     normal="below 0.3 for generation workers until the tail",
     labels=(labels.WORKER,),
     absent="the worker holds no session",
-    job_label=True,
 )

@@ -102,8 +102,6 @@ class Metric:
     """The name in metrics.jsonl and TensorBoard of the same number; `{model}` and the like stand for a label."""
     one_a_set: bool = False
     """Of all combinations of its last label only one has a series at a time, such as the phase that a job is in."""
-    job_label: bool = False
-    """Series have the label `job` (of a coordinator) or `name` (of the operator) as well, until the next version."""
 
     def __post_init__(self) -> None:
         stem = self.name.removesuffix("_total")

@@ -112,7 +112,6 @@ CONDITION: Final = _gauge(
     normal="Running is True, Failed is False",
     labels=(*labels.JOB, labels.CONDITION, labels.STATUS),
     one_a_set=True,
-    job_label=True,
 )
 PHASE: Final = _gauge(
     "rlhf_job_phase",
@@ -165,7 +164,6 @@ PODS: Final = _gauge(
     normal="all Running while the job is Running",
     labels=(*labels.JOB, labels.POD_GROUP, labels.POD_PHASE),
     absent="no pod of this group is in this phase",
-    job_label=True,
 )
 GPUS_REQUESTED: Final = _gauge(
     "rlhf_job_gpus_requested",
@@ -190,7 +188,6 @@ RESTARTS: Final = _counter(
     source="status.restarts",
     normal="disruptions as often as nodes are drained; failures at most a few",
     labels=(*labels.JOB, labels.RESTART),
-    job_label=True,
 )
 MEMORY_KILLS: Final = _counter(
     "rlhf_job_out_of_memory_kills_total",
@@ -226,7 +223,6 @@ POOL: Final = _gauge(
     normal="0 but in the tail of generation",
     labels=labels.JOB,
     absent="the coordinator did not answer yet",
-    job_label=True,
 )
 THRESHOLD: Final = _gauge(
     "rlhf_pool_threshold",
@@ -236,7 +232,6 @@ THRESHOLD: Final = _gauge(
     normal="a tenth to a third of the batch; 0 without fusion",
     labels=labels.JOB,
     absent="the coordinator did not answer yet",
-    job_label=True,
 )
 POOL_DESIRED: Final = _gauge(
     "rlhf_pool_desired_replicas",
@@ -246,7 +241,6 @@ POOL_DESIRED: Final = _gauge(
     normal="what the manifest says",
     labels=(*labels.JOB, labels.RESIZED_GROUP),
     absent="the job has no such group",
-    job_label=True,
 )
 STREAMS: Final = _gauge(
     "rlhf_controlplane_streams",
@@ -256,7 +250,6 @@ STREAMS: Final = _gauge(
     normal="all workers of the job",
     labels=labels.JOB,
     absent="the coordinator did not answer yet",
-    job_label=True,
 )
 RESIZE_SECONDS: Final = _histogram(
     "rlhf_pool_resize_duration_seconds",

@@ -53,8 +53,6 @@ nothing is 0 for want of one. Series of a worker go with the worker, those of a 
 
 **Labels that the scrape adds.** `rlhf_job`, `namespace` and `pod` of a job's process come from its pod, so no code of a
 user can give its series another job's. The operator, which speaks of all jobs, sets `namespace` and `rlhf_job` itself.
-Metrics marked ¹ have the job's name as a label `job` (coordinator) or `name` (operator) as well, as before; those two
-labels go with the next minor version.
 
 **From a number to what it was measured on.** Buckets of histograms carry exemplars (worker, iteration, sample) for a
 Prometheus that asks for OpenMetrics and has `--enable-feature=exemplar-storage`; `timeline.json` of the run has them
@@ -92,14 +90,13 @@ def _section(module: ModuleType) -> Iterator[str]:
 
 
 def _row(metric: Metric) -> str:
-    mark = "¹" if metric.job_label else ""
     notes = f" Absent: {metric.absent}." if metric.absent else ""
     labels = ", ".join(f"`{label.name}`" for label in metric.labels)
     source = metric.source + (f"; `{metric.run_metric}` in metrics.jsonl" if metric.run_metric else "")
     if metric.buckets:
         source += f"; buckets {metric.buckets[0]:g} to {metric.buckets[-1]:g}"
     cells = (
-        f"`{metric.name}`{mark}",
+        f"`{metric.name}`",
         f"{metric.kind}, {metric.unit}",
         labels,
         metric.meaning + notes,

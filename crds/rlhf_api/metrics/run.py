@@ -21,7 +21,6 @@ ITERATION_METRIC: Final = _gauge(
     source="metrics.jsonl",
     normal="read the metrics that have names of their own; this one is for what a user's algorithm adds",
     labels=(labels.RUN_METRIC,),
-    job_label=True,
 )
 ITERATION_LAST: Final = _gauge(
     "rlhf_iteration_last_seconds",

@@ -23,7 +23,6 @@ SAMPLES: Final = _gauge(
     source="the ledger",
     normal="move from queued to scored in each iteration",
     labels=(labels.SAMPLE_STATE,),
-    job_label=True,
 )
 UNFINISHED: Final = _gauge(
     "rlhf_unfinished_samples",
@@ -31,7 +30,6 @@ UNFINISHED: Final = _gauge(
     meaning="Samples of the iteration whose response is not complete.",
     source="the ledger",
     normal="falls to 0 in each iteration; its last part is the tail",
-    job_label=True,
 )
 TOKENS: Final = _counter(
     "rlhf_tokens_total",
@@ -39,7 +37,6 @@ TOKENS: Final = _counter(
     meaning="Response tokens decoded, since the coordinator started.",
     source="progress of samples",
     normal="a steady rate in Generating",
-    job_label=True,
 )
 FINISHED: Final = _counter(
     "rlhf_finished_samples_total",
@@ -47,7 +44,6 @@ FINISHED: Final = _counter(
     meaning="Responses finished, since the coordinator started.",
     source="finished samples that were taken in",
     normal="the batch size an iteration",
-    job_label=True,
 )
 TRUNCATED: Final = _counter(
     "rlhf_truncated_samples_total",
@@ -191,7 +187,6 @@ WORKER_RESTARTS: Final = _counter(
     source="registrations, since the coordinator started",
     normal="0 but for drained nodes and faults",
     labels=(labels.WORKER,),
-    job_label=True,
 )
 WORKER_STATE: Final = _gauge(
     "rlhf_worker_state",
@@ -201,7 +196,6 @@ WORKER_STATE: Final = _gauge(
     normal="Ready or Busy",
     labels=(labels.WORKER, labels.WORKER_STATE),
     one_a_set=True,
-    job_label=True,
 )
 WORKER_TOKENS: Final = _gauge(
     "rlhf_worker_tokens_per_second",
@@ -210,7 +204,6 @@ WORKER_TOKENS: Final = _gauge(
     source="heartbeats",
     normal="alike for all workers of a group until the tail",
     labels=(labels.WORKER,),
-    job_label=True,
 )
 PREFIX_CACHE: Final = _gauge(
     "rlhf_prefix_cache_bytes",
@@ -220,7 +213,6 @@ PREFIX_CACHE: Final = _gauge(
     normal="falls to 0 in each iteration",
     labels=(labels.WORKER,),
     absent="the worker scores nothing early",
-    job_label=True,
 )
 STALE: Final = _counter(
     "rlhf_stale_messages_total",
@@ -228,7 +220,6 @@ STALE: Final = _counter(
     meaning="Messages about samples that were dropped, because another lease is in force.",
     source="the event handlers",
     normal="0; a few after moves and lost workers",
-    job_label=True,
 )
 MESSAGES: Final = _counter(
     "rlhf_messages_total",
@@ -236,7 +227,6 @@ MESSAGES: Final = _counter(
     meaning="Messages of workers that were taken in.",
     source="the event handlers",
     normal="four a second for each sample that is decoded; fewer with hundreds of workers",
-    job_label=True,
 )
 BAD_MESSAGES: Final = _counter(
     "rlhf_bad_messages_total",

@@ -20,7 +20,6 @@ WEIGHT_VERSION: Final = _gauge(
     meaning="Weight version the job has reached; version i + 1 is the outcome of iteration i.",
     source="the ledger",
     normal="one more each iteration",
-    job_label=True,
 )
 WEIGHT_UPDATE: Final = _histogram(
     "rlhf_weight_update_seconds",
@@ -64,7 +63,6 @@ CHECKPOINT_VERSION: Final = _gauge(
     meaning="Weight version of the newest complete checkpoint; 0 without one.",
     source="the checkpoint folder",
     normal="at most rlhf_checkpoint_interval_iterations behind rlhf_weight_version",
-    job_label=True,
 )
 CHECKPOINT_INTERVAL: Final = _gauge(
     "rlhf_checkpoint_interval_iterations",
@@ -138,7 +136,6 @@ JOURNAL_BYTES: Final = _counter(
     meaning="Bytes journaled, since the coordinator started.",
     source="the journal",
     normal="tokens and scores of every sample: some 20 bytes a token",
-    job_label=True,
 )
 DISK_FREE: Final = _gauge(
     "rlhf_disk_free_bytes",

@@ -136,7 +136,6 @@ GROUP_RESTARTS: Final = _counter(
     meaning="Restarts of the training group, since the coordinator started.",
     source="the scheduler",
     normal="one for each lost rank",
-    job_label=True,
 )
 GROUP_EPOCH: Final = _gauge(
     "rlhf_training_group_epoch",

@@ -39,7 +39,7 @@ SCRAPED: Final = {
 }
 """Annotations by which a Prometheus without its operator finds what to scrape; a template may say otherwise."""
 NOT_SCRAPED: Final = {"prometheus.io/scrape": "false"}
-"""Of a job without metrics. Pods of earlier versions have neither, and are scraped."""
+"""Of a job without metrics."""
 STAYS: Final = {"cluster-autoscaler.kubernetes.io/safe-to-evict": "false", "karpenter.sh/do-not-disrupt": "true"}
 """Annotations of pods whose end costs the whole job time: autoscalers remove other nodes. A template may say otherwise;
 a drain by hand, and a node that is sick, end them all the same."""
@@ -52,7 +52,7 @@ PROBE_TIMEOUT_SECONDS: Final = 10
 START_PROBE_SECONDS: Final = 2
 """A container counts as ready after the first answer, which comes within a second of its start."""
 START_SECONDS: Final = 1800
-"""An image from before `/livez` answers only when torch is loaded, or the journal and its checkpoints are read."""
+"""Far beyond what the start of a process needs before it answers."""
 THREAD_VARIABLES: Final = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS")
 
 POD_SECURITY: Final = {

@@ -1,4 +1,4 @@
-"""What a kubelet hears from a process of a job: alive, stuck, starting; and from one of the version before."""
+"""What a kubelet hears from a process of a job: alive, stuck, starting."""
 
 import asyncio
 import logging
@@ -113,14 +113,3 @@ async def test_a_computation_on_another_thread_is_no_hang_and_one_on_the_loop_is
     clock.now += STALE_SECONDS + 1  # nothing is awaited: the loop is stuck here
     assert ask(endpoint.port)[0] == 503
     beating.cancel()
-
-
-def test_an_image_from_before_answers_the_question_as_one_that_lives() -> None:
-    """It served metrics in this way, on every path: a probe does not end its pods."""
-    server, thread = prometheus_client.start_http_server(0, "127.0.0.1", prometheus_client.CollectorRegistry())
-    try:
-        assert ask(server.server_port)[0] == 200
-    finally:
-        server.shutdown()
-        server.server_close()
-        thread.join()

@@ -2,10 +2,8 @@
 
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
-import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -14,9 +12,7 @@ from rlhf_api import manifest, protocol, worker_roles
 from rlhf_api.problems import ManifestError
 from rlhf_api.protocol import PROTOCOL, mismatch
 from rlhf_api.schedule import ScheduleTable
-from rlhf_api.structural_schema import without_nulls
 
-PREVIOUS = Path(__file__).parents[1] / "operator/reconcile/previous/objects.yaml"
 PPO = (Path(__file__).parents[3] / "examples/ppo.yaml").read_text()
 
 
@@ -51,52 +47,12 @@ def test_a_schedule_of_a_newer_coordinator_is_read() -> None:
     assert ScheduleTable.model_validate_json(json.dumps(table)).rows[0][0].kind == "F"
 
 
-def test_a_worker_before_the_number_is_told_the_fields_it_knows_and_no_other() -> None:
-    """The job.json that its operator wrote has every field it knew."""
-    previous = yaml.safe_load(PREVIOUS.read_text())["objects"]["ConfigMap/job-job"]["data"]["job.json"]
-    job = protocol.read_job(json.loads(previous))
-    written, known = (json.loads(protocol.written_job(job, 0)), without_nulls(json.loads(previous)))
-    assert paths(written["spec"]) <= paths(known["spec"])
-    assert written["spec"] == known["spec"]
-    assert paths(json.loads(protocol.written_job(job, PROTOCOL))["spec"]) > paths(written["spec"])
-
-
-def test_the_words_of_modes_before_are_read_and_told_to_those_who_know_no_others() -> None:
-    previous = yaml.safe_load(PREVIOUS.read_text())["objects"]["ConfigMap/job-job"]["data"]["job.json"]
-    assert json.loads(previous)["spec"]["inference"]["overlap"] == "On"
-    job = protocol.read_job(json.loads(previous))
-    assert (job.spec.inference.overlap, job.spec.fusion.inter_stage.mode) == ("Enabled", "Disabled")
-    assert json.loads(protocol.written_job(job, 0))["spec"]["inference"]["overlap"] == "On"
-    assert json.loads(protocol.written_job(job, PROTOCOL))["spec"]["inference"]["overlap"] == "Enabled"
-
-
-def test_a_worker_that_knows_no_fixed_drafts_is_told_to_choose() -> None:
-    previous = yaml.safe_load(PREVIOUS.read_text())["objects"]["ConfigMap/job-job"]["data"]["job.json"]
-    document = json.loads(previous)
-    document["spec"]["generation"]["speculation"] = {"mode": "Fixed", "maxTokens": 3}
-    job = protocol.read_job(document)
-    assert json.loads(protocol.written_job(job, 0))["spec"]["generation"]["speculation"] == {"mode": "Auto"}
-    written = json.loads(protocol.written_job(job, PROTOCOL))["spec"]["generation"]["speculation"]
-    assert (written["mode"], written["maxTokens"]) == ("Fixed", 3)
-
-
-def paths(value: Any, path: str = "") -> set[str]:
-    if isinstance(value, dict):
-        return {below for name, item in value.items() for below in (f"{path}.{name}", *paths(item, f"{path}.{name}"))}
-    return {below for item in value for below in paths(item, f"{path}[]")} if isinstance(value, list) else set()
-
-
-def test_roles_of_a_worker_are_written_for_both_neighbours_and_read_from_either() -> None:
+def test_roles_of_a_worker_are_read_as_they_were_written_and_an_unknown_one_is_refused() -> None:
     state = pb.WorkerState()
     worker_roles.write_roles(state, ["inference", "generation"])
-    assert (state.role, list(state.roles)) == (
-        "generation+inference",
-        [pb.WORKER_ROLE_GENERATION, pb.WORKER_ROLE_INFERENCE],
-    )
-    before = pb.WorkerState(role="generation+inference")
-    after = pb.WorkerState(roles=state.roles)
-    assert worker_roles.roles_of(before) == worker_roles.roles_of(after) == worker_roles.roles_of(state)
+    assert list(state.roles) == [pb.WORKER_ROLE_GENERATION, pb.WORKER_ROLE_INFERENCE]
+    assert worker_roles.roles_of(state) == {"generation", "inference"}
     assert worker_roles.roles_of(pb.WorkerState()) == frozenset()
-    for unknown in (pb.WorkerState(role="generation+king"), pb.WorkerState(roles=[99]), pb.WorkerState(roles=[0])):  # type: ignore[list-item] # a number of another version
+    for unknown in (pb.WorkerState(roles=[99]), pb.WorkerState(roles=[0])):  # type: ignore[list-item] # a number of another version
         with pytest.raises(ValueError, match="must be of generation, inference, training"):
             worker_roles.roles_of(unknown)

@@ -5,7 +5,6 @@ from typing import Any
 
 from tests.support.simulated_cluster import CONFIG_MAP, IMAGES, SimulatedCluster
 
-from rlhf_api.names import Group
 from rlhf_operator.job_revisions import NOTHING, JobRevisions
 from rlhf_operator.reconcile import ObservedPod, pod_of
 
@@ -20,7 +19,7 @@ class Store:
 
     async def get(self, kind: str, namespace: str, name: str) -> Json | None:
         self.asked.append(f"{kind} {name}")
-        return self.cluster.pods.get(name) if kind == "Pod" else self.cluster.bodies.get((kind, name))
+        return self.cluster.bodies.get((kind, name))
 
 
 def known(revisions: JobRevisions, cluster: SimulatedCluster) -> Any:
@@ -48,15 +47,3 @@ def test_a_config_map_is_read_when_it_is_news_and_a_job_that_has_none_costs_noth
     del cluster.applied[CONFIG_MAP], cluster.bodies[CONFIG_MAP]
     assert known(revisions, cluster).data, "deleted, and this process still knows it"
     assert len(store.asked) == 2
-
-
-def test_of_a_job_without_a_revision_one_pod_of_each_group_is_read() -> None:
-    cluster = SimulatedCluster()
-    cluster.images = IMAGES
-    cluster.begin()
-    del cluster.job["status"]["revision"]
-    store = Store(cluster)
-    result = known(JobRevisions(store), cluster)  # type: ignore[arg-type]
-    pods = ["Pod job-coordinator", "Pod job-generation-0", "Pod job-inference-0", "Pod job-training-0"]
-    assert store.asked == ["ConfigMap job-job", *pods]
-    assert result.running[Group.COORDINATOR].image == IMAGES.coordinator

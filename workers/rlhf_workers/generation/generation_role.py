@@ -155,8 +155,9 @@ class GenerationRole:
         try:
             report = self._engine.step()
         except EngineError as error:
-            if error.key is None or not self._fail_sample(error.key, _work_error(error).failure, outbox):
+            if error.key is None:
                 raise _work_error(error) from error
+            self._fail_sample(error.key, _work_error(error).failure, outbox)
             return True
         end_ns = self._clock_ns()
         outbox.count(report.decoded)
@@ -302,14 +303,14 @@ class GenerationRole:
         result = pb.MeasureResult(measurement_id=command.measure.measurement_id, generation=message)
         yield pb.CommandDone(command_id=command.id, measure=result)
 
-    def _fail_sample(self, key: SampleKey, failure: pb.Failure, outbox: Outbox) -> bool:
-        """Let go of one sample, so that the others go on; False: the coordinator does not understand that."""
+    def _fail_sample(self, key: SampleKey, failure: pb.Failure, outbox: Outbox) -> None:
+        """Let go of one sample, so that the others go on."""
         self._migrations.stop([key], "decoding it failed")
         self.receiver.fence([key])
         message = pb.FailedSample(key=key_message(key), failure=failure)
         for response in self._engine.withdraw([key]):
             message.progress.CopyFrom(progress_message(response))
-        return outbox.failed(message)
+        outbox.failed(message)
 
     def _withdraw(self, command: pb.Withdraw) -> pb.WithdrawResult:
         keys = [key_of(key) for key in command.keys]

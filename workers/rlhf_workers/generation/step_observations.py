@@ -52,8 +52,7 @@ class _Rebuilding:
             self.tokens += _keys_of_samples(report) * known
 
     def attributes(self) -> dict[str, str]:
-        """Return the attributes of the span; none when no cache was built. A coordinator of the version before reads
-        them."""
+        """Return the attributes of the span; none when no cache was built."""
         if not self.passes:
             return {}
         return {

@@ -46,12 +46,10 @@ def save(trainer: Trainer, folder: Path, version: int) -> list[pb.CheckpointFile
     if trainer.draft is not None:
         files += save_draft(trainer.draft, folder)
     if trainer.layout.rank == 0:
-        of_algorithm = trainer.algorithm.state()
         state = {
-            **of_algorithm,  # where versions before the registry of algorithms look for klCoefficient
             "version": version,
             "steps": trainer.progress.steps,
-            "algorithm": of_algorithm,
+            "algorithm": trainer.algorithm.state(),
             "horizon": asdict(trainer.progress.horizon),
             "nonFiniteSteps": asdict(trainer.progress.non_finite),
             "heldSteps": trainer.progress.held_steps,
@@ -83,8 +81,8 @@ def restore(trainer: Trainer, folder: Path, version: int) -> None:
     """Read optimizer, progress and algorithm of a checkpoint into a trainer whose stages hold its weights."""
     try:
         state = json.loads((folder / STATE_FILE).read_text(encoding="utf-8"))
-        held, trainer.progress = state["version"], _progress(state, trainer.progress.horizon)
-        trainer.algorithm.restore(state.get("algorithm", state))
+        held, trainer.progress = state["version"], _progress(state)
+        trainer.algorithm.restore(state["algorithm"])
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise _corrupt(folder, f"{STATE_FILE} cannot be read: {error!r}") from error
     if held != version:
@@ -94,11 +92,9 @@ def restore(trainer: Trainer, folder: Path, version: int) -> None:
         optimizer.load_state(TensorFolder(files, CHECKPOINT_FIELD), trainer.progress.steps - trainer.held_steps(model))
 
 
-def _progress(state: dict[str, Any], horizon: Horizon) -> TrainingProgress:
-    """Return the progress; of older checkpoints, which lack them, with `horizon` and without a skipped or held step."""
-    non_finite = NonFiniteSteps(**state.get("nonFiniteSteps", {}))
-    horizon = Horizon(**state["horizon"]) if "horizon" in state else horizon
-    return TrainingProgress(int(state["steps"]), horizon, non_finite, int(state.get("heldSteps", 0)))
+def _progress(state: dict[str, Any]) -> TrainingProgress:
+    horizon, non_finite = Horizon(**state["horizon"]), NonFiniteSteps(**state["nonFiniteSteps"])
+    return TrainingProgress(int(state["steps"]), horizon, non_finite, int(state["heldSteps"]))
 
 
 def _corrupt(folder: Path, why: str) -> WorkError:

@@ -7,7 +7,7 @@ Rule: the count only grows, is written by the compute thread alone and read by a
 """
 
 _finished = 1
-"""From 1, because 0 is what a worker that does not count says."""
+"""From 1, because 0 is what a worker without training says."""
 
 
 def piece_finished() -> None:

@@ -180,14 +180,12 @@ def batch_from(
     samples: Iterable[pb.TrainSample],
     size: int,
     needed: Sequence[SampleField],
-    max_response_tokens: int | None = None,
     parts: Mapping[str, str] = NO_PARTS,
     holes: bool = False,
     version: int | None = None,
 ) -> TrainingBatch:
     """Return a batch of `size` samples in sample order; every one that did not abstain has the `needed` fields, and a
-    response. `max_response_tokens`: of the job; by it a response is judged whose end the coordinator does not say, as
-    it is older than the field: what is shorter has stopped. None: of such nothing is taken to be cut. `parts`: name of
+    response. `parts`: name of
     one of several rewards -> its field, which a sample has unless it abstained. `holes`: responses have tokens that an
     environment wrote, by their log-probability; they are outside `mask`. `version`: of the weights that are trained,
     where samples are carried from iteration to iteration and tokens may be of an earlier one.
@@ -230,7 +228,7 @@ def batch_from(
         groups=torch.tensor([sample.group for sample in ordered]),
         rewards=next(iter(rewards.values()), torch.zeros(size)),
         valid=valid,
-        finished=torch.tensor([_finished(sample, max_response_tokens) for sample in ordered]),
+        finished=torch.tensor([_finished(sample) for sample in ordered]),
         fields=fields | _staleness(ordered, longest, version),
         parts={part: torch.tensor([_part(sample, name) for sample in ordered]) for part, name in parts.items()},
         judged=rewards,
@@ -312,16 +310,13 @@ def micro_batch(
     )
 
 
-def _finished(sample: pb.TrainSample, limit: int | None) -> bool:
+def _finished(sample: pb.TrainSample) -> bool:
     if sample.finish_reason not in FINISH_REASONS:
         wanted = ", ".join(FINISH_REASONS[1:])
         raise _incomplete(
             f"sample {sample.sample}: finish_reason is {sample.finish_reason[:20]!r}, not one of {wanted}"
         )
-    if sample.finish_reason:
-        return sample.finish_reason == "stop"
-    length = sample.response.shape[0]
-    return length > 0 and (limit is None or length < limit)
+    return sample.finish_reason != "length" and sample.response.shape[0] > 0
 
 
 def _ints(sample: pb.TrainSample, array: pb.Array, name: str, least: int = 1) -> npt.NDArray[np.int32]:

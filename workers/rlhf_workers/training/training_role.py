@@ -222,7 +222,7 @@ class TrainingRole:
         holes = spec.rollout.environment is not None
         version = iteration if spec.rollout.may_be_stale else None
         fields, parts = graph.batch_fields, graph.reward_parts
-        given = batch_from(samples, samples_of_batch(spec), fields, longest, parts, holes, version)
+        given = batch_from(samples, samples_of_batch(spec), fields, parts, holes, version)
         batch, shaping = shaped(given, spec.reward_shaping, graph.combination, longest)
         if has_greedy_baseline(spec):
             batch = without_greedy(batch, samples_per_prompt(spec))

@@ -40,7 +40,7 @@ class Samples {
     drawTicks(context, this.axis, width, height, this.store.first);
     if (!one) {
       context.fillStyle = '#667085';
-      context.fillText('nothing is recorded of the samples of this iteration: it is not finished, spec.metrics is Disabled, or an earlier version ran it', LEFT + 8, TOP + 24);
+      context.fillText('nothing is recorded of the samples of this iteration: it is not finished, or spec.metrics is Disabled', LEFT + 8, TOP + 24);
       return;
     }
     const places = this.places(), tall = this.lines(one), rectangles = new Rectangles(), ticks = new Rectangles();

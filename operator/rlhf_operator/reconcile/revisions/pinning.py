@@ -6,7 +6,7 @@
   it is stored now, both read by this version: so a default that is new is none. What the edit changes in what this
   version makes is changed in what the revision holds; the rest stays as it is. A field that the revision's version did
   not know waits for the next start.
-- A job that runs without a revision gets one from what runs (`adoption`): no pod is replaced by that.
+- A job that runs and whose revision is lost gets one that this version makes, with the images that its status names.
 
 Rule: pure. A rule that a newer version adds does not stop a job that runs: an edit is refused for what it breaks
 itself. When the operator dies after the status of a start was written and before its ConfigMap, a job may start by the
@@ -21,8 +21,7 @@ from typing import Any, Final
 
 from pydantic import ValidationError
 
-from rlhf_api import manifest, mode_words, protocol
-from rlhf_api.conditions import ConditionType
+from rlhf_api import manifest, protocol
 from rlhf_api.job import RLHFJob
 from rlhf_api.names import Group
 from rlhf_api.nesting import too_deep
@@ -37,12 +36,10 @@ from rlhf_operator.reconcile.last_applied import fingerprint
 from rlhf_operator.reconcile.observed.observed_job import ObservedJob
 from rlhf_operator.reconcile.observed.stored_revision import StoredRevision
 from rlhf_operator.reconcile.parsed_job import REMEMBERED, ParsedJob, parse_job
-from rlhf_operator.reconcile.revisions.adoption import adopt
 from rlhf_operator.reconcile.revisions.revision import (
     Revision,
     digest,
     digests,
-    document_of,
     shapes,
     spares,
     spec_schema,
@@ -85,16 +82,23 @@ def pin_revision(parsed: ParsedJob, stored: Mapping[str, Any], observed: Observe
     """Return a stored job with the revision that it is to have."""
     if parsed.job is None and (stored.get(UNREADABLE) or too_deep(dict(stored))):
         return _without(parsed)
-    status = stored.get("status") or {}
+    status, images = stored.get("status") or {}, observed.images
     if observed.pods or status.get("startTime"):
         held = _held(_text(stored), observed.stored_revision, digests(status), observed.home)
         if held is not None:
             return held
-        if observed.pods or document_of(observed.stored_revision):
-            return _adopted(parsed, stored, observed)
+        images = _started_by(status, images)
     if not parsed.planned:
         return _without(parsed)
-    return _started(_text(stored), observed.images, observed.home)
+    return _started(_text(stored), images, observed.home)
+
+
+def _started_by(status: Mapping[str, Any], images: Images) -> Images:
+    """Return the images that the status of a job names, else `images`. The user is the one of now."""
+    named = status.get("revision")
+    if not named:
+        return images
+    return Images(named["coordinatorImage"], named["workerImage"], images.user, named.get("vllmWorkerImage", ""))
 
 
 def _without(parsed: ParsedJob) -> PinnedJob:
@@ -162,7 +166,7 @@ def _edited(then: RLHFJob, now: RLHFJob, stored: Json, revision: Revision) -> Re
     base = json.loads(revision.document)
     written = carried(base, document(then), document(now))
     spec = known(written["spec"], base["spec"], spec_schema())[0]
-    written = {**written, "spec": mode_words.like(base["spec"], spec)}
+    written = {**written, "spec": spec}
     requests_hash = revision.requests_hash
     if not members.counts(then).keys() <= revision.pods.keys() or (
         members.requests_hash(then, revision.pods) != members.requests_hash(now, pods)
@@ -183,31 +187,6 @@ def _carried(
         elif group not in changed:
             pods[group] = held[group]
     return pods
-
-
-def _adopted(parsed: ParsedJob, stored: Mapping[str, Any], observed: ObservedJob) -> PinnedJob:
-    """Return the job with a revision that is made from what runs."""
-    job = parsed.job if parsed.planned else read(stored)
-    if job is None:
-        return _without(parsed)
-    revision = adopt(job, json.loads(_text(stored)), stored.get("status") or {}, observed)
-    held = _of(job, revision, observed.home)
-    if parsed.planned:
-        return held
-    if _accepted(stored) and members.counts(job).keys() <= revision.pods.keys():
-        return replace(held, note=_goes_on(parsed))
-    return replace(held, job=parsed.job, problem=parsed.problem, reason=parsed.reason)
-
-
-def _accepted(stored: Mapping[str, Any]) -> bool:
-    """Return whether an operator has accepted the job as its user has it now."""
-    status = stored.get("status") or {}
-    planned = any(
-        (condition.get("type"), condition.get("status")) == (ConditionType.PLANNED, "True")
-        for condition in status.get("conditions") or []
-    )
-    generation = stored["metadata"].get("generation")
-    return planned and generation is not None and status.get("observedGeneration") == generation
 
 
 def _goes_on(parsed: ParsedJob) -> str:

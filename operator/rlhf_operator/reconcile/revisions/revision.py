@@ -16,9 +16,9 @@ import json
 import zlib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any, Final
+from typing import Any, Final
 
-from pydantic import AliasChoices, BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict
 
 from rlhf_api.job import RLHFJob
 from rlhf_api.names import Group
@@ -41,13 +41,10 @@ class RevisionFile(BaseModel):
 
     model_config = ConfigDict(extra="ignore", frozen=True, strict=True)
 
-    coordinator_image: Annotated[str, Field(validation_alias=AliasChoices("coordinator_image", "operator_image"))]
-    """The version before had one image for operators and coordinators."""
+    coordinator_image: str
     worker_image: str
     vllm_worker_image: str = ""
-    """Revisions of before there was one have that of all workers."""
     run_as_user: int | None = USER_ID
-    """Revisions of before the installation could name one have that of the images."""
     job: Json
     """The RLHFJob as it was stored when this was written, without its status."""
     pods: dict[str, Json]
@@ -138,15 +135,6 @@ def trusted(kept: StoredRevision, vouched: tuple[str, ...]) -> Revision | None:
         return None
     images = Images(content.coordinator_image, content.worker_image, content.run_as_user, content.vllm_worker_image)
     return Revision(images, content.job, data[JOB_KEY], pods, spares, content.ranks, hashes, content.claims)
-
-
-def document_of(kept: StoredRevision) -> Json:
-    """Return the resolved job that the ConfigMap holds; {} when it has none that can be read."""
-    try:
-        document = json.loads(kept.data.get(JOB_KEY, ""))
-    except (ValueError, RecursionError):
-        return {}
-    return document if isinstance(document, dict) else {}
 
 
 def shapes(job: RLHFJob, images: Images) -> dict[Group, Json]:

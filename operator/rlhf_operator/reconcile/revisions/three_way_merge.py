@@ -76,20 +76,3 @@ def known(document: Any, base: Any, schema: Mapping[str, Any], path: str = "") -
         kept[name], more = known(value, base[name], fields.get(name, {}), below)
         left_out += more
     return kept, left_out
-
-
-def adopted(base: Any, now: Any, said: Any, schema: Mapping[str, Any]) -> Any:
-    """Return `base` with the values of `now` that the user's object `said` holds itself, and that `base` has a place
-    for: what a job of an earlier version runs by, when it is not known what its user said at its start.
-
-    A value that is the schema's default was written by the API server, for all that can be known.
-    """
-    if base == now or said is _ABSENT or said == schema.get("default", _ABSENT):
-        return base
-    fields = schema.get("properties")
-    if not all(isinstance(value, dict) for value in (base, now, said)) or fields is None or schema.get(OPEN):
-        return now
-    return {
-        name: adopted(value, now[name], said.get(name, _ABSENT), fields.get(name, {})) if name in now else value
-        for name, value in base.items()
-    }

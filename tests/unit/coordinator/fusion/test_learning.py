@@ -135,10 +135,9 @@ def test_observations_reach_all_that_learn_from_them(run: JobRun, handlers: Even
 
 
 def test_nobody_learns_from_a_span(run: JobRun, handlers: EventHandlers, tracker: SpansInMemory) -> None:
-    """Also what a worker of the version before does: it sends spans with these attributes, and no observation."""
     attributes = {"steps": "100", "rows": "12.50", "context": "300", "prefill_seconds": "0.100", "tokens": "1250"}
     before = repr((run.state.fusion, run.state.incremental, run.times))
-    for name in ("decode", "prefill", "score/values", "score-prefix/values", "park/generation", "wake/generation"):
+    for name in ("decode", "prefill", "score/values", "score-prefix/values", "offload/generation", "onload/generation"):
         span = pb.Span(worker="generation-0", name=name, start_ns=1, end_ns=5, attributes=attributes)
         handlers.message("generation-0", pb.WorkerMessage(span=span))
     assert repr((run.state.fusion, run.state.incremental, run.times)) == before

@@ -89,8 +89,11 @@ def test_what_a_worker_says_every_day_passes() -> None:
         ("state.group_epoch", pb.WorkerState(group_epoch=2**31 - 1)),
         ("state: version 101 of actor", pb.WorkerState(versions={"actor": 101})),
         ("state: version 101 of trained_version", pb.WorkerState(trained_version=101)),
-        ("state.roles is training, and generation-2 holds no training rank", pb.WorkerState(role="training")),
-        ("state.role is 'king'", pb.WorkerState(role="king")),
+        (
+            "state.roles is training, and generation-2 holds no training rank",
+            pb.WorkerState(roles=[pb.WORKER_ROLE_TRAINING]),
+        ),
+        ("state.roles holds 0", pb.WorkerState(roles=[pb.WORKER_ROLE_UNSPECIFIED])),
     ],
 )
 def test_a_worker_cannot_be_what_its_place_is_not(start: str, state: pb.WorkerState) -> None:

@@ -7,6 +7,7 @@ from tests.support.coordinated import make_job
 from tests.support.job_states import NOW, decided, finish_all, kinds, pend, ready_state
 
 from rlhf_api import control_pb2 as pb
+from rlhf_api.worker_roles import WIRE
 from rlhf_coordinator.scheduling import decisions as d
 from rlhf_coordinator.scheduling import iteration, waits
 from rlhf_coordinator.scheduling.facts import derive
@@ -121,9 +122,7 @@ def test_a_coordinator_that_comes_back_knows_a_train_from_a_load(
 ) -> None:
     state = together(context)
     finish_all(state)
-    reported = pb.WorkerState(
-        role="+".join(sorted(EVERY)), versions={"actor": 1, "critic": 1}, trained_version=1, group_epoch=1
-    )
+    reported = pb.WorkerState(roles=WIRE.values(), versions={"actor": 1, "critic": 1}, trained_version=1, group_epoch=1)
     reported.busy, reported.command_id, reported.command = True, 7, command
     busy = pb.Register(worker="generation-0", group="generation", index=0, incarnation="1", state=reported)
     state.fleet.register(busy, 9, NOW)

@@ -214,7 +214,7 @@ def test_ranks_none_of_which_finishes_a_piece_of_training_restart_though_their_c
     assert told_to_restart((9, 5), (limit - 1, 0)) == ["training-0", "training-1"]
     assert told_to_restart((9, 5), (limit + 1, 0)) == [], "one gets on, so the other may wait for it"
     assert told_to_restart((1, 1), (-500, -500)) == ["training-0", "training-1"], "not even the first piece"
-    assert told_to_restart((0, 0), (0, 0)) == [], "workers of an earlier version do not count"
+    assert told_to_restart((0, 0), (0, 0)) == [], "the first piece is not counted yet"
 
 
 def test_ranks_that_trained_before_hang_when_they_stand_still_for_much_longer_than_ever(tmp_path: Path) -> None:

@@ -50,7 +50,7 @@ class Listener:
         """Begin a session, as who has nothing."""
         run, number = self._run, self._run.sessions.number()
         worker = run.state.fleet.workers[self.name]
-        state = pb.WorkerState(role="generation", versions={"actor": 0})
+        state = pb.WorkerState(roles=[pb.WORKER_ROLE_GENERATION], versions={"actor": 0})
         register = pb.Register(worker=self.name, group="generation", index=worker.index, incarnation="1", state=state)
         run.state.fleet.register(register, number, 0.0)
         run.state.fleet.beat(self.name, pb.Heartbeat(learns_siblings=True), 0.0)

@@ -5,7 +5,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlhf_operator.reconcile.revisions.three_way_merge import adopted, carried, known
+from rlhf_operator.reconcile.revisions.three_way_merge import carried, known
 
 leaves = st.none() | st.booleans() | st.integers(-3, 3) | st.text("ab", max_size=2)
 names = st.sampled_from(["name", "mountPath", "x", "y"])
@@ -70,15 +70,3 @@ def test_fields_that_a_version_does_not_know_are_left_out_and_keys_of_the_user_a
     result = known(document, {"a": {"b": 0}, "free": {}}, SCHEMA)
     assert result == ({"a": {"b": 1}, "free": {"new": 3}}, ["a.new", "gone"])
     assert known({"a": {"new": 1}}, {"a": None}, SCHEMA) == ({"a": {"new": 1}}, []), "it may or may not know"
-
-
-def test_adopting_takes_what_the_user_says_and_leaves_other_defaults_alone() -> None:
-    base = {"a": {"b": 1, "c": 1, "d": 1}, "free": {"x": 1}}
-    now = {"a": {"b": 2, "c": 2, "new": 5}, "free": {"y": 1}, "later": 1}
-    said = {"a": {"b": 2, "new": 5}, "free": {"y": 1}, "later": 1}
-    assert adopted(base, now, said, SCHEMA) == {"a": {"b": 2, "c": 1, "d": 1}, "free": {"y": 1}}
-    defaults = {"properties": {"rate": {"default": 9}, "size": {"default": 9}}}
-    assert adopted({"rate": None, "size": 1}, {"rate": 9, "size": 2}, {"rate": 9, "size": 2}, defaults) == {
-        "rate": None,
-        "size": 2,
-    }, "a field that has a default now was not set by the user"

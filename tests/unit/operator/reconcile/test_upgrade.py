@@ -9,13 +9,13 @@ import pytest
 from tests.support.next_operator_version import FIELD, forget, next_version
 from tests.support.queued_cluster import WORKLOAD_KEY, QueuedCluster
 from tests.support.simulated_cluster import CONFIG_MAP, IMAGES, SimulatedCluster
-from tests.support.upgraded_job import Previous, container, document, edit, settle, started, uids
+from tests.support.upgraded_job import container, document, edit, settle, started, uids
 
 from rlhf_api import manifest
 from rlhf_api.problems import ManifestError, Problem
 from rlhf_api.structural_schema import job_schema, with_defaults
 from rlhf_operator.manifests import Images
-from rlhf_operator.reconcile.revisions.revision import digests, trusted
+from rlhf_operator.reconcile.revisions.revision import digest, digests, trusted
 
 Json = dict[str, Any]
 
@@ -23,15 +23,10 @@ OURS = "registry.example.com/ours:7"
 """The template of generation names it."""
 
 
-@pytest.fixture(params=["previous", "this"])
-def cluster(request: pytest.FixtureRequest) -> QueuedCluster:
-    """Jobs that the version before and this one started."""
-    return Previous() if request.param == "previous" else started()
-
-
 @pytest.fixture
-def upgraded(cluster: QueuedCluster) -> Iterator[QueuedCluster]:
-    """The same under the next version."""
+def upgraded() -> Iterator[QueuedCluster]:
+    """A job that this version started, under the next version."""
+    cluster = started()
     with next_version() as images:
         cluster.images = images
         cluster.job = with_defaults(cluster.job, job_schema())
@@ -73,7 +68,7 @@ def test_a_pod_that_is_lost_comes_back_as_it_was(upgraded: QueuedCluster, worker
 
 
 def test_a_roll_that_is_under_way_goes_on_with_what_the_image_understands() -> None:
-    cluster = Previous()
+    cluster = started()
     generation = cluster.pods["job-generation-0"]["metadata"]["annotations"]
     generation["rlhf.dev/template"] = "of-a-template-before"
     was, command = uids(cluster), container(cluster, "generation-1")["command"]
@@ -114,17 +109,6 @@ def test_replicas_change_the_size_and_nothing_else(upgraded: QueuedCluster) -> N
     assert {name: uid for name, uid in was.items() if name != "job-generation-1"} == uids(upgraded)
     before["spec"]["generation"]["replicas"] = 1
     assert document(upgraded) == before
-
-
-def test_a_mode_is_changed_in_the_words_that_the_processes_know() -> None:
-    cluster = Previous()
-    settle(cluster, 1)
-    before = document(cluster)["spec"]["fusion"]
-    assert before["interStage"]["mode"] == "Off"
-    edit(cluster, fusion={"interStage": {"mode": "Auto", "balance": "Disabled"}})
-    settle(cluster)
-    after = document(cluster)["spec"]["fusion"]["interStage"]
-    assert (after["mode"], after["balance"]) == ("Auto", "Off")
 
 
 def test_a_template_changes_its_group_in_what_it_says(upgraded: QueuedCluster) -> None:
@@ -189,18 +173,24 @@ def test_a_rule_of_the_new_version_does_not_stop_a_job_that_runs(
 
 
 def test_a_group_whose_template_is_refused_now_gets_no_pods_and_harms_no_other() -> None:
-    """Inference had no pod, and a template that the version before took."""
+    """Inference had no pod, and a template that the version before took. An edit of it is refused."""
     cluster = SimulatedCluster(inference={"replicas": 0})
     cluster.images = IMAGES
     cluster.begin()
-    cluster.job["spec"]["inference"]["template"] = {"spec": {"hostNetwork": True}}
-    del cluster.job["status"]["revision"], cluster.bodies[CONFIG_MAP]["data"]["revision.json"]
+    template: Json = {"spec": {"hostNetwork": True}}
+    data = cluster.bodies[CONFIG_MAP]["data"]
+    cluster.job["spec"]["inference"]["template"] = template
+    revision = json.loads(data["revision.json"])
+    revision["job"]["spec"]["inference"]["template"] = template
+    data["revision.json"] = json.dumps(revision)
+    cluster.job["status"]["revision"]["digest"] = digest(data)
     was = uids(cluster)
     SimulatedCluster.evict(cluster, "generation-0")
     settle(cluster, 2)
     assert cluster.condition("Planned")["status"] == "True"
     assert cluster.pods.keys() == was.keys()
-    edit(cluster, inference=cluster.job["spec"]["inference"] | {"replicas": 1})
+    template = template | {"metadata": {"labels": {"team": "rl"}}}
+    edit(cluster, inference=cluster.job["spec"]["inference"] | {"replicas": 1, "template": template})
     settle(cluster, 2)
     assert "hostNetwork" in cluster.condition("Planned")["message"]
     assert cluster.condition("Planned")["status"] == "False"
@@ -231,11 +221,13 @@ def test_a_definition_that_is_newer_than_the_operator_harms_no_job_that_runs() -
 
 @pytest.mark.full(quick=1)
 @pytest.mark.parametrize("how", ["deleted", "corrupt", "not JSON", "another pod", "no status"])
-def test_a_revision_that_is_lost_is_made_anew_from_what_runs(upgraded: QueuedCluster, how: str) -> None:
-    settle(upgraded, 1)
-    was, data = uids(upgraded), upgraded.bodies[CONFIG_MAP]["data"]
+def test_a_revision_that_is_lost_is_made_anew_and_replaces_no_pod(how: str) -> None:
+    """The installation names other images now."""
+    cluster = started()
+    cluster.images = Images("example.org/operator:later", "example.org/worker:later")
+    was, data = uids(cluster), cluster.bodies[CONFIG_MAP]["data"]
     if how == "deleted":
-        del upgraded.bodies[CONFIG_MAP], upgraded.applied[CONFIG_MAP]
+        del cluster.bodies[CONFIG_MAP], cluster.applied[CONFIG_MAP]
     elif how == "corrupt":
         data["revision.json"] = data["revision.json"][:500]
     elif how == "not JSON":
@@ -245,16 +237,19 @@ def test_a_revision_that_is_lost_is_made_anew_from_what_runs(upgraded: QueuedClu
         evil["pods"]["generation"]["spec"]["hostNetwork"] = True
         data["revision.json"] = json.dumps(evil)
     else:
-        del upgraded.job["status"]["revision"]
-    settle(upgraded, 2)
-    assert uids(upgraded) == was
-    SimulatedCluster.evict(upgraded, "generation-0")
-    settle(upgraded, 2)
-    assert "hostNetwork" not in upgraded.pods["job-generation-0"]["spec"]
-    after = container(upgraded, "generation-0")
-    assert (after["image"], after["command"]) == (OURS, ["python", "-m", "rlhf_workers"])
-    assert {name for name, uid in uids(upgraded).items() if was[name] != uid} == {"job-generation-0"}
-    assert upgraded.settle().idle
+        del cluster.job["status"]["revision"]
+    settle(cluster, 2)
+    assert uids(cluster) == was
+    for worker in ("generation-0", "inference-0"):
+        SimulatedCluster.evict(cluster, worker)
+    settle(cluster, 2)
+    assert "hostNetwork" not in cluster.pods["job-generation-0"]["spec"]
+    assert container(cluster, "generation-0")["image"] == OURS
+    images = cluster.images if how == "no status" else IMAGES
+    assert container(cluster, "inference-0")["image"] == images.worker
+    changed = {name for name, uid in uids(cluster).items() if was[name] != uid}
+    assert changed == {"job-generation-0", "job-inference-0"}
+    assert cluster.settle().idle
 
 
 def test_an_operator_that_dies_between_status_and_config_map_loses_nothing(upgraded: QueuedCluster) -> None:
@@ -325,7 +320,7 @@ def owners(cluster: SimulatedCluster) -> set[Any]:
 
 @pytest.mark.parametrize("lost", [False, True])
 def test_a_job_whose_user_the_cluster_chooses_goes_on_so(lost: bool) -> None:
-    """Through a restart of its pods by an edit, and through a revision that is made anew from them."""
+    """Through a restart of its pods by an edit, and through a revision that is made anew."""
     cluster = QueuedCluster()
     cluster.images = Images("example.org/operator:1", "example.org/worker:1", None)
     cluster.settle()

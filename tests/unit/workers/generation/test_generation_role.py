@@ -284,13 +284,3 @@ def test_a_sample_that_the_engine_cannot_decode_is_let_go_of_with_its_tokens_and
     assert {n: unpack(message.tokens).tolist() for n, message in whole.items()} == {
         message.key.sample: unpack(message.tokens).tolist() for message in outbox.of("finished")
     }
-
-
-def test_where_the_coordinator_knows_of_no_failed_samples_the_worker_ends_as_it_did(
-    make_engine: MakeEngine, load: Callable[[str], tuple[Any, Any]]
-) -> None:
-    role, outbox = GenerationRole(Refusing(make_engine(slots=4), after=0), load("llama")[1]), RecordedOutbox()
-    outbox.takes_failed_samples = False
-    role.handle(generate(4), outbox)
-    with pytest.raises(WorkError, match="index out of bounds"):
-        role.step(outbox)

@@ -213,27 +213,17 @@ def test_a_batch_says_which_responses_were_cut() -> None:
     samples = make_samples()
     for index, sample in enumerate(samples):
         sample.finish_reason = "length" if index in (2, 5) else "stop"
-    assert batch_from(samples, 8, PPO_FIELDS, 1).finished.tolist() == [index not in (2, 5) for index in range(8)]
-
-
-def test_of_a_coordinator_that_sends_no_reason_a_response_of_the_longest_length_was_cut() -> None:
-    """One of the version before; a reason that it sends counts, whatever the length is."""
-    samples = make_samples()
-    lengths = [sample.response.shape[0] for sample in samples]
-    longest = max(lengths)
-    assert batch_from(samples, 8, PPO_FIELDS, longest).finished.tolist() == [length < longest for length in lengths]
-    samples[lengths.index(longest)].finish_reason = "stop"
-    assert batch_from(samples, 8, PPO_FIELDS, longest).finished[lengths.index(longest)]
+    assert batch_from(samples, 8, PPO_FIELDS).finished.tolist() == [index not in (2, 5) for index in range(8)]
 
 
 def test_a_response_that_failed_has_not_finished_and_an_unknown_reason_is_refused() -> None:
     samples = make_samples(abstained=(3,))
     samples[3].response.CopyFrom(pack(np.empty(0, np.int32)))
     samples[3].fields.clear()
-    assert not batch_from(samples, 8, PPO_FIELDS, 99).finished[3]
+    assert not batch_from(samples, 8, PPO_FIELDS).finished[3]
     samples[4].finish_reason = "bored"
     with pytest.raises(WorkError, match="sample 4: finish_reason is 'bored', not one of stop, length"):
-        batch_from(samples, 8, PPO_FIELDS, 99)
+        batch_from(samples, 8, PPO_FIELDS)
 
 
 def test_tokens_of_earlier_versions_are_told_apart_where_samples_are_carried() -> None:
