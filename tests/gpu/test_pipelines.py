@@ -21,7 +21,7 @@ from tests.gpu.models import HALF_BILLION, TINY, write_model
 from tests.gpu.training_jobs import PRECISIONS, BatchShape, training_job
 from tests.support.loopback import free_address
 from tests.support.training_ranks import exhaust
-from torch.multiprocessing import spawn
+from torch.multiprocessing.spawn import spawn
 
 from gpu_check.plugin import CheckedMachine, Figures
 from gpu_check.results import write_whole

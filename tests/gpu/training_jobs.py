@@ -99,4 +99,4 @@ def step_flops(config: LlamaConfig, batch: BatchShape, *, logits: bool) -> float
     matrices = 6.0 * layers * layer * batch.tokens
     attention = 6.0 * layers * hidden * (batch.prompt + batch.response) * batch.tokens
     head = 6.0 * hidden * config.vocab_size * batch.samples * batch.microbatches * batch.response
-    return matrices + attention + (head if logits else 0.0)
+    return float(matrices + attention + (head if logits else 0.0))
