@@ -58,6 +58,7 @@ KINDS = (
             "docs/speculation.md",
             "docs/engines.md",
             "docs/training.md",
+            "docs/weights.md",
             "docs/determinism.md",
             "docs/numerics.md",
             "docs/coordinator.md",

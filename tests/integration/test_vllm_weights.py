@@ -29,7 +29,7 @@ from rlhf_workers.generation.generation_role import GenerationRole
 from rlhf_workers.generation.torch_engine.build import build_engine as build_torch_engine
 from rlhf_workers.sample_codec import key_of
 from rlhf_workers.shared_memory.choice import lent_by
-from rlhf_workers.weights import FetchPolicy, OpenedWeights, opened
+from rlhf_workers.weights.fetching import FetchPolicy, OpenedWeights, opened
 
 pytestmark = pytest.mark.full
 

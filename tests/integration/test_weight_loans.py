@@ -21,9 +21,9 @@ from rlhf_workers.failures import WorkError
 from rlhf_workers.peer_server import start_server
 from rlhf_workers.shared_memory.choice import lent_by
 from rlhf_workers.shared_memory.host_regions import HostSharing
-from rlhf_workers.weight_copies import WeightCopies
-from rlhf_workers.weight_source import WeightSourceService
-from rlhf_workers.weights import FetchPolicy, OpenedWeights, opened
+from rlhf_workers.weights.copies import WeightCopies
+from rlhf_workers.weights.fetching import FetchPolicy, OpenedWeights, opened
+from rlhf_workers.weights.source import WeightSourceService
 
 pytestmark = pytest.mark.full
 
@@ -34,7 +34,7 @@ import sys, time
 from tests.support.weight_lender import HOST
 from rlhf_api.control_pb2 import WeightLocation
 from rlhf_workers.shared_memory.choice import lent_by
-from rlhf_workers.weights import opened
+from rlhf_workers.weights.fetching import opened
 with opened("actor", 9, [WeightLocation(address=sys.argv[1])], None, lent_by(HOST)) as weights:
     print(weights.ways, flush=True)
     time.sleep(600)

@@ -30,7 +30,7 @@ from rlhf_workers import models
 from rlhf_workers.inference.model_scorer import LogProbabilityScorer, ValueScorer
 from rlhf_workers.peer_server import PeerServer, start_server
 from rlhf_workers.sample_codec import scoring_sample_of
-from rlhf_workers.weight_source import WeightSourceService
+from rlhf_workers.weights.source import WeightSourceService
 
 REWARD = """
 def score(prompt, response, record):

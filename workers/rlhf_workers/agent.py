@@ -41,8 +41,8 @@ from rlhf_workers.shared_memory.choice import lent_by
 from rlhf_workers.step_watch import LOOK_SECONDS, hung_step
 from rlhf_workers.training.finished_pieces import finished_pieces
 from rlhf_workers.training.peer_waits import present_wait
-from rlhf_workers.weight_copies import WeightCopies
-from rlhf_workers.weight_source import WeightSourceService
+from rlhf_workers.weights.copies import WeightCopies
+from rlhf_workers.weights.source import WeightSourceService
 from rlhf_workers.worker_role import KeepsWeights
 
 log = logging.getLogger(__name__)

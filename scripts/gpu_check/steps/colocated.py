@@ -22,7 +22,7 @@ from rlhf_workers.models import load_causal_lm, load_tokenizer
 from rlhf_workers.training.model_stages import ModelStage, build_stage, read_config
 from rlhf_workers.training.optimizer import StageOptimizer
 from rlhf_workers.training.stage_copy import StageCopy
-from rlhf_workers.training.tensor_file import model_tensors
+from rlhf_workers.weights.tensor_file import model_tensors
 
 TURNS: Final = 3
 LEFT_SHARE: Final = 0.1

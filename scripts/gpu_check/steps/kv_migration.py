@@ -29,7 +29,7 @@ from rlhf_workers.generation.torch_engine.engine import TorchEngine
 from rlhf_workers.models import load_causal_lm, load_tokenizer
 from rlhf_workers.outbox import SessionOutbox
 from rlhf_workers.peer_server import start_server
-from rlhf_workers.weight_source import WeightSourceService
+from rlhf_workers.weights.source import WeightSourceService
 
 FIELD: Final = "models.actor.path"
 WAIT_SECONDS: Final = 60.0

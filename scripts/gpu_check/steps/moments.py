@@ -9,8 +9,8 @@ import torch
 from gpu_check.step import CheckedMachine, CheckStep, Report
 from rlhf_api.job.groups import Optimizer
 from rlhf_planner.device_memory import OFFLOADED_PIECE_BYTES, OFFLOADED_PIECES
-from rlhf_workers.offloadable_weights import DeviceOffload
 from rlhf_workers.training.adamw import AdamW, DeviceAdamW, HostAdamW
+from rlhf_workers.weights.offload import DeviceOffload
 
 STEPS: Final = 4
 RATE: Final = 1e-3

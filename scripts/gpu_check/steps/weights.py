@@ -22,7 +22,7 @@ from rlhf_workers.failures import WorkError
 from rlhf_workers.models import replace_weights
 from rlhf_workers.shared_memory.choice import lent_by
 from rlhf_workers.shared_memory.regions import MemorySharing
-from rlhf_workers.weights import fetch, opened
+from rlhf_workers.weights.fetching import fetch, opened
 
 NOTICE_SECONDS: Final = 30.0
 """For a reader to hear that its lender is gone; a closed connection tells at once."""

@@ -10,7 +10,7 @@ from torch import nn
 
 from rlhf_api import control_pb2 as pb
 from rlhf_workers.device_arbiter import DeviceArbiter
-from rlhf_workers.offloadable_weights import MOVES, OffloadableWeights
+from rlhf_workers.weights.offload import MOVES, OffloadableWeights
 
 HOST = torch.device("cpu")
 

@@ -19,13 +19,13 @@ from rlhf_api.job import RLHFJob
 from rlhf_api.samples import SampleKey, ScoringSample
 from rlhf_coordinator.model_sizes import read_size
 from rlhf_planner.device_memory import training
-from rlhf_workers.adapter_weights import AdapterWeights
 from rlhf_workers.inference.inference_role import InferenceRole
 from rlhf_workers.inference.scorers import load_scorer
 from rlhf_workers.training.backends.torch_backend import TorchBackend
 from rlhf_workers.training.stage_copy import StageCopy
 from rlhf_workers.training.trainer import Trainer
-from rlhf_workers.weights import OpenedWeights
+from rlhf_workers.weights.adapters import AdapterWeights
+from rlhf_workers.weights.fetching import OpenedWeights
 
 
 @pytest.fixture(scope="module")

@@ -22,8 +22,6 @@ from rlhf_api.job import RLHFJob
 from rlhf_api.names import ExitCode
 from rlhf_api.samples import ResponsePart, SampleKey
 from rlhf_api.text_tokens import response_text, text_ends
-from rlhf_workers import weights
-from rlhf_workers.adapter_weights import AdapterWeights, OpenWeights, starts_elsewhere
 from rlhf_workers.device import memory_in_use
 from rlhf_workers.failures import WorkError
 from rlhf_workers.generation.engine import (
@@ -51,6 +49,8 @@ from rlhf_workers.generation.weight_updates import WeightUpdates
 from rlhf_workers.models import generation_config, load_tokenizer, model_folder
 from rlhf_workers.sample_codec import finished_message, key_message, key_of, progress_message, request_of
 from rlhf_workers.shared_memory.choice import borrowed_by
+from rlhf_workers.weights import fetching as weights
+from rlhf_workers.weights.adapters import AdapterWeights, OpenWeights, starts_elsewhere
 from rlhf_workers.worker_role import Outbox
 
 log = logging.getLogger(__name__)

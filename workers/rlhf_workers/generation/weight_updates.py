@@ -16,11 +16,11 @@ from typing import Protocol, runtime_checkable
 import torch
 
 from rlhf_api import control_pb2 as pb
-from rlhf_workers.adapter_weights import OpenWeights
 from rlhf_workers.failures import WorkError
 from rlhf_workers.generation.engine import NO_VERSION, Engine
 from rlhf_workers.generation.speculation.speculator import Speculates
-from rlhf_workers.weights import OpenedWeights
+from rlhf_workers.weights.adapters import OpenWeights
+from rlhf_workers.weights.fetching import OpenedWeights
 
 
 @runtime_checkable

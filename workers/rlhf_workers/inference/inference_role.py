@@ -23,7 +23,6 @@ from rlhf_api.arrays import pack
 from rlhf_api.job import RLHFJob
 from rlhf_api.names import Group
 from rlhf_api.samples import FloatArray, ScoringSample
-from rlhf_workers.adapter_weights import AdapterWeights, OpenWeights
 from rlhf_workers.failures import WorkError, failure_of
 from rlhf_workers.inference.batches import next_batch
 from rlhf_workers.inference.group_comparisons import GroupComparisons, GroupScorer
@@ -33,10 +32,11 @@ from rlhf_workers.inference.rewards.reward_calls import RewardCalls, RewardOutco
 from rlhf_workers.inference.scorers import Scorer, Trunks, load_scorer
 from rlhf_workers.inference.scoring_costs import measure
 from rlhf_workers.models import replace_weights
-from rlhf_workers.offloadable_weights import OffloadableWeights
 from rlhf_workers.sample_codec import key_message, scoring_sample_of
 from rlhf_workers.shared_memory.choice import borrowed_by
-from rlhf_workers.weights import opened
+from rlhf_workers.weights.adapters import AdapterWeights, OpenWeights
+from rlhf_workers.weights.fetching import opened
+from rlhf_workers.weights.offload import OffloadableWeights
 from rlhf_workers.worker_role import Outbox
 
 log = logging.getLogger(__name__)

@@ -18,7 +18,7 @@ from torch.optim.adamw import adamw
 from rlhf_api.job.groups import Optimizer
 from rlhf_planner.device_memory import OFFLOADED_PIECE_BYTES
 from rlhf_workers.copy_stream import CopyMark, CopyStream
-from rlhf_workers.offloadable_weights import DeviceOffload, OffloadMemory
+from rlhf_workers.weights.offload import DeviceOffload, OffloadMemory
 
 MOMENTS: Final = ("exp_avg", "exp_avg_sq")
 UNIT: Final = 16

@@ -17,13 +17,13 @@ import torch
 from rlhf_api.job.lora import Lora
 from rlhf_api.names import ADAPTER_CONFIG, ADAPTER_WEIGHTS, ExitCode
 from rlhf_api.peft_folder_check import A_SUFFIX, B_SUFFIX, LORA_FIELD
-from rlhf_workers import peft_folder
 from rlhf_workers.experts import has_experts
 from rlhf_workers.failures import WorkError
 from rlhf_workers.lora_linear import LoraLinear, adapt
 from rlhf_workers.training.model_stages import ModelStage
 from rlhf_workers.training.pipeline_stage import HEADS_IN_FILES, SCORE_HEAD, VALUE_HEAD, Head, PipelineStage
-from rlhf_workers.training.tensor_file import TensorFolder
+from rlhf_workers.weights import peft_folder
+from rlhf_workers.weights.tensor_file import TensorFolder
 
 
 def require_no_experts(config: Any, field: str) -> None:

@@ -17,17 +17,17 @@ from typing import Any, Final
 from rlhf_api import control_pb2 as pb
 from rlhf_api.algorithms import ModelRole
 from rlhf_api.names import ADAPTER_CONFIG, ExitCode
-from rlhf_workers import peft_folder
 from rlhf_workers.failures import WorkError
 from rlhf_workers.training import adapters
 from rlhf_workers.training.draft_files import save_draft
-from rlhf_workers.training.expert_files import as_in_files
 from rlhf_workers.training.nonfinite import NonFiniteSteps
 from rlhf_workers.training.optimizer import Horizon
 from rlhf_workers.training.pipeline_stage import HEADS_IN_FILES
-from rlhf_workers.training.tensor_file import CHECKPOINT_FIELD, TensorFolder, write_file, write_tensors, write_weights
 from rlhf_workers.training.trainer import Trainer
 from rlhf_workers.training.training_progress import TrainingProgress
+from rlhf_workers.weights import peft_folder
+from rlhf_workers.weights.expert_files import as_in_files
+from rlhf_workers.weights.tensor_file import CHECKPOINT_FIELD, TensorFolder, write_file, write_tensors, write_weights
 
 STATE_FILE: Final = "trainer.json"
 

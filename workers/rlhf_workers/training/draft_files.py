@@ -23,11 +23,11 @@ from rlhf_workers.models import checked_folder
 from rlhf_workers.precision import compute_dtype
 from rlhf_workers.training.communicator import Communicator
 from rlhf_workers.training.draft_training import DraftTraining
-from rlhf_workers.training.expert_files import as_in_files
 from rlhf_workers.training.model_stages import ModelStage, attention_of, build_stage, read_config
 from rlhf_workers.training.rank_layout import RankLayout
 from rlhf_workers.training.source_files import saved_type
-from rlhf_workers.training.tensor_file import (
+from rlhf_workers.weights.expert_files import as_in_files
+from rlhf_workers.weights.tensor_file import (
     CHECKPOINT_FIELD,
     TensorFolder,
     checkpoint_tensors,

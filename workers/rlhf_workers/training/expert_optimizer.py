@@ -14,8 +14,8 @@ import torch
 from rlhf_workers.training.communicator import Communicator
 from rlhf_workers.training.expert_stage import SharedExperts
 from rlhf_workers.training.pipeline_stage import PipelineStage
-from rlhf_workers.training.tensor_file import TensorFolder
 from rlhf_workers.training.tensor_optimizer import PartGroup, TensorOptimizer
+from rlhf_workers.weights.tensor_file import TensorFolder
 
 
 class ExpertOptimizer(TensorOptimizer):

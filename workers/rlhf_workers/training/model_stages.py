@@ -26,10 +26,10 @@ from rlhf_workers.experts import WHOLE
 from rlhf_workers.failures import WorkError
 from rlhf_workers.training.context_attention import CONTEXT, CUT, ChunkMasks
 from rlhf_workers.training.context_group import ContextCut
-from rlhf_workers.training.expert_files import NAMES, as_parameters
 from rlhf_workers.training.packed_attention import PACKED, PACKED_ROWS, WRITTEN_OUT, repeated
 from rlhf_workers.training.pipeline_stage import Attention, Head, PipelineStage, stage_layers
-from rlhf_workers.training.tensor_file import TensorFolder
+from rlhf_workers.weights.expert_files import NAMES, as_parameters
+from rlhf_workers.weights.tensor_file import TensorFolder
 
 FAMILIES: Final = ("llama", "mistral", "qwen2", "qwen3", "gemma2", *NAMES)
 """`model_type`s whose stages are tested to equal the whole model."""

@@ -20,8 +20,8 @@ from rlhf_workers.training.adamw import adamw_of
 from rlhf_workers.training.communicator import Communicator
 from rlhf_workers.training.pipeline_stage import PipelineStage
 from rlhf_workers.training.shared_moments import WHOLE, MomentShares
-from rlhf_workers.training.tensor_file import TensorFolder
 from rlhf_workers.training.tensor_parts import read_parts
+from rlhf_workers.weights.tensor_file import TensorFolder
 
 NORM_CHUNK: Final = 16 * 1024 * 1024
 """Gradients whose norm is taken at a time on a GPU: PyTorch first copies them as float64, twice the gradients' memory

@@ -22,9 +22,9 @@ from torch import nn
 
 from rlhf_workers.training.communicator import Communicator
 from rlhf_workers.training.context_group import ContextCut
-from rlhf_workers.training.expert_files import Tensors
 from rlhf_workers.training.tensor_group import TensorGroup
 from rlhf_workers.training.tensor_parts import TensorPart
+from rlhf_workers.weights.expert_files import Tensors
 
 EMBEDDING: Final = "model.embed_tokens.weight"
 VALUE_HEAD: Final = "value_head.weight"

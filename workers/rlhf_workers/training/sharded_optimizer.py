@@ -19,9 +19,9 @@ from rlhf_workers.training.optimizer import StageOptimizer
 from rlhf_workers.training.pipeline_stage import PipelineStage
 from rlhf_workers.training.sharded_stage import ShardedStage
 from rlhf_workers.training.shared_moments import MomentShares
-from rlhf_workers.training.tensor_file import TensorFolder
 from rlhf_workers.training.tensor_optimizer import TensorOptimizer
 from rlhf_workers.training.tensor_parts import TensorPart
+from rlhf_workers.weights.tensor_file import TensorFolder
 
 
 class ShardedOptimizer(StageOptimizer):

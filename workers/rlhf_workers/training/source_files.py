@@ -24,7 +24,7 @@ from rlhf_api.names import DRAFT_MODEL, DRAFT_MODEL_FIELD
 from rlhf_api.weight_files import CONFIG_TYPES, FolderError, read_weight_files
 from rlhf_workers.models import folder_failure, model_folder
 from rlhf_workers.training.rank_layout import RankLayout
-from rlhf_workers.training.tensor_file import write_file
+from rlhf_workers.weights.tensor_file import write_file
 
 TYPES: Final[Mapping[str, torch.dtype]] = {
     "float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16,

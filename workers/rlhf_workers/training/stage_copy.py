@@ -1,6 +1,6 @@
 """All that a stage keeps between two trainings, between host memory and its device: weights, buffers, moments.
 
-Rule: that of `offloadable_weights`; frozen weights, as a trunk below adapters, are copied to host memory once. Moments
+Rule: that of `weights.offload`; frozen weights, as a trunk below adapters, are copied to host memory once. Moments
 that are in host memory anyway (parallelism.offloadOptimizer) stay where they are. Gradients are not among it, as they
 are zero between two trainings; nor are masks and rotations, which are made again, nor AdamW's count of steps, a scalar
 that stays where it is.
@@ -10,9 +10,9 @@ from collections.abc import Collection, Iterator
 
 import torch
 
-from rlhf_workers.offloadable_weights import OffloadableWeights, OffloadMemory
 from rlhf_workers.training.optimizer import StageOptimizer
 from rlhf_workers.training.pipeline_stage import PipelineStage
+from rlhf_workers.weights.offload import OffloadableWeights, OffloadMemory
 
 
 class StageCopy(OffloadableWeights):

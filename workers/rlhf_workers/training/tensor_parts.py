@@ -10,7 +10,7 @@ from typing import Final
 
 import torch
 
-from rlhf_workers.training.tensor_file import TensorFolder
+from rlhf_workers.weights.tensor_file import TensorFolder
 
 ENDINGS: Final = (".rows-", ".columns-")
 """Between a tensor's name and `<first>-<after the last>`, by the dimension that is split."""

@@ -20,7 +20,7 @@ from rlhf_api.samples import SampleKey
 from rlhf_workers.failures import WorkError
 from rlhf_workers.generation.engine import EngineError
 from rlhf_workers.generation.generation_role import GenerationRole, build
-from rlhf_workers.weights import OpenedWeights
+from rlhf_workers.weights.fetching import OpenedWeights
 
 
 @pytest.fixture

@@ -18,9 +18,9 @@ from rlhf_workers.shared_memory.cuda_driver import GRANULE, CudaDriver, CudaDriv
 from rlhf_workers.shared_memory.cuda_regions import CudaSharing
 from rlhf_workers.shared_memory.host_regions import HostSharing
 from rlhf_workers.shared_memory.regions import RegionRefusedError
-from rlhf_workers.weight_copies import WeightCopies
-from rlhf_workers.weight_source import WeightSourceService
-from rlhf_workers.weights import OpenedWeights, opened
+from rlhf_workers.weights.copies import WeightCopies
+from rlhf_workers.weights.fetching import OpenedWeights, opened
+from rlhf_workers.weights.source import WeightSourceService
 
 WAIT_SECONDS = 120.0
 HOST_SHARING = HostSharing()

@@ -32,7 +32,7 @@ from rlhf_planner.schedule.methods import opposite
 from rlhf_workers.experts import FAMILIES
 from rlhf_workers.failures import WorkError
 from rlhf_workers.training import checkpoint
-from rlhf_workers.training.expert_files import NAMES
+from rlhf_workers.weights.expert_files import NAMES
 
 TOLERANCE = 1e-5
 

@@ -15,7 +15,7 @@ from rlhf_workers.failures import WorkError
 from rlhf_workers.training.communicator import PeerLostError
 from rlhf_workers.training.finished_pieces import finished_pieces
 from rlhf_workers.training.model_stages import read_config
-from rlhf_workers.training.tensor_file import model_tensors
+from rlhf_workers.weights.tensor_file import model_tensors
 
 
 @pytest.fixture(scope="module")

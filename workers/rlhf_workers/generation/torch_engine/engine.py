@@ -46,7 +46,7 @@ from rlhf_workers.generation.torch_engine.response_table import ResponseTable
 from rlhf_workers.generation.torch_engine.static_decoder import GraphFigures, StaticDecoder
 from rlhf_workers.generation.torch_engine.tiles import Tiles
 from rlhf_workers.models import replace_weights
-from rlhf_workers.offloadable_weights import OffloadableWeights
+from rlhf_workers.weights.offload import OffloadableWeights
 
 
 class TorchEngine:

@@ -35,10 +35,10 @@ from rlhf_workers.training.rendezvous import join_group, leave_group
 from rlhf_workers.training.sharded_stage import FIELD as SHARD_FIELD
 from rlhf_workers.training.sharded_stage import begin, sharding
 from rlhf_workers.training.source_files import SourceFiles, read_source_files, saved_type, write_source_files
-from rlhf_workers.training.tensor_file import CHECKPOINT_FIELD, TensorFolder, checkpoint_tensors, model_tensors
 from rlhf_workers.training.trainer import Trainer
 from rlhf_workers.training.training_batch import TrainingBatch
 from rlhf_workers.training.transport import GroupTransport, TransportKind
+from rlhf_workers.weights.tensor_file import CHECKPOINT_FIELD, TensorFolder, checkpoint_tensors, model_tensors
 
 HEADS: Final[Mapping[ModelKind, Head]] = {
     ModelKind.POLICY: "lm",

@@ -19,7 +19,6 @@ from rlhf_workers.experts import has_experts
 from rlhf_workers.failures import WorkError
 from rlhf_workers.training.context_attention import ChunkMasks
 from rlhf_workers.training.context_group import ContextCut
-from rlhf_workers.training.expert_files import NAMES, as_parameters
 from rlhf_workers.training.expert_group import ExpertGroup
 from rlhf_workers.training.expert_stage import SharedExperts
 from rlhf_workers.training.megatron.chunk_modules import build_chunk
@@ -35,9 +34,10 @@ from rlhf_workers.training.pipeline_stage import (
     stage_layers,
 )
 from rlhf_workers.training.sequence_parallel import divided_sum, own_positions, whole_rows
-from rlhf_workers.training.tensor_file import TensorFolder
 from rlhf_workers.training.tensor_group import TensorGroup
 from rlhf_workers.training.tensor_parts import TensorPart, equal_part, near_equal_keepers
+from rlhf_workers.weights.expert_files import NAMES, as_parameters
+from rlhf_workers.weights.tensor_file import TensorFolder
 
 FAMILIES: Final = ("llama", "mistral", "qwen2", "qwen3", *NAMES)
 """`model_type`s whose chunks are tested to equal the whole model."""

@@ -23,8 +23,8 @@ from rlhf_api.names import ExitCode
 from rlhf_workers.failures import WorkError
 from rlhf_workers.shared_memory.checksums import checksums
 from rlhf_workers.shared_memory.regions import MemorySharing, RegionRefusedError
-from rlhf_workers.weight_manifest import WeightManifestError, check, check_places, places, shaped
-from rlhf_workers.weight_stream import WeightsRefusedError
+from rlhf_workers.weights.manifest import WeightManifestError, check, check_places, places, shaped
+from rlhf_workers.weights.stream import WeightsRefusedError
 
 RETURN_SECONDS: Final = 5.0
 """For the peer to hear that its memory was read; it notices a closed connection as well."""

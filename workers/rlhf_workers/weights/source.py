@@ -21,9 +21,9 @@ from rlhf_api.channels import CHUNK_BYTES
 from rlhf_workers.failures import WorkError
 from rlhf_workers.shared_memory.host_regions import host_place
 from rlhf_workers.shared_memory.regions import RegionRefusedError
-from rlhf_workers.tensor_types import NAMES
-from rlhf_workers.weight_chunks import encode
-from rlhf_workers.weight_copies import WeightCopies, WeightCopy
+from rlhf_workers.weights.chunks import encode
+from rlhf_workers.weights.copies import WeightCopies, WeightCopy
+from rlhf_workers.weights.tensor_types import NAMES
 from rlhf_workers.worker_role import WeightProvider
 
 log = logging.getLogger(__name__)

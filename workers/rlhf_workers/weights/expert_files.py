@@ -2,8 +2,8 @@
 
 A folder has every expert's matrices by themselves. A model of transformers holds those of a layer in two tensors,
 `gate_up_proj` [experts, 2 x inner, hidden] and `down_proj` [experts, hidden, inner], and under these names they are
-trained, published and counted in an optimizer's moments. Only files of weights have the folder's names; a folder whose
-files have the names of parameters is read as well.
+trained, published and counted in an optimizer's moments. Files of weights and vLLM's loader have the folder's names. A
+folder whose files have the names of parameters is read as well.
 
 Rule: what is written are views of what is held; a round trip gives every name and every bit back. A model without
 experts passes through untouched.

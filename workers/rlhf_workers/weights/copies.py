@@ -18,8 +18,8 @@ from rlhf_workers.copy_stream import copies_of
 from rlhf_workers.failures import WorkError
 from rlhf_workers.shared_memory.checksums import checksums
 from rlhf_workers.shared_memory.regions import LentRegion, MemorySharing, RegionRefusedError
-from rlhf_workers.tensor_types import NAMES
-from rlhf_workers.weight_manifest import ALIGNMENT, places, shaped
+from rlhf_workers.weights.manifest import ALIGNMENT, places, shaped
+from rlhf_workers.weights.tensor_types import NAMES
 from rlhf_workers.worker_role import WeightProvider
 
 MOST_COPIES: Final = 6

@@ -11,7 +11,7 @@ from typing import Final
 import torch
 
 from rlhf_api import control_pb2 as pb
-from rlhf_workers.tensor_types import DTYPES
+from rlhf_workers.weights.tensor_types import DTYPES
 
 ALIGNMENT: Final = 256
 """Bytes between which tensors begin in lent memory: what a GPU reads at once, and whole cache lines of a CPU."""

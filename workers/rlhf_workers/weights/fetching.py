@@ -22,9 +22,9 @@ from rlhf_api import control_pb2 as pb
 from rlhf_workers.failures import WorkError
 from rlhf_workers.progress import WorkStage, stage
 from rlhf_workers.shared_memory.regions import MemorySharing
-from rlhf_workers.weight_folder import read_folder
-from rlhf_workers.weight_loan import BorrowedWeights, LoanRefusedError, borrow
-from rlhf_workers.weight_stream import WeightsRefusedError, WeightStream
+from rlhf_workers.weights.folder import read_folder
+from rlhf_workers.weights.loan import BorrowedWeights, LoanRefusedError, borrow
+from rlhf_workers.weights.stream import WeightsRefusedError, WeightStream
 
 log = logging.getLogger(__name__)
 

@@ -21,10 +21,10 @@ from rlhf_api import control_pb2 as pb
 from rlhf_api.channels import channel
 from rlhf_api.control_pb2_grpc import WeightSourceStub
 from rlhf_workers.failures import WorkError
-from rlhf_workers.tensor_types import DTYPES
-from rlhf_workers.weight_chunks import FETCH, ReceivedChunk, decode
-from rlhf_workers.weight_manifest import WeightManifestError, check, tensor_bytes
-from rlhf_workers.weight_source import raw_bytes
+from rlhf_workers.weights.chunks import FETCH, ReceivedChunk, decode
+from rlhf_workers.weights.manifest import WeightManifestError, check, tensor_bytes
+from rlhf_workers.weights.source import raw_bytes
+from rlhf_workers.weights.tensor_types import DTYPES
 
 MOST_WAITING: Final = 4
 """Chunks that have arrived and are still to be copied: 16 MiB."""
