@@ -33,7 +33,7 @@ from rlhf_workers.generation.speculation.drafter import Drafter, LearnsSiblings
 from rlhf_workers.generation.speculation.drafter_registry import build_drafters
 from rlhf_workers.generation.speculation.siblings import SiblingsDrafter
 from rlhf_workers.generation.speculation.vocabulary import policy_vocabulary
-from rlhf_workers.models import load_tokenizer
+from rlhf_workers.models.loading import load_tokenizer
 
 ROOT: Final = Path(__file__).resolve().parents[1]
 TASKS: Final = {"quickstart": 48, "long_answers": 24}

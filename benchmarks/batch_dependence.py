@@ -35,15 +35,15 @@ from benchmarks.known_responses import KnownResponses
 from rlhf_api.job import RLHFJob
 from rlhf_api.job.groups import ComputeType
 from rlhf_api.samples import ResponsePart, SampleKey, SampleRequest, VersionSpan
-from rlhf_workers.device import device_name
+from rlhf_workers.devices.device import device_name
 from rlhf_workers.generation.engine import Engine
 from rlhf_workers.generation.engine_registry import build_engine
 from rlhf_workers.generation.speculation.speculator import Speculator
 from rlhf_workers.generation.torch_engine.buckets import pass_widths
 from rlhf_workers.generation.torch_engine.engine import TorchEngine
 from rlhf_workers.generation.vllm_engine.engine import VllmEngine
-from rlhf_workers.models import load_tokenizer
-from rlhf_workers.precision import DTYPES
+from rlhf_workers.models.loading import load_tokenizer
+from rlhf_workers.models.precision import DTYPES
 
 VOCABULARY: Final = 1024
 PROMPT: Final = 32

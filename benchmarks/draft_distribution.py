@@ -35,14 +35,14 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from benchmarks.known_responses import KnownResponses
 
 from rlhf_api.samples import SampleKey, SampleRequest, TokenArray
-from rlhf_workers.device import device_name
+from rlhf_workers.devices.device import device_name
 from rlhf_workers.generation.engine import EngineLimits, SamplingParameters
 from rlhf_workers.generation.speculation.drafter import Draft, Drafter, DraftRequest
 from rlhf_workers.generation.speculation.speculator import Speculator
 from rlhf_workers.generation.torch_engine.buckets import pass_widths
 from rlhf_workers.generation.torch_engine.engine import TorchEngine
-from rlhf_workers.models import load_causal_lm, load_tokenizer
-from rlhf_workers.precision import DTYPES
+from rlhf_workers.models.loading import load_causal_lm, load_tokenizer
+from rlhf_workers.models.precision import DTYPES
 
 Ints = npt.NDArray[np.int64]
 

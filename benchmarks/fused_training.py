@@ -42,9 +42,9 @@ from rlhf_planner.schedule.report import solution_json
 from rlhf_planner.schedule.serial import serial_table
 from rlhf_planner.schedule.solve import solve
 from rlhf_workers.training.backends.torch_backend import build_trainer, join
-from rlhf_workers.training.executor import TimedAction, execute
-from rlhf_workers.training.step_timing import NoCommunicator, made_up_work, measure, stage_row
-from rlhf_workers.training.time_marks import HostMarks
+from rlhf_workers.training.schedule.device_timers import HostMarks
+from rlhf_workers.training.schedule.executor import TimedAction, execute
+from rlhf_workers.training.schedule.step_timing import NoCommunicator, made_up_work, measure, stage_row
 from rlhf_workers.training.trainer import Trainer
 
 VOCABULARY = 512

@@ -24,7 +24,7 @@ import torch
 import transformers
 
 from rlhf_api.samples import SampleKey, SampleRequest
-from rlhf_workers.device import device_name
+from rlhf_workers.devices.device import device_name
 from rlhf_workers.generation.engine import EngineLimits, SamplingParameters
 from rlhf_workers.generation.torch_engine.engine import TorchEngine
 

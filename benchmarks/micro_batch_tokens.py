@@ -36,10 +36,10 @@ from rlhf_api import control_pb2 as pb
 from rlhf_planner.schedule.methods import opposite
 from rlhf_planner.schedule.serial import serial_table
 from rlhf_workers.training.backends import torch_backend
-from rlhf_workers.training.communicator import Communicator
-from rlhf_workers.training.rank_layout import RankLayout
+from rlhf_workers.training.batches.training_batch import TrainingBatch, batch_from
+from rlhf_workers.training.communication.communicator import Communicator
+from rlhf_workers.training.parallel.rank_layout import RankLayout
 from rlhf_workers.training.trainer import Trainer
-from rlhf_workers.training.training_batch import TrainingBatch, batch_from
 
 SPREAD: Final = 1.0
 """Standard deviation of the logarithm of lengths: the longest of a few dozen is about eight medians."""

@@ -24,10 +24,10 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from benchmarks.training import FIELDS, arguments, forked, job_of, rank_of, samples_of
 
 from rlhf_workers.training.backends.torch_backend import build_trainer, join
-from rlhf_workers.training.communicator import Communicator
+from rlhf_workers.training.batches.training_batch import batch_from
+from rlhf_workers.training.communication.communicator import Communicator
 from rlhf_workers.training.old_log_probabilities import SPAN
-from rlhf_workers.training.rank_layout import RankLayout
-from rlhf_workers.training.training_batch import batch_from
+from rlhf_workers.training.parallel.rank_layout import RankLayout
 
 FORMS = ("Engine", "Trainer")
 

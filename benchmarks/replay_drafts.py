@@ -30,7 +30,7 @@ from rlhf_workers.generation.speculation.drafter import Drafter, DraftRequest, L
 from rlhf_workers.generation.speculation.drafter_registry import build_drafters
 from rlhf_workers.generation.speculation.speculation_totals import SpeculationTotals
 from rlhf_workers.generation.speculation.speculator import Speculator, Verified
-from rlhf_workers.models import load_tokenizer
+from rlhf_workers.models.loading import load_tokenizer
 
 
 @dataclass(frozen=True)

@@ -47,14 +47,14 @@ from benchmarks.timed_decoding import DecodingTime, decode
 from rlhf_api.job import RLHFJob
 from rlhf_api.job.groups import DRAFTERS
 from rlhf_api.samples import SampleKey, SampleRequest, TokenArray
-from rlhf_workers.device import device_name
+from rlhf_workers.devices.device import device_name
 from rlhf_workers.generation.speculation.drafter import Drafter, PromptGroup
 from rlhf_workers.generation.speculation.drafter_registry import build_drafters
 from rlhf_workers.generation.speculation.speculator import Speculator
 from rlhf_workers.generation.torch_engine.buckets import pass_widths
 from rlhf_workers.generation.torch_engine.build import build_engine
 from rlhf_workers.generation.torch_engine.engine import TorchEngine
-from rlhf_workers.models import load_tokenizer
+from rlhf_workers.models.loading import load_tokenizer
 
 CPU: Final = torch.device("cpu")
 VOCABULARY: Final = 256

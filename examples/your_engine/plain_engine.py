@@ -17,8 +17,8 @@ from rlhf_workers.generation.engine import EngineError, EngineLimits, SamplingPa
 from rlhf_workers.generation.requests import check_request, known_response, sample_name
 from rlhf_workers.generation.sampling import WORDS_PER_BLOCK, marked, sample, uniforms
 from rlhf_workers.generation.stopping import StopRule, stop_ids
-from rlhf_workers.models import load_causal_lm, replace_weights
-from rlhf_workers.precision import compute_dtype
+from rlhf_workers.models.loading import load_causal_lm, replace_weights
+from rlhf_workers.models.precision import compute_dtype
 
 
 def build_engine(spec: RLHFJobSpec, tokenizer: Any, device: torch.device) -> "PlainEngine":

@@ -12,9 +12,9 @@ from rlhf_api.job import RLHFJob
 from rlhf_api.schedule import Pipeline
 from rlhf_planner.schedule.serial import serial_table
 from rlhf_workers.training.backends.torch_backend import LoadStage, build_trainer, load_stage
-from rlhf_workers.training.step_timing import NoCommunicator
+from rlhf_workers.training.batches.training_batch import TrainingBatch
+from rlhf_workers.training.schedule.step_timing import NoCommunicator
 from rlhf_workers.training.trainer import Trainer
-from rlhf_workers.training.training_batch import TrainingBatch
 
 
 @dataclass(frozen=True)

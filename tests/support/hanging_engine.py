@@ -10,7 +10,7 @@ from examples.your_engine.plain_engine import PlainEngine
 
 from rlhf_api.job import RLHFJobSpec
 from rlhf_workers.generation.engine import EngineLimits, SamplingParameters, StepReport
-from rlhf_workers.models import load_causal_lm
+from rlhf_workers.models.loading import load_causal_lm
 from rlhf_workers.progress import stage
 
 GATE = "HANGING_ENGINE_GATE"

@@ -18,10 +18,10 @@ from gpu_check.steps.kv_migration import FIELD, MigratedSizes, samples_of
 from rlhf_api.job.groups import Optimizer
 from rlhf_workers.generation.engine import EngineLimits, SamplingParameters
 from rlhf_workers.generation.torch_engine.engine import TorchEngine
-from rlhf_workers.models import load_causal_lm, load_tokenizer
-from rlhf_workers.training.model_stages import ModelStage, build_stage, read_config
-from rlhf_workers.training.optimizer import StageOptimizer
-from rlhf_workers.training.stage_copy import StageCopy
+from rlhf_workers.models.loading import load_causal_lm, load_tokenizer
+from rlhf_workers.training.optimizers.optimizer import StageOptimizer
+from rlhf_workers.training.stages.model_stages import ModelStage, build_stage, read_config
+from rlhf_workers.training.stages.stage_copy import StageCopy
 from rlhf_workers.weights.tensor_file import model_tensors
 
 TURNS: Final = 3

@@ -14,9 +14,9 @@ from transformers import AttentionInterface
 
 from gpu_check.step import CheckedMachine, CheckStep, Report
 from gpu_check.timing import best_seconds
-from rlhf_workers.training.context_attention import CONTEXT, ChunkMasks
-from rlhf_workers.training.context_group import ContextCut, ContextGroup
-from rlhf_workers.training.step_timing import NoCommunicator
+from rlhf_workers.training.parallel.context_attention import CONTEXT, ChunkMasks
+from rlhf_workers.training.parallel.context_group import ContextCut, ContextGroup
+from rlhf_workers.training.schedule.step_timing import NoCommunicator
 
 TOLERANCES: Final = {torch.float32: 1e-4, torch.bfloat16: 2e-2}
 """Of the largest number of a tensor: kernels of other shapes sum in another order."""

@@ -24,7 +24,7 @@ from rlhf_workers.generation.engine import EngineLimits, SamplingParameters
 from rlhf_workers.generation.torch_engine.capture import capture_for
 from rlhf_workers.generation.torch_engine.engine import TorchEngine
 from rlhf_workers.generation.torch_engine.forward_choice import KernelMode
-from rlhf_workers.models import load_causal_lm
+from rlhf_workers.models.loading import load_causal_lm
 
 AIM: Final = 0.6
 """Share of the bandwidth limit, at a batch of 1 to AIM_BATCH in bfloat16."""

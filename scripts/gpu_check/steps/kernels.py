@@ -19,8 +19,8 @@ from gpu_check.step import CheckedMachine, CheckStep, Report
 from gpu_check.steps import decode
 from gpu_check.timing import best_seconds, wait_for
 from gpu_check.training_jobs import BatchShape, metrics_of, trainer_alone, training_job
-from rlhf_workers.device import open_device
-from rlhf_workers.training.step_timing import made_up_batch
+from rlhf_workers.devices.device import open_device
+from rlhf_workers.training.schedule.step_timing import made_up_batch
 
 SHOWN: Final = 12
 """Kernels of each kind of step."""

@@ -26,7 +26,7 @@ from rlhf_workers.generation.migration.incoming import IncomingMigrations
 from rlhf_workers.generation.migration.kv_sink import KvSinkService, most_arriving_bytes
 from rlhf_workers.generation.migration.outgoing import OutgoingMigrations
 from rlhf_workers.generation.torch_engine.engine import TorchEngine
-from rlhf_workers.models import load_causal_lm, load_tokenizer
+from rlhf_workers.models.loading import load_causal_lm, load_tokenizer
 from rlhf_workers.outbox import SessionOutbox
 from rlhf_workers.peer_server import start_server
 from rlhf_workers.weights.source import WeightSourceService

@@ -15,9 +15,9 @@ from gpu_check.random_models import HALF_BILLION, TINY, LlamaShape, write_model
 from gpu_check.step import CheckedMachine, CheckStep, NotHereError, Report
 from gpu_check.timing import best_seconds
 from gpu_check.training_jobs import BatchShape, metrics_of, trainer_alone, training_job
-from rlhf_workers.device import open_device
+from rlhf_workers.devices.device import open_device
 from rlhf_workers.training.backends import megatron_backend, torch_backend
-from rlhf_workers.training.step_timing import made_up_batch
+from rlhf_workers.training.schedule.step_timing import made_up_batch
 
 LOADS: Final = {"torch": torch_backend.load_stage, "megatron": megatron_backend.load_stage}
 COMPARED: Final = ("loss/actor", "loss/critic", "gradient_norm/actor", "gradient_norm/critic")

@@ -9,7 +9,7 @@ import torch
 from gpu_check.step import CheckedMachine, CheckStep, Report
 from rlhf_api.job.groups import Optimizer
 from rlhf_planner.device_memory import OFFLOADED_PIECE_BYTES, OFFLOADED_PIECES
-from rlhf_workers.training.adamw import AdamW, DeviceAdamW, HostAdamW
+from rlhf_workers.training.optimizers.adamw import AdamW, DeviceAdamW, HostAdamW
 from rlhf_workers.weights.offload import DeviceOffload
 
 STEPS: Final = 4

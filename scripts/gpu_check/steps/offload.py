@@ -8,7 +8,7 @@ from transformers import LlamaForCausalLM
 
 from gpu_check.random_models import ONE_BILLION, TINY, LlamaShape, config_of
 from gpu_check.step import CheckedMachine, CheckStep, Report
-from rlhf_workers.copy_stream import CopyStream, HostCopyStream
+from rlhf_workers.devices.copy_stream import CopyStream, HostCopyStream
 from rlhf_workers.weights.offload import MOVES, OffloadableWeights, OffloadMemory
 
 TURNS: Final = 3

@@ -15,10 +15,10 @@ from gpu_check.random_models import HALF_BILLION, TINY, LlamaShape, write_model
 from gpu_check.step import CheckedMachine, CheckStep, Report
 from gpu_check.timing import best_seconds
 from gpu_check.training_jobs import BatchShape, metrics_of, trainer_alone, training_job
-from rlhf_workers.device import open_device
-from rlhf_workers.training.step_timing import made_up_batch
+from rlhf_workers.devices.device import open_device
+from rlhf_workers.training.batches.training_batch import TrainingBatch
+from rlhf_workers.training.schedule.step_timing import made_up_batch
 from rlhf_workers.training.trainer import Trainer
-from rlhf_workers.training.training_batch import TrainingBatch
 
 SPREAD: Final = 1.0
 """Standard deviation of the logarithm of lengths: the longest of a few dozen is about eight medians."""

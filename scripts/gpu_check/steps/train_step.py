@@ -19,12 +19,12 @@ from gpu_check.timing import best_seconds
 from gpu_check.training_jobs import BatchShape, step_flops, trainer_alone, training_job
 from rlhf_planner.training_memory import StageTraining, training_memory
 from rlhf_planner.transformer_shape import shape_of
-from rlhf_workers.device import open_device
-from rlhf_workers.precision import compute_dtype
-from rlhf_workers.training.step_timing import made_up_batch
-from rlhf_workers.training.token_bounds import deal
+from rlhf_workers.devices.device import open_device
+from rlhf_workers.models.precision import compute_dtype
+from rlhf_workers.training.batches.token_budget import deal
+from rlhf_workers.training.batches.training_batch import TrainingBatch
+from rlhf_workers.training.schedule.step_timing import made_up_batch
 from rlhf_workers.training.trainer import Trainer
-from rlhf_workers.training.training_batch import TrainingBatch
 
 TOLERANCE = 0.05
 """Of the estimate of memory."""

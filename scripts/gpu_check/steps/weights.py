@@ -19,7 +19,7 @@ from gpu_check.random_models import ONE_BILLION, TINY, LlamaShape, config_of
 from gpu_check.step import CheckedMachine, CheckStep, Report
 from rlhf_api import control_pb2 as pb
 from rlhf_workers.failures import WorkError
-from rlhf_workers.models import replace_weights
+from rlhf_workers.models.loading import replace_weights
 from rlhf_workers.shared_memory.choice import lent_by
 from rlhf_workers.shared_memory.regions import MemorySharing
 from rlhf_workers.weights.fetching import fetch, opened

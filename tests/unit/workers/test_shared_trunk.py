@@ -22,7 +22,7 @@ from rlhf_planner.device_memory import training
 from rlhf_workers.inference.inference_role import InferenceRole
 from rlhf_workers.inference.scorers import load_scorer
 from rlhf_workers.training.backends.torch_backend import TorchBackend
-from rlhf_workers.training.stage_copy import StageCopy
+from rlhf_workers.training.stages.stage_copy import StageCopy
 from rlhf_workers.training.trainer import Trainer
 from rlhf_workers.weights.adapters import AdapterWeights
 from rlhf_workers.weights.fetching import OpenedWeights

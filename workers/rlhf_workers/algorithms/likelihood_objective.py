@@ -6,9 +6,9 @@ Rule: as in `objectives`; nothing is observed of who wrote the responses, as not
 import torch
 
 from rlhf_workers.algorithms.objectives import PolicyFormula, PolicyTerms, Statistics
-from rlhf_workers.training.pipeline_stage import PipelineStage
-from rlhf_workers.training.trained_tokens import token_log_probabilities
-from rlhf_workers.training.training_batch import MicroBatch
+from rlhf_workers.training.batches.training_batch import MicroBatch
+from rlhf_workers.training.stages.last_stage_outputs import token_log_probabilities
+from rlhf_workers.training.stages.pipeline_stage import PipelineStage
 
 
 class LikelihoodSums:

@@ -12,9 +12,9 @@ import torch
 
 from rlhf_workers.algorithms.likelihood_objective import LikelihoodSums
 from rlhf_workers.algorithms.objectives import Statistics
-from rlhf_workers.training.pipeline_stage import PipelineStage
-from rlhf_workers.training.trained_tokens import response_scores, token_log_probabilities
-from rlhf_workers.training.training_batch import MicroBatch, TrainingBatch
+from rlhf_workers.training.batches.training_batch import MicroBatch, TrainingBatch
+from rlhf_workers.training.stages.last_stage_outputs import response_scores, token_log_probabilities
+from rlhf_workers.training.stages.pipeline_stage import PipelineStage
 
 PREFERENCE: Final = "preference"
 """Field: 1 on the tokens of the better response of a pair, -1 on those of the worse."""

@@ -22,7 +22,7 @@ from rlhf_api.job import RLHFJob
 from rlhf_api.names import ExitCode
 from rlhf_api.samples import ResponsePart, SampleKey
 from rlhf_api.text_tokens import response_text, text_ends
-from rlhf_workers.device import memory_in_use
+from rlhf_workers.devices.device import memory_in_use
 from rlhf_workers.failures import WorkError
 from rlhf_workers.generation.engine import (
     NO_VERSION,
@@ -46,7 +46,7 @@ from rlhf_workers.generation.speculation.speculation_totals import SpeculationTo
 from rlhf_workers.generation.speculation.speculator import Speculates
 from rlhf_workers.generation.step_observations import Activity
 from rlhf_workers.generation.weight_updates import WeightUpdates
-from rlhf_workers.models import generation_config, load_tokenizer, model_folder
+from rlhf_workers.models.loading import generation_config, load_tokenizer, model_folder
 from rlhf_workers.sample_codec import finished_message, key_message, key_of, progress_message, request_of
 from rlhf_workers.shared_memory.choice import borrowed_by
 from rlhf_workers.weights import fetching as weights

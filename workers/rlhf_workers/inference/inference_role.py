@@ -31,7 +31,7 @@ from rlhf_workers.inference.model_scorer import ModelScorer, TokenScorer, ValueS
 from rlhf_workers.inference.rewards.reward_calls import RewardCalls, RewardOutcome
 from rlhf_workers.inference.scorers import Scorer, Trunks, load_scorer
 from rlhf_workers.inference.scoring_costs import measure
-from rlhf_workers.models import replace_weights
+from rlhf_workers.models.loading import replace_weights
 from rlhf_workers.sample_codec import key_message, scoring_sample_of
 from rlhf_workers.shared_memory.choice import borrowed_by
 from rlhf_workers.weights.adapters import AdapterWeights, OpenWeights

@@ -25,14 +25,14 @@ from rlhf_api.algorithms import graph_of
 from rlhf_api.job import RLHFJobSpec
 from rlhf_workers.algorithms.objectives import Statistics
 from rlhf_workers.losses.distillation import distillation
-from rlhf_workers.precision import casting, shared_casts
-from rlhf_workers.training.communicator import Communicator
-from rlhf_workers.training.optimizer import StageOptimizer
-from rlhf_workers.training.pipeline_stage import PipelineStage
-from rlhf_workers.training.rank_layout import RankLayout
-from rlhf_workers.training.stage_copy import StageCopy
-from rlhf_workers.training.time_marks import time_marks_of
-from rlhf_workers.training.training_batch import MicroBatch
+from rlhf_workers.models.precision import casting, shared_casts
+from rlhf_workers.training.batches.training_batch import MicroBatch
+from rlhf_workers.training.communication.communicator import Communicator
+from rlhf_workers.training.optimizers.optimizer import StageOptimizer
+from rlhf_workers.training.parallel.rank_layout import RankLayout
+from rlhf_workers.training.schedule.device_timers import time_marks_of
+from rlhf_workers.training.stages.pipeline_stage import PipelineStage
+from rlhf_workers.training.stages.stage_copy import StageCopy
 
 log = logging.getLogger(__name__)
 

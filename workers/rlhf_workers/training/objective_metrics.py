@@ -11,9 +11,9 @@ from typing import Final
 import torch
 
 from rlhf_workers.algorithms.objectives import MISMATCH_WARNING, Objective
-from rlhf_workers.training.communicator import Communicator
-from rlhf_workers.training.optimizer import StageOptimizer
-from rlhf_workers.training.rank_layout import RankLayout
+from rlhf_workers.training.communication.communicator import Communicator
+from rlhf_workers.training.optimizers.optimizer import StageOptimizer
+from rlhf_workers.training.parallel.rank_layout import RankLayout
 
 log = logging.getLogger(__name__)
 

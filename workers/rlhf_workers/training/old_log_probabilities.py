@@ -18,19 +18,19 @@ import torch
 from rlhf_api.algorithms.graph import SAMPLED_FIELD
 from rlhf_api.job import RLHFJobSpec
 from rlhf_planner.schedule.forward_only import forward_only
-from rlhf_workers.precision import shared_casts
+from rlhf_workers.models.precision import shared_casts
 from rlhf_workers.training.backends.registry import SpanSink
-from rlhf_workers.training.communicator import Communicator
-from rlhf_workers.training.context_group import context_group
-from rlhf_workers.training.executor import execute
-from rlhf_workers.training.minibatches import epoch_order, mini_batches
-from rlhf_workers.training.pipeline_stage import PipelineStage
-from rlhf_workers.training.rank_layout import RankLayout
-from rlhf_workers.training.stage_work import StageWork
-from rlhf_workers.training.time_marks import TimeMarks
-from rlhf_workers.training.token_bounds import Dealt, deal
-from rlhf_workers.training.trained_tokens import token_log_probabilities
-from rlhf_workers.training.training_batch import OLD_FIELD, MicroBatch, TrainingBatch, micro_batch
+from rlhf_workers.training.batches.minibatches import epoch_order, mini_batches
+from rlhf_workers.training.batches.token_budget import Dealt, deal
+from rlhf_workers.training.batches.training_batch import OLD_FIELD, MicroBatch, TrainingBatch, micro_batch
+from rlhf_workers.training.communication.communicator import Communicator
+from rlhf_workers.training.parallel.context_group import context_group
+from rlhf_workers.training.parallel.rank_layout import RankLayout
+from rlhf_workers.training.schedule.device_timers import TimeMarks
+from rlhf_workers.training.schedule.executor import execute
+from rlhf_workers.training.stages.last_stage_outputs import token_log_probabilities
+from rlhf_workers.training.stages.pipeline_stage import PipelineStage
+from rlhf_workers.training.stages.stage_work import StageWork
 
 SPAN: Final = "train/old-log-probabilities"
 """Of one mini-batch."""

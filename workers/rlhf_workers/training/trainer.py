@@ -22,29 +22,29 @@ from rlhf_api.job.lora import Lora
 from rlhf_api.schedule import ScheduleTable
 from rlhf_workers.algorithms.objectives import Objective
 from rlhf_workers.algorithms.registry import build_algorithm
-from rlhf_workers.precision import shared_casts
+from rlhf_workers.models.precision import shared_casts
 from rlhf_workers.training.backends.registry import SpanSink
-from rlhf_workers.training.communicator import Communicator
-from rlhf_workers.training.context_group import context_group
+from rlhf_workers.training.batches.minibatches import check_mini_batch, epoch_order, mini_batches
+from rlhf_workers.training.batches.token_budget import Dealt, Padding, deal
+from rlhf_workers.training.batches.training_batch import MicroBatch, TrainingBatch, micro_batch
+from rlhf_workers.training.communication.communicator import Communicator
 from rlhf_workers.training.draft_training import DraftTraining
-from rlhf_workers.training.executor import TimedAction, execute
-from rlhf_workers.training.expert_use import ExpertUse
-from rlhf_workers.training.finished_pieces import piece_finished
-from rlhf_workers.training.gradient_sums import sum_gradients, sum_sizes
-from rlhf_workers.training.minibatches import check_mini_batch, epoch_order, mini_batches
+from rlhf_workers.training.expert_load import ExpertUse
 from rlhf_workers.training.objective_metrics import Norms, objective_metrics, offload_metrics, say_mismatch
 from rlhf_workers.training.old_log_probabilities import OldLogProbabilities
-from rlhf_workers.training.optimizer import Horizon, learning_rate
-from rlhf_workers.training.pipeline_stage import PipelineStage
-from rlhf_workers.training.rank_layout import RankLayout
-from rlhf_workers.training.sharded_optimizer import optimizer_of
-from rlhf_workers.training.shared_moments import moment_shares
-from rlhf_workers.training.stage_copy import StageCopy
-from rlhf_workers.training.stage_work import Note, StageWork
-from rlhf_workers.training.step_spans import name_of
-from rlhf_workers.training.time_marks import time_marks_of
-from rlhf_workers.training.token_bounds import Dealt, Padding, deal
-from rlhf_workers.training.training_batch import MicroBatch, TrainingBatch, micro_batch
+from rlhf_workers.training.optimizers.optimizer import Horizon, learning_rate
+from rlhf_workers.training.optimizers.sharded_optimizer import optimizer_of
+from rlhf_workers.training.optimizers.shared_moments import moment_shares
+from rlhf_workers.training.parallel.context_group import context_group
+from rlhf_workers.training.parallel.gradient_reduction import sum_gradients, sum_sizes
+from rlhf_workers.training.parallel.rank_layout import RankLayout
+from rlhf_workers.training.schedule.device_timers import time_marks_of
+from rlhf_workers.training.schedule.executor import TimedAction, execute
+from rlhf_workers.training.schedule.progress_counter import piece_finished
+from rlhf_workers.training.schedule.step_spans import name_of
+from rlhf_workers.training.stages.pipeline_stage import PipelineStage
+from rlhf_workers.training.stages.stage_copy import StageCopy
+from rlhf_workers.training.stages.stage_work import Note, StageWork
 from rlhf_workers.training.training_progress import TrainingProgress
 
 log = logging.getLogger(__name__)

@@ -7,8 +7,8 @@ moments, and the rise of its learning rate, begin with its own first step. Must 
 
 from dataclasses import dataclass, field
 
-from rlhf_workers.training.nonfinite import NonFiniteSteps
-from rlhf_workers.training.optimizer import Horizon
+from rlhf_workers.training.optimizers.nonfinite import NonFiniteSteps
+from rlhf_workers.training.optimizers.optimizer import Horizon
 
 
 @dataclass

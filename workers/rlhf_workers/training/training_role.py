@@ -28,12 +28,12 @@ from rlhf_api.schedule import ScheduleTable
 from rlhf_workers.failures import WorkError
 from rlhf_workers.settings import read_settings
 from rlhf_workers.training.backends.registry import TrainingBackend, build_backend
-from rlhf_workers.training.communicator import PeerLostError
-from rlhf_workers.training.coordinator_batches import CoordinatorBatches
-from rlhf_workers.training.greedy_baselines import without_greedy
-from rlhf_workers.training.reward_shaping import shaped
-from rlhf_workers.training.training_batch import batch_from
-from rlhf_workers.training.transport import TRANSPORTS
+from rlhf_workers.training.batches.coordinator_batches import CoordinatorBatches
+from rlhf_workers.training.batches.greedy_baselines import without_greedy
+from rlhf_workers.training.batches.reward_shaping import shaped
+from rlhf_workers.training.batches.training_batch import batch_from
+from rlhf_workers.training.communication.communicator import PeerLostError
+from rlhf_workers.training.communication.transport import TRANSPORTS
 from rlhf_workers.worker_role import Outbox
 
 log = logging.getLogger(__name__)

@@ -21,9 +21,9 @@ from rlhf_api.job.lora import Lora
 from rlhf_api.names import ADAPTER_FIELD, ADAPTER_WEIGHTS, ExitCode
 from rlhf_api.peft_folder_check import A_SUFFIX, B_SUFFIX, PREFIX
 from rlhf_workers.failures import WorkError
-from rlhf_workers.lora_linear import merged
-from rlhf_workers.models import model_folder
-from rlhf_workers.precision import compute_dtype
+from rlhf_workers.models.loading import model_folder
+from rlhf_workers.models.lora_linear import merged
+from rlhf_workers.models.precision import compute_dtype
 from rlhf_workers.weights import peft_folder
 from rlhf_workers.weights.fetching import OpenedWeights
 from rlhf_workers.weights.folder import read_file, read_folder

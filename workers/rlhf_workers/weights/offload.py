@@ -18,7 +18,7 @@ from typing import Final, Protocol
 import torch
 from torch import nn
 
-from rlhf_workers.copy_stream import CopyStream, copies_of
+from rlhf_workers.devices.copy_stream import CopyStream, copies_of
 from rlhf_workers.shared_memory.choice import private_memory
 from rlhf_workers.shared_memory.host_regions import MappedMemory
 

@@ -6,7 +6,7 @@ from rlhf_api.job.groups import TrainingParallelism
 from rlhf_coordinator.job.timeline_spans import row_of
 from rlhf_planner.schedule.methods import placed
 from rlhf_planner.schedule.serial import serial_table
-from rlhf_workers.training.rank_layout import RankLayout
+from rlhf_workers.training.parallel.rank_layout import RankLayout
 
 
 @pytest.mark.parametrize(("pipeline", "tensor", "critic"), [(4, 1, 1), (2, 4, 4), (2, 4, 1), (4, 1, 2), (4, 2, 8)])

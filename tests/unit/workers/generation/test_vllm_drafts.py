@@ -11,9 +11,9 @@ from safetensors.torch import save_file
 
 from rlhf_api.job.groups import Speculation
 from rlhf_workers.failures import WorkError
-from rlhf_workers.generation.vllm_engine.draft_room import DecodingSample, draft_room, padded_widths
+from rlhf_workers.generation.vllm_engine.draft_budget import DecodingSample, draft_room, padded_widths
 from rlhf_workers.generation.vllm_engine.drafting import judged
-from rlhf_workers.generation.vllm_engine.own_drafter import own_drafter
+from rlhf_workers.generation.vllm_engine.vllm_speculation import own_drafter
 
 SAMPLES = st.lists(st.tuples(st.integers(1, 200), st.integers(0, 16)), max_size=12)
 

@@ -17,7 +17,7 @@ from rlhf_workers.generation.engine import NO_VERSION, Engine, EngineLimits, Sam
 from rlhf_workers.generation.generation_role import GenerationRole
 from rlhf_workers.generation.speculation.model import ModelDrafter
 from rlhf_workers.generation.speculation.speculator import Speculator
-from rlhf_workers.models import load_causal_lm
+from rlhf_workers.models.loading import load_causal_lm
 from rlhf_workers.weights.fetching import OpenedWeights
 
 Tensors = dict[str, torch.Tensor]

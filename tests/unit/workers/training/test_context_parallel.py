@@ -40,9 +40,9 @@ from rlhf_api.job import RLHFJob
 from rlhf_api.schedule import Pipeline
 from rlhf_planner.schedule.methods import opposite
 from rlhf_planner.schedule.serial import serial_table
-from rlhf_workers.training.context_group import ContextCut, ContextGroup, padded
-from rlhf_workers.training.rank_layout import RankLayout
-from rlhf_workers.training.step_timing import measure, slowest_seconds
+from rlhf_workers.training.parallel.context_group import ContextCut, ContextGroup, padded
+from rlhf_workers.training.parallel.rank_layout import RankLayout
+from rlhf_workers.training.schedule.step_timing import measure, slowest_seconds
 from rlhf_workers.training.trainer import Trainer
 
 TOLERANCE = 1e-5

@@ -40,8 +40,8 @@ from rlhf_workers.algorithms.objectives import PolicyTerms
 from rlhf_workers.algorithms.registry import build_algorithm
 from rlhf_workers.generation.torch_engine.build import build_engine
 from rlhf_workers.losses import mismatch
-from rlhf_workers.models import load_tokenizer
-from rlhf_workers.training.training_batch import OLD_FIELD, STALE_FIELD, TrainingBatch, batch_from, micro_batch
+from rlhf_workers.models.loading import load_tokenizer
+from rlhf_workers.training.batches.training_batch import OLD_FIELD, STALE_FIELD, TrainingBatch, batch_from, micro_batch
 
 TEMPERATURE = 0.8
 

@@ -30,8 +30,8 @@ from tests.support.training_ranks import (
 
 from rlhf_api.job import RLHFJob
 from rlhf_planner.schedule.methods import opposite
-from rlhf_workers.training.packed_batches import packed_split
-from rlhf_workers.training.training_batch import OLD_FIELD, micro_batch
+from rlhf_workers.training.batches.packed_batches import packed_split
+from rlhf_workers.training.batches.training_batch import OLD_FIELD, micro_batch
 
 FAMILIES = ("llama", "qwen2", "qwen3", "mistral", "gemma2", "mixtral", "qwen3_moe")
 TOLERANCE = 1e-5

@@ -2,8 +2,8 @@
 
 import pytest
 
-from rlhf_workers.training.communicator import PeerLostError, waiting_for
-from rlhf_workers.training.peer_waits import LONGEST, present_wait
+from rlhf_workers.training.communication.collective_waits import LONGEST, present_wait
+from rlhf_workers.training.communication.communicator import PeerLostError, waiting_for
 
 
 def test_a_rank_says_what_it_waits_for_while_it_does() -> None:

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from rlhf_api.schedule import Pipeline
 from rlhf_planner.schedule.methods import FUSED
 from rlhf_planner.schedule.serial import serial_table
-from rlhf_workers.training.minibatches import split
-from rlhf_workers.training.rank_layout import RankLayout
-from rlhf_workers.training.token_bounds import Padding, bounded, deal, padded_tokens
+from rlhf_workers.training.batches.minibatches import split
+from rlhf_workers.training.batches.token_budget import Padding, bounded, deal, padded_tokens
+from rlhf_workers.training.parallel.rank_layout import RankLayout
 
 
 def long_tailed(count: int, seed: int = 0) -> list[int]:

@@ -13,9 +13,9 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from rlhf_api import control_pb2 as pb
 from rlhf_workers.training.backends.torch_backend import build_trainer
-from rlhf_workers.training.stage_work import StageWork
-from rlhf_workers.training.step_timing import measure
-from rlhf_workers.training.token_bounds import deal
+from rlhf_workers.training.batches.token_budget import deal
+from rlhf_workers.training.schedule.step_timing import measure
+from rlhf_workers.training.stages.stage_work import StageWork
 from rlhf_workers.training.trainer import Trainer
 
 FAMILIES = ("llama", "qwen3", "gemma2")
@@ -123,7 +123,7 @@ def test_a_rank_that_has_some_positions_mixes_no_devices_and_reads_as_often(
         return torch.ones(queries, keys, dtype=torch.bool, device=PRETENDED).tril(keys - queries)[None, None]
 
     # PyTorch cannot make its own, which has no numbers, while operations are watched.
-    monkeypatch.setattr("rlhf_workers.training.context_attention.causal_lower_right", written_out)
+    monkeypatch.setattr("rlhf_workers.training.parallel.context_attention.causal_lower_right", written_out)
     training = {"parallelism": {"context": 2}, "packing": packing}
     with CudaRules() as rules:
         trainer = trainer_on(PRETENDED, folders[family], algorithm, deterministic, 2, **training)

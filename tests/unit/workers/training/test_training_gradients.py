@@ -16,8 +16,8 @@ from tests.support.gradient_comparison import assert_same_gradients, plain_gradi
 from tests.support.training_ranks import gradients_of, interleave, make_batch, make_job, serial, split_backward
 
 from rlhf_api.schedule import Pipeline
-from rlhf_workers.training.rank_layout import RankLayout
-from rlhf_workers.training.token_bounds import deal
+from rlhf_workers.training.batches.token_budget import deal
+from rlhf_workers.training.parallel.rank_layout import RankLayout
 
 FAMILIES = ("llama", "qwen2", "qwen3", "mistral", "gemma2", "mixtral", "qwen3_moe")
 

@@ -12,9 +12,9 @@ from tests.support.training_roles import finish, role_of, train, trainer_in
 
 from rlhf_api import control_pb2 as pb
 from rlhf_workers.failures import WorkError
-from rlhf_workers.training.communicator import PeerLostError
-from rlhf_workers.training.finished_pieces import finished_pieces
-from rlhf_workers.training.model_stages import read_config
+from rlhf_workers.training.communication.communicator import PeerLostError
+from rlhf_workers.training.schedule.progress_counter import finished_pieces
+from rlhf_workers.training.stages.model_stages import read_config
 from rlhf_workers.weights.tensor_file import model_tensors
 
 

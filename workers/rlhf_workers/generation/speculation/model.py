@@ -18,15 +18,15 @@ from rlhf_api.job import RLHFJobSpec
 from rlhf_api.names import ExitCode
 from rlhf_api.samples import SampleKey, SampleRequest, TokenArray
 from rlhf_api.vocabularies import difference
-from rlhf_workers.attention_masks import AttentionMasks
 from rlhf_workers.failures import WorkError
 from rlhf_workers.generation.engine import EngineLimits, SamplingParameters
 from rlhf_workers.generation.sampling import WORDS_PER_BLOCK, sample, uniforms
 from rlhf_workers.generation.speculation.draft_cache import DraftCache
 from rlhf_workers.generation.speculation.drafter import MATCHES, MAX_DRAFT, Draft, DraftRequest
 from rlhf_workers.generation.speculation.vocabulary import policy_vocabulary
-from rlhf_workers.models import load_causal_lm, load_tokenizer, replace_weights
-from rlhf_workers.precision import compute_dtype
+from rlhf_workers.models.attention_masks import AttentionMasks
+from rlhf_workers.models.loading import load_causal_lm, load_tokenizer, replace_weights
+from rlhf_workers.models.precision import compute_dtype
 
 FIELD: Final = "spec.generation.speculation.draftModel.path"
 WIDE: Final = 2 * MAX_DRAFT

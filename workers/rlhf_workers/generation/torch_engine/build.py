@@ -17,8 +17,8 @@ from rlhf_workers.generation.speculation.speculator_build import build_speculato
 from rlhf_workers.generation.torch_engine.buckets import pass_widths
 from rlhf_workers.generation.torch_engine.engine import TorchEngine
 from rlhf_workers.generation.torch_engine.forward_choice import KernelMode
-from rlhf_workers.models import Attention, load_causal_lm
-from rlhf_workers.precision import compute_dtype
+from rlhf_workers.models.loading import Attention, load_causal_lm
+from rlhf_workers.models.precision import compute_dtype
 
 ACTOR_FIELD: Final = f"{GENERATE.model.manifest_path}.path"
 ATTENTIONS: Final[tuple[Attention, ...]] = ("eager", "sdpa")

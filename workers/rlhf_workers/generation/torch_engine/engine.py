@@ -19,7 +19,7 @@ import numpy as np
 import torch
 
 from rlhf_api.samples import FinishReason, ResponsePart, SampleKey, SampleRequest
-from rlhf_workers.device_copies import Stopwatch
+from rlhf_workers.devices.host_copies import Stopwatch
 from rlhf_workers.generation.engine import (
     EngineCosts,
     EngineError,
@@ -39,13 +39,13 @@ from rlhf_workers.generation.torch_engine.drafting import Drafting, ProposesDraf
 from rlhf_workers.generation.torch_engine.engine_state import EngineState
 from rlhf_workers.generation.torch_engine.forward import CausalForward
 from rlhf_workers.generation.torch_engine.forward_choice import KernelMode, static_forward
-from rlhf_workers.generation.torch_engine.kept_turns import KeptTurns
 from rlhf_workers.generation.torch_engine.kv_moves import TorchKvMoves
 from rlhf_workers.generation.torch_engine.kv_pools import BucketedPools, KvPools, PoolSize, SinglePool
 from rlhf_workers.generation.torch_engine.response_table import ResponseTable
 from rlhf_workers.generation.torch_engine.static_decoder import GraphFigures, StaticDecoder
 from rlhf_workers.generation.torch_engine.tiles import Tiles
-from rlhf_workers.models import replace_weights
+from rlhf_workers.generation.torch_engine.turn_cache import KeptTurns
+from rlhf_workers.models.loading import replace_weights
 from rlhf_workers.weights.offload import OffloadableWeights
 
 

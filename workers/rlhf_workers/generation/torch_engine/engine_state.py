@@ -10,10 +10,10 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from rlhf_api.samples import ResponsePart, SampleKey, SampleRequest
-from rlhf_workers.generation.torch_engine.kept_turns import KeptTurns
 from rlhf_workers.generation.torch_engine.kv_cache import PromptCache
 from rlhf_workers.generation.torch_engine.kv_pools import KvPools
 from rlhf_workers.generation.torch_engine.response_table import ResponseTable
+from rlhf_workers.generation.torch_engine.turn_cache import KeptTurns
 
 
 @dataclass

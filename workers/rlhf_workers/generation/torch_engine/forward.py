@@ -14,8 +14,6 @@ import torch
 
 from rlhf_api.model_limits import context_length
 from rlhf_api.names import ExitCode
-from rlhf_workers.attention_masks import FULL, SLIDING, AttentionMasks
-from rlhf_workers.experts import has_experts, in_tiles
 from rlhf_workers.failures import WorkError
 from rlhf_workers.generation.torch_engine.buckets import TILE_ROWS, length_bucket
 from rlhf_workers.generation.torch_engine.kv_cache import KvPool, PromptCache
@@ -26,7 +24,9 @@ from rlhf_workers.generation.torch_engine.shared_attention import (
     PlacedRectangle,
     in_place_of_its_own,
 )
-from rlhf_workers.kv_slices import KvShape
+from rlhf_workers.models.attention_masks import FULL, SLIDING, AttentionMasks
+from rlhf_workers.models.experts import has_experts, in_tiles
+from rlhf_workers.models.kv_slices import KvShape
 
 log = logging.getLogger(__name__)
 

@@ -19,11 +19,11 @@ from rlhf_workers.generation.vllm_engine.batch_invariance import require_batch_i
 from rlhf_workers.generation.vllm_engine.expected_weights import ExpectedWeights
 from rlhf_workers.generation.vllm_engine.failures import build_failure
 from rlhf_workers.generation.vllm_engine.log_lines import reported_build
-from rlhf_workers.generation.vllm_engine.own_draft_model import OwnDraftModel
-from rlhf_workers.generation.vllm_engine.own_drafter import DRAFT_MODEL, own_drafter
-from rlhf_workers.generation.vllm_engine.own_drafter import NAME as OWN_DRAFTER
-from rlhf_workers.models import checked_folder
-from rlhf_workers.precision import compute_dtype
+from rlhf_workers.generation.vllm_engine.vllm_draft_model import OwnDraftModel
+from rlhf_workers.generation.vllm_engine.vllm_speculation import DRAFT_MODEL, own_drafter
+from rlhf_workers.generation.vllm_engine.vllm_speculation import NAME as OWN_DRAFTER
+from rlhf_workers.models.loading import checked_folder
+from rlhf_workers.models.precision import compute_dtype
 
 if TYPE_CHECKING:
     from rlhf_workers.generation.vllm_engine.engine import VllmEngine

@@ -14,7 +14,7 @@ from vllm.config import CUDAGraphMode
 
 from rlhf_workers.generation.speculation.drafter import MAX_DRAFT
 from rlhf_workers.generation.vllm_engine.core_caches import NEVER
-from rlhf_workers.generation.vllm_engine.draft_room import DecodingSample, draft_room, padded_widths
+from rlhf_workers.generation.vllm_engine.draft_budget import DecodingSample, draft_room, padded_widths
 
 ROLLED_BACK: Final = ("FullAttentionSpec", "SlidingWindowSpec", "ChunkedLocalAttentionSpec", "MLAAttentionSpec")
 """Kinds of caches in which positions past a rejected token are overwritten; a recurrent state has gone on."""

@@ -18,7 +18,7 @@ from rlhf_workers.failures import WorkError
 from rlhf_workers.generation.engine import EngineLimits
 from rlhf_workers.generation.requests import require_context
 from rlhf_workers.generation.vllm_engine.weight_pieces import Named
-from rlhf_workers.models import generation_config, matched_weights
+from rlhf_workers.models.loading import generation_config, matched_weights
 from rlhf_workers.weights.expert_files import as_in_files
 
 DTYPES: Final = (torch.float32, torch.bfloat16, torch.float16)
