@@ -11,6 +11,7 @@ import torch
 from tests.support import models
 from tests.support.stand_in_memory import StandInMemory
 from tests.support.training_ranks import CPU, assert_bitwise, make_job, run
+from tests.support.training_roles import stage_copies
 
 from rlhf_api import control_pb2 as pb
 from rlhf_api.algorithms import ModelRole
@@ -69,7 +70,7 @@ def test_a_rank_holds_the_trunk_of_actor_and_critic_once_and_trains_the_same_bit
     assert_bitwise(shared, separate)
     for ours, theirs in zip(shared, separate, strict=True):
         assert frozen_bytes(ours) < 0.6 * frozen_bytes(theirs)
-        moved = [part for copy in ours._copies for part in copy._tensors()]
+        moved = [part for copy in stage_copies(ours) for part in copy._tensors()]
         assert len({id(part) for part in moved}) == len(moved), "each tensor moves once"
 
 

@@ -2,8 +2,8 @@
 
 Rule: counted where a layer sends its rows to experts, forward by forward, padding and what is computed again among
 them, and summed at the end over the ranks that hold the layer. Nothing is kept of a token, and nothing that trains
-reads it. All ranks come to `metrics` together and get the same numbers; models without experts cost nothing. Of a
-table by which not every rank has a stage of every model nothing is said: some would not know that others sum.
+reads it. All ranks come to `metrics` together and get the same numbers; models without experts cost nothing.
+Skipped unless every rank holds a stage of every model: some would not know that others sum.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -14,6 +14,7 @@ from rlhf_workers.models.experts import has_experts, layers_of_experts
 from rlhf_workers.training.communication.communicator import Communicator
 from rlhf_workers.training.parallel.rank_layout import RankLayout
 from rlhf_workers.training.stages.pipeline_stage import PipelineStage
+from rlhf_workers.training.training_hooks import TrainingHook
 
 Stages = Mapping[tuple[str, int], PipelineStage]
 
@@ -29,11 +30,12 @@ class LayerUse:
         self.rows = [known + count for known, count in zip(self.rows or [0] * len(counts), counts, strict=True)]
 
 
-class ExpertUse:
-    """Of all stages of a rank."""
+class ExpertUse(TrainingHook):
+    """Counts in all stages of a rank."""
 
-    def __init__(self, stages: Stages, layout: RankLayout) -> None:
+    def __init__(self, stages: Stages, layout: RankLayout, communicator: Communicator, device: torch.device) -> None:
         """Have every layer of experts say how many rows chose each."""
+        self._communicator, self._device = communicator, device
         of_experts = {model for (model, _), stage in stages.items() if has_experts(stage.config)}
         self._models = [model for model in layout.models if layout.every_rank_has_all and model in of_experts]
         self._layers: dict[tuple[str, int], list[LayerUse]] = {key: [] for key in stages}
@@ -48,14 +50,13 @@ class ExpertUse:
             for layer in layers:
                 layer.rows = []
 
-    def metrics(
-        self, trained: Collection[str], layout: RankLayout, communicator: Communicator, device: torch.device
-    ) -> dict[str, float]:
+    def metrics(self, trained: Collection[str], layout: RankLayout) -> dict[str, float]:
         """Return, of each trained model with experts that a token chose, how many rows the most chosen expert of any
         layer had as a multiple of an even share, and the share of experts without a row in the layer with most."""
         models = [model for model in self._models if model in trained]
         if not models:
             return {}
+        communicator, device = self._communicator, self._device
         found = torch.full((len(models), 2), -1.0, dtype=torch.float64, device=device)
         for key in layout.held:
             layers = [layer.rows for layer in self._layers[key] if layer.rows] if key[0] in models else []

@@ -11,7 +11,8 @@ from rlhf_api.schedule import Pipeline
 from rlhf_planner.schedule.methods import FUSED
 from rlhf_planner.schedule.serial import serial_table
 from rlhf_workers.training.batches.minibatches import split
-from rlhf_workers.training.batches.token_budget import Padding, bounded, deal, padded_tokens
+from rlhf_workers.training.batches.padding import Padding
+from rlhf_workers.training.batches.token_budget import bounded, deal, padded_tokens
 from rlhf_workers.training.parallel.rank_layout import RankLayout
 
 
@@ -105,17 +106,17 @@ def test_a_fused_table_is_not_made_longer() -> None:
 def test_micro_batches_of_all_copies_are_counted() -> None:
     """So ranks say the same however many copies there are."""
     table = serial_table([Pipeline(name="actor", model="actor", stage_ranks=(0,), microbatches=2)])
-    padding = Padding()
-    padding.add(deal(RankLayout(table, 0, 2), [0, 1, 2, 3], [2, 6, 8, 4], 1, None), [2, 6, 8, 4])
-    assert padding.metrics()["train/micro_batches"] == 4.0
+    padding, layout = Padding(), RankLayout(table, 0, 2)
+    padding.add_mini_batch(deal(layout, [0, 1, 2, 3], [2, 6, 8, 4], 1, None), [2, 6, 8, 4])
+    assert padding.metrics(["actor"], layout)["train/micro_batches"] == 4.0
 
 
 def test_padding_is_what_is_not_a_token() -> None:
     table = serial_table([Pipeline(name="actor", model="actor", stage_ranks=(0,), microbatches=2)])
-    padding = Padding()
-    assert padding.metrics() == {}
-    padding.add(deal(RankLayout(table, 0, 1), [0, 1, 2, 3], [2, 6, 8, 4], 1, None), [2, 6, 8, 4])
-    assert padding.metrics() == {
+    padding, layout = Padding(), RankLayout(table, 0, 1)
+    assert padding.metrics(["actor"], layout) == {}
+    padding.add_mini_batch(deal(layout, [0, 1, 2, 3], [2, 6, 8, 4], 1, None), [2, 6, 8, 4])
+    assert padding.metrics(["actor"], layout) == {
         "train/padding": pytest.approx(1 - 20 / 24),
         "train/micro_batches": 2.0,
         "train/largest_micro_batch_tokens": 16.0,

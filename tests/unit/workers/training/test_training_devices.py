@@ -17,6 +17,7 @@ from rlhf_workers.training.batches.token_budget import deal
 from rlhf_workers.training.schedule.step_timing import measure
 from rlhf_workers.training.stages.stage_work import StageWork
 from rlhf_workers.training.trainer import Trainer
+from rlhf_workers.training.trainer_build import new_trainer
 
 FAMILIES = ("llama", "qwen3", "gemma2")
 GPU = torch.device("cuda:0")
@@ -170,7 +171,7 @@ def test_forward_losses_and_optimizer_run_on_fake_gpus_in_either_precision(
     with FakeTensorMode(allow_non_fake_inputs=True):
         for stage in real.stages.values():
             move(stage, GPU)
-        trainer = Trainer(
+        trainer = new_trainer(
             real.spec, real.layout, real.stages, real.communicator, GPU, real.compute, lambda *_, **__: None
         )
         objectives = trainer.objectives()

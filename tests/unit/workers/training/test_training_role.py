@@ -8,7 +8,7 @@ import transformers
 from tests.support import models
 from tests.support.outbox import RecordedOutbox
 from tests.support.training_ranks import ThreadCommunicator, make_samples, on_ranks
-from tests.support.training_roles import finish, role_of, train, trainer_in
+from tests.support.training_roles import finish, role_of, stage_copies, train, trainer_in
 
 from rlhf_api import control_pb2 as pb
 from rlhf_workers.failures import WorkError
@@ -33,7 +33,7 @@ def test_a_rank_that_slept_between_two_trainings_holds_the_same_bits(folder: Pat
             if sleeping:
                 role.offload()
                 role.offload()
-        moved = {id(tensor) for copy in trainer_in(role)._copies for tensor in copy._tensors()}
+        moved = {id(tensor) for copy in stage_copies(trainer_in(role)) for tensor in copy._tensors()}
         for optimizer in trainer_in(role).optimizers.values():
             assert moved >= {id(value) for value in (*optimizer.parameters.values(), *optimizer.moments())}
             assert len(list(optimizer.moments())) == 2 * len(optimizer.parameters)

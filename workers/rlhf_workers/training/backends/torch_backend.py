@@ -45,6 +45,7 @@ from rlhf_workers.training.stages import adapters
 from rlhf_workers.training.stages.model_stages import ModelStage, attention_of, build_stage, read_config
 from rlhf_workers.training.stages.pipeline_stage import Head, PipelineStage
 from rlhf_workers.training.trainer import Trainer
+from rlhf_workers.training.trainer_build import new_trainer
 from rlhf_workers.weights.tensor_file import CHECKPOINT_FIELD, TensorFolder, checkpoint_tensors, model_tensors
 
 HEADS: Final[Mapping[ModelKind, Head]] = {
@@ -129,7 +130,7 @@ class TorchBackend:
         for (name, stage), optimizer in sorted(trainer.optimizers.items()):
             if name != model or not trainer.layout.publishes(name, stage):
                 continue
-            if (settings := trainer.adapters(name)) is not None:
+            if (settings := trainer.spec.training.adapters(ModelRole(name))) is not None:
                 of_stage = adapters.merged_parameters if settings.publish == "Merged" else adapters.published_alone
                 yield from of_stage(trainer.stages[name, stage], trainer.compute)
             else:
@@ -191,8 +192,8 @@ def build_trainer(
         communicator = connect(layout)
         for held in stages.values():
             held.join(communicator)
-    draft = build_draft_training(job, layout, communicator, become.checkpoint, device)
-    trainer = Trainer(job.spec, layout, stages, communicator, device, compute, span, draft)
+    draft = build_draft_training(job, layout, communicator, become.checkpoint, device, span)
+    trainer = new_trainer(job.spec, layout, stages, communicator, device, compute, span, draft)
     if become.checkpoint:
         checkpoint.restore(trainer, Path(become.checkpoint), become.version)
     return trainer

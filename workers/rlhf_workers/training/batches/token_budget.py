@@ -7,7 +7,7 @@ ones, so that least is padding. Must never part samples that stay together, nor 
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
@@ -39,39 +39,6 @@ class Dealt:
         chunks = CHUNKS_A_RANK * self.layout.context if self.layout.context > 1 else 1
         sizes = [padded(lengths[sample], chunks) for sample in cell]
         return sum(sizes) if self.packed else len(sizes) * max(sizes)
-
-
-@dataclass
-class Padding:
-    """What the micro-batches of an iteration were like: the same on all ranks, as each knows them all."""
-
-    micro_batches: list[int] = field(default_factory=list)
-    """Of each mini-batch, all replicas together, of the model that has most."""
-    largest: int = 0
-    """Tokens of the largest micro-batch, with padding."""
-    tokens: int = 0
-    """Of samples, each model's counted."""
-    padded: int = 0
-    """The same with padding."""
-
-    def add(self, dealt: Dealt, lengths: Sequence[int]) -> None:
-        """Count a mini-batch."""
-        self.micro_batches.append(max(sum(map(len, made)) for made in dealt.splits.values()))
-        for made in dealt.splits.values():
-            sizes = [dealt.tokens(cell, lengths) for replica in made for cell in replica]
-            self.largest = max(self.largest, *sizes)
-            self.padded += sum(sizes)
-            self.tokens += sum(lengths[sample] for sample in dealt.samples)
-
-    def metrics(self) -> dict[str, float]:
-        """Return what is shown of an iteration; nothing where no mini-batch was trained."""
-        if not self.micro_batches:
-            return {}
-        return {
-            "train/padding": 1.0 - self.tokens / self.padded,
-            "train/micro_batches": sum(self.micro_batches) / len(self.micro_batches),
-            "train/largest_micro_batch_tokens": float(self.largest),
-        }
 
 
 def deal(

@@ -62,7 +62,7 @@ def save(trainer: Trainer, folder: Path, version: int) -> list[pb.CheckpointFile
 
 def _save_weights(trainer: Trainer, folder: Path, model: str, stage: int) -> list[pb.CheckpointFile]:
     """Write the trained weights of a stage; of adapters under PEFT's names, with their settings."""
-    optimizer, settings = trainer.optimizers[model, stage], trainer.adapters(model)
+    optimizer, settings = trainer.optimizers[model, stage], trainer.spec.training.adapters(ModelRole(model))
     weights = {HEADS_IN_FILES.get(name, name): value for name, value in optimizer.weights()}
     if settings is None:
         trained = trainer.stages[model, stage]

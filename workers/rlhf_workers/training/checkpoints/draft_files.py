@@ -21,6 +21,7 @@ from rlhf_api.names import DRAFT_MODEL, DRAFT_MODEL_FIELD, ExitCode
 from rlhf_workers.failures import WorkError
 from rlhf_workers.models.loading import checked_folder
 from rlhf_workers.models.precision import compute_dtype
+from rlhf_workers.training.backends.registry import SpanSink
 from rlhf_workers.training.checkpoints.source_files import saved_type
 from rlhf_workers.training.communication.communicator import Communicator
 from rlhf_workers.training.draft_training import DraftTraining
@@ -50,7 +51,12 @@ STEPS: Final = "steps"
 
 
 def build_draft_training(
-    job: RLHFJob, layout: RankLayout, communicator: Communicator, checkpoint: str, device: torch.device
+    job: RLHFJob,
+    layout: RankLayout,
+    communicator: Communicator,
+    checkpoint: str,
+    device: torch.device,
+    span: SpanSink,
 ) -> DraftTraining | None:
     """Return this rank's part of the training of a draft model, restored; None in a job that trains none.
 
@@ -65,7 +71,7 @@ def build_draft_training(
         assert source is not None  # a policy is a model
         folder = Path(checkpoint) / policy if checkpoint else checked_folder(source.path, field)
         stage = load_draft_stage(job, read_config(folder, field, 1), checkpoint, device)
-    training = DraftTraining(job.spec, stage, layout, communicator, device, compute_dtype(job.spec))
+    training = DraftTraining(job.spec, stage, layout, communicator, device, compute_dtype(job.spec), span)
     if checkpoint:
         restore_draft(training, Path(checkpoint))
     return training

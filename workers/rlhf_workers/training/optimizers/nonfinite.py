@@ -53,6 +53,10 @@ class NonFiniteSteps:
             )
         return f"{message}: the step is skipped ({self.in_a_row} in a row; more than {limit} fail the job)"
 
+    def metrics(self, before: int) -> dict[str, float]:
+        """Return what is shown of an iteration that began when there were `before`."""
+        return {"train/nonfinite_steps": float(self.total - before), "train/nonfinite_steps_total": float(self.total)}
+
 
 def _named(losses: Mapping[str, float], squares: Mapping[tuple[str, int], float]) -> list[str]:
     """Return what is not finite, such as `the gradient of the actor is nan (pipeline stages 0, 1)`."""

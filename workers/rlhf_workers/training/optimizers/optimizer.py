@@ -129,7 +129,7 @@ class StageOptimizer:
     def sum_parts(self, communicator: Communicator) -> None:
         """Add up the gradients of which every rank of a tensor group has a part; the group calls it together."""
 
-    def hand_on(self, communicator: Communicator) -> None:
+    def share_updates(self, communicator: Communicator) -> None:
         """Bring the copies of a stage that share its moments up to date after a step, one parameter at a time and in
         one order; they call it together."""
         holders = self.shares.holders

@@ -21,6 +21,7 @@ from rlhf_api import control_pb2 as pb
 from rlhf_api.algorithms import Shape
 from rlhf_api.schedule import Action, Kind, ScheduleTable
 from rlhf_workers.devices.device import device_sharers, free_memory
+from rlhf_workers.devices.host_copies import wait_for
 from rlhf_workers.models.precision import shared_casts
 from rlhf_workers.training.batches.token_budget import deal
 from rlhf_workers.training.batches.training_batch import TrainingBatch
@@ -253,7 +254,7 @@ def _measure_transfers(trainer: Trainer, result: pb.MeasureResult) -> None:
                 for sends in (True, False) if layout.local == left else (False, True):
                     post = trainer.communicator.send if sends else trainer.communicator.receive
                     post(buffer, other).wait()
-                trainer.synchronize()
+                wait_for(trainer.device)
                 times.append((time.perf_counter() - begun) / 2)
             result.transfers.append(pb.TransferTime(rank=left, peer=left + 1, seconds=statistics.median(times)))
 

@@ -6,12 +6,13 @@ are zero between two trainings; nor are masks and rotations, which are made agai
 that stays where it is.
 """
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 
 import torch
 
 from rlhf_workers.training.optimizers.optimizer import StageOptimizer
 from rlhf_workers.training.stages.pipeline_stage import PipelineStage
+from rlhf_workers.training.training_hooks import TrainingHook
 from rlhf_workers.weights.offload import OffloadableWeights, OffloadMemory
 
 
@@ -41,3 +42,36 @@ class StageCopy(OffloadableWeights):
     def _tensors(self) -> Iterator[torch.Tensor]:
         yield from super()._tensors()
         yield from self._optimizer.moments()
+
+
+class StageCopies(TrainingHook):
+    """All stages of a rank; parameters that several stages use move with the first."""
+
+    def __init__(
+        self,
+        stages: Mapping[tuple[str, int], PipelineStage],
+        optimizers: Mapping[tuple[str, int], StageOptimizer],
+        device: torch.device,
+    ) -> None:
+        self._optimizers, self.copies = optimizers, list[StageCopy]()
+        moved: set[int] = set()
+        for key, stage in stages.items():
+            if optimizers[key].part:  # parts do not move: rules refuse ranks that share a device with others
+                continue
+            self.copies.append(StageCopy(stage, optimizers[key], device, frozenset(moved)))
+            moved |= {id(part) for part in stage.parameters()}
+
+    def offload(self) -> None:
+        """Move weights and moments to host memory and free the gradients, which are all zero between two trainings."""
+        for optimizer in self._optimizers.values():
+            optimizer.drop_gradients()
+        for copy in self.copies:
+            copy.offload()
+
+    def onload(self) -> None:
+        """Move everything back to the device, as it was."""
+        for copy in self.copies:
+            copy.onload()
+        for optimizer in self._optimizers.values():
+            if not len(optimizer.gradients):
+                optimizer.make_gradients()

@@ -5,7 +5,9 @@ from collections.abc import Callable, Mapping, Sequence
 import torch
 
 from rlhf_workers.models.precision import casting
+from rlhf_workers.training.batches.token_budget import Dealt
 from rlhf_workers.training.batches.training_batch import MicroBatch
+from rlhf_workers.training.parallel.rank_layout import RankLayout
 from rlhf_workers.training.stages.pipeline_stage import PipelineStage
 
 Ending = Callable[[PipelineStage, torch.Tensor, MicroBatch], torch.Tensor]
@@ -28,10 +30,10 @@ class StageWork:
         microbatches: Sequence[MicroBatch],
         ending: Ending,
         compute: torch.dtype,
-        note: Note | None = None,
+        notes: Sequence[Note] = (),
     ) -> None:
-        """`note`: who else is to see what the last stage makes."""
-        self.stages, self._note = stages, note
+        """`notes` see what the last stage makes."""
+        self.stages, self._notes = stages, notes
         self.held, self._microbatches, self._ending, self._compute = held, microbatches, ending, compute
         self._any_stage = next(iter(held.values()))
         self._hidden_size: int = self._any_stage.config.hidden_size
@@ -50,10 +52,40 @@ class StageWork:
             output: torch.Tensor = module(hidden, of.packed, of.cut)
             if stage == self.stages - 1:
                 output = output[:, : of.tokens.shape[1]]
-                if self._note is not None:
-                    self._note(module, output, of)
+                for note in self._notes:
+                    note(module, output, of)
                 return self._ending(module, output, of)
         return output.float()
 
     def parameters(self, stage: int) -> list[torch.nn.Parameter]:
         return [parameter for parameter in self.held[stage].parameters() if parameter.requires_grad]
+
+
+def mini_batch_work(
+    layout: RankLayout,
+    stages: Mapping[tuple[str, int], PipelineStage],
+    dealt: Dealt,
+    endings: Mapping[str, Ending],
+    cell: Callable[[list[int]], MicroBatch],
+    compute: torch.dtype,
+    notes: Mapping[str, Sequence[Note]],
+) -> dict[int, StageWork]:
+    """Return what a rank computes of a mini-batch, by pipeline index: of the models that have an ending.
+
+    `cell` makes the micro-batch of some samples; models that have the same samples in one share it.
+    """
+    made: dict[tuple[int, ...], MicroBatch] = {}
+    work = {}
+    for index, pipeline in enumerate(layout.table.pipelines):
+        model = pipeline.model
+        held = {stage: stages[name, stage] for name, stage in stages if name == model}
+        if not held or model not in endings:
+            continue
+        microbatches = []
+        for chosen in dealt.splits[model][layout.replica(index)]:
+            if tuple(chosen) not in made:
+                made[tuple(chosen)] = cell(chosen)
+            microbatches.append(made[tuple(chosen)])
+        seen_by = notes.get(model, ())
+        work[index] = StageWork(len(pipeline.stage_ranks), held, microbatches, endings[model], compute, seen_by)
+    return work
