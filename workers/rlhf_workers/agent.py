@@ -40,7 +40,7 @@ from rlhf_workers.session import CoordinatorSession, IncompatibleError, SessionB
 from rlhf_workers.settings import WorkerSettings, join_address, split_address
 from rlhf_workers.shared_memory.choice import lent_by
 from rlhf_workers.training.communication.collective_waits import present_wait
-from rlhf_workers.training.schedule.progress_counter import finished_pieces
+from rlhf_workers.training.schedule.progress_counter import finished_units
 from rlhf_workers.weights.copies import WeightCopies
 from rlhf_workers.weights.source import WeightSourceService
 from rlhf_workers.worker_role import KeepsWeights
@@ -305,7 +305,7 @@ class Agent:
             stage=present_stage(),
             learns_siblings=self._compute.snapshot.learns_siblings,
             engine=engine_in_words(roles),
-            training_pieces=finished_pieces() if Group.TRAINING in self._compute.snapshot.roles else 0,
+            training_pieces=finished_units() if Group.TRAINING in self._compute.snapshot.roles else 0,
             waits_for=present_wait(),
             kept_version=max((role.kept_version for role in roles if isinstance(role, KeepsWeights)), default=0),
         )

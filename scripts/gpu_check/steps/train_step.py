@@ -21,7 +21,7 @@ from rlhf_planner.training_memory import StageTraining, training_memory
 from rlhf_planner.transformer_shape import shape_of
 from rlhf_workers.devices.device import open_device
 from rlhf_workers.models.precision import compute_dtype
-from rlhf_workers.training.batches.token_budget import deal
+from rlhf_workers.training.batches.token_budget import split_minibatch
 from rlhf_workers.training.batches.training_batch import TrainingBatch
 from rlhf_workers.training.schedule.step_timing import made_up_batch
 from rlhf_workers.training.trainer import Trainer
@@ -130,8 +130,8 @@ def largest_difference(one: torch.Tensor, other: torch.Tensor) -> float:
 def first_gradients(trainer: Trainer, batch: TrainingBatch, sizes: TrainStepSizes, way: Way) -> torch.Tensor:
     """Return the gradients of a mini-batch, on the host."""
     rows = list(range(sizes.batch.samples * sizes.batch.microbatches))
-    dealt = deal(trainer.layout, rows, batch.lengths, together=1, most_tokens=None)
-    (work,) = trainer.mini_batch(batch, dealt, trainer.objectives()).values()
+    plan = split_minibatch(trainer.layout, rows, batch.lengths, together=1, most_tokens=None)
+    (work,) = trainer.mini_batch(batch, plan, trainer.objectives()).values()
     for microbatch in range(sizes.batch.microbatches):
         work.forward(0, microbatch, work.embed(microbatch)).backward()
     gradients = trainer.optimizers[way.model, 0].gradients

@@ -31,7 +31,7 @@ from rlhf_workers.training.batches.training_batch import MicroBatch
 from rlhf_workers.training.communication.communicator import Communicator
 from rlhf_workers.training.optimizers.optimizer import StageOptimizer
 from rlhf_workers.training.parallel.rank_layout import RankLayout
-from rlhf_workers.training.schedule.device_timers import time_marks_of
+from rlhf_workers.training.schedule.device_timers import timers_for
 from rlhf_workers.training.schedule.step_spans import measured
 from rlhf_workers.training.stages.pipeline_stage import PipelineStage
 from rlhf_workers.training.stages.stage_copy import StageCopy
@@ -87,7 +87,7 @@ class DraftTraining(TrainingHook):
         self.steps = 0
         """Optimizer steps of the draft model so far; saved with its moments."""
         self._noted: list[_Noted] = []
-        self._marks = time_marks_of(device)
+        self._marks = timers_for(device)
         self._pending: list[Any] = []
         """Marks of the passes of a mini-batch whose step is not taken yet."""
         self._statistics = self._before = Statistics(SUMS, MAXIMA, device)

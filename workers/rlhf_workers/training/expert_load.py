@@ -19,7 +19,7 @@ from rlhf_workers.training.training_hooks import TrainingHook
 Stages = Mapping[tuple[str, int], PipelineStage]
 
 
-class LayerUse:
+class LayerLoad:
     """Rows of one layer on this rank, by the expert that they chose."""
 
     def __init__(self) -> None:
@@ -30,7 +30,7 @@ class LayerUse:
         self.rows = [known + count for known, count in zip(self.rows or [0] * len(counts), counts, strict=True)]
 
 
-class ExpertUse(TrainingHook):
+class ExpertLoad(TrainingHook):
     """Counts in all stages of a rank."""
 
     def __init__(self, stages: Stages, layout: RankLayout, communicator: Communicator, device: torch.device) -> None:
@@ -38,10 +38,10 @@ class ExpertUse(TrainingHook):
         self._communicator, self._device = communicator, device
         of_experts = {model for (model, _), stage in stages.items() if has_experts(stage.config)}
         self._models = [model for model in layout.models if layout.every_rank_has_all and model in of_experts]
-        self._layers: dict[tuple[str, int], list[LayerUse]] = {key: [] for key in stages}
+        self._layers: dict[tuple[str, int], list[LayerLoad]] = {key: [] for key in stages}
         for key, stage in stages.items():
             for layer in layers_of_experts(stage):
-                layer.tell_counts = use = LayerUse()  # type: ignore[assignment]
+                layer.tell_counts = use = LayerLoad()  # type: ignore[assignment]
                 self._layers[key].append(use)
 
     def begin(self) -> None:

@@ -4,12 +4,11 @@ Rule: both orders take the same optimizer steps of each model on the same mini-b
 bits. With the policy first, its weights do not change any more from the step on after which `critics_behind` holds.
 """
 
-from collections.abc import Generator, Mapping
+from collections.abc import Generator
 from typing import Protocol
 
-from rlhf_workers.algorithms.objectives import Objective
 from rlhf_workers.training.batches.training_batch import TrainingBatch
-from rlhf_workers.training.objective_metrics import Norms
+from rlhf_workers.training.objective_metrics import Norms, Objectives
 from rlhf_workers.training.training_progress import TrainingProgress
 
 
@@ -21,12 +20,7 @@ class TrainsModels(Protocol):
     critics_behind: bool
 
     def train_models(
-        self,
-        iteration: int,
-        batch: TrainingBatch,
-        objectives: Mapping[str, Objective],
-        norms: Norms,
-        left_out: set[int],
+        self, iteration: int, batch: TrainingBatch, objectives: Objectives, norms: Norms, left_out: set[int]
     ) -> Generator[None, None, int]:
         """Train some models on every mini-batch; return how many had no sample to train on."""
 
@@ -36,7 +30,7 @@ def train_policy_first(
     policy: str,
     iteration: int,
     batch: TrainingBatch,
-    objectives: Mapping[str, Objective],
+    objectives: Objectives,
     norms: Norms,
 ) -> Generator[None, None, int]:
     """Train the policy on all mini-batches, then the other models on the same, from the same optimizer step on."""

@@ -14,6 +14,8 @@ from rlhf_workers.training.parallel.rank_layout import RankLayout
 
 log = logging.getLogger(__name__)
 
+Objectives = Mapping[str, Objective]
+"""Model -> objective."""
 Norms = dict[str, list[float]]
 """Model -> gradient norm of each of its steps, before clipping."""
 
@@ -22,7 +24,7 @@ LOSS_SUM: Final = "loss_sum"
 
 
 def objective_metrics(
-    objectives: Mapping[str, Objective], norms: Norms, layout: RankLayout, communicator: Communicator
+    objectives: Objectives, norms: Norms, layout: RankLayout, communicator: Communicator
 ) -> dict[str, float]:
     """Return what the models' losses counted, and their mean gradient norms."""
     metrics: dict[str, float] = {}

@@ -23,19 +23,19 @@ from rlhf_workers.devices.host_copies import wait_for
 from rlhf_workers.models.precision import shared_casts
 from rlhf_workers.training.backends.registry import SpanSink
 from rlhf_workers.training.batches.minibatches import check_mini_batch, epoch_order, mini_batches
-from rlhf_workers.training.batches.token_budget import Dealt, deal
+from rlhf_workers.training.batches.token_budget import MicroBatchPlan, split_minibatch
 from rlhf_workers.training.batches.training_batch import MicroBatch, TrainingBatch, micro_batch
 from rlhf_workers.training.communication.communicator import Communicator
 from rlhf_workers.training.draft_training import DraftTraining
 from rlhf_workers.training.model_order import train_policy_first
-from rlhf_workers.training.objective_metrics import Norms, objective_metrics, say_mismatch
+from rlhf_workers.training.objective_metrics import Norms, Objectives, objective_metrics, say_mismatch
 from rlhf_workers.training.old_log_probabilities import OldLogProbabilities
 from rlhf_workers.training.optimizers.optimizer import Horizon, StageOptimizer, learning_rate
 from rlhf_workers.training.optimizers.shared_updates import broadcast_updates, gather_weights
 from rlhf_workers.training.parallel.context_group import context_group
-from rlhf_workers.training.parallel.gradient_reduction import sum_gradients, sum_sizes
+from rlhf_workers.training.parallel.gradient_reduction import all_reduce_norms, sum_gradients
 from rlhf_workers.training.parallel.rank_layout import RankLayout
-from rlhf_workers.training.schedule.device_timers import TimeMarks
+from rlhf_workers.training.schedule.device_timers import DeviceTimers
 from rlhf_workers.training.schedule.executor import TimedAction, execute
 from rlhf_workers.training.schedule.step_spans import give_spans, measured
 from rlhf_workers.training.stages.pipeline_stage import PipelineStage
@@ -60,7 +60,7 @@ class Trainer:
         compute: torch.dtype,
         span: SpanSink,
         *,
-        time_marks: TimeMarks,
+        device_timers: DeviceTimers,
         hooks: Sequence[TrainingHook],
         draft: DraftTraining | None,
         old_log_probabilities: OldLogProbabilities | None,
@@ -69,9 +69,14 @@ class Trainer:
         where losses take those of the engine. WorkError when the mini-batch does not divide."""
         self.spec, self.layout, self.stages, self.optimizers = spec, layout, stages, optimizers
         self.communicator, self.device, self.compute, self._span = communicator, device, compute, span
-        self.time_marks, self.hooks, self.draft, self._again = time_marks, hooks, draft, old_log_probabilities
+        self.device_timers, self.hooks, self.draft, self._old_logprobs = (
+            device_timers,
+            hooks,
+            draft,
+            old_log_probabilities,
+        )
         self.algorithm = build_algorithm(spec, device)
-        self._together = spec.algorithm.fields.samples_together
+        self._samples_per_unit = spec.algorithm.fields.samples_per_unit
         self.progress = TrainingProgress(0, Horizon(steps_of(spec, spec.iterations)))
         peak = spec.training.optimizer.peak_learning_rate
         self.peaks = {model: peak(ModelRole(model)) for model in layout.models}
@@ -119,8 +124,8 @@ class Trainer:
         total = steps_of(self.spec, iterations or self.spec.iterations)
         self.progress.look_ahead(total, self.spec.training.optimizer.warmup_steps)
         self._policy_held = not self.spec.algorithm.fields.trains_policy(iteration)
-        if self._again is not None:
-            batch = yield from self._again.added_to(iteration, batch, self.layout)
+        if self._old_logprobs is not None:
+            batch = yield from self._old_logprobs.added_to(iteration, batch, self.layout)
         with measured(self._span, "train/advantages"):
             self.algorithm.begin_iteration(iteration)
             batch = self.algorithm.prepare(batch)
@@ -150,12 +155,7 @@ class Trainer:
         return metrics
 
     def train_models(
-        self,
-        iteration: int,
-        batch: TrainingBatch,
-        objectives: Mapping[str, Objective],
-        norms: Norms,
-        left_out: set[int],
+        self, iteration: int, batch: TrainingBatch, objectives: Objectives, norms: Norms, left_out: set[int]
     ) -> Generator[None, None, int]:
         """Train some models on every mini-batch; return how many had no sample to train on.
 
@@ -163,7 +163,7 @@ class Trainer:
         """
         skipped, steps, number = 0, self.progress.steps, -1
         for epoch in range(self.spec.algorithm.fields.epochs):
-            order = epoch_order(self.spec.seed, iteration, epoch, len(batch.prompts), self._together)
+            order = epoch_order(self.spec.seed, iteration, epoch, len(batch.prompts), self._samples_per_unit)
             for rows in mini_batches(order, self.spec.algorithm.fields.mini_batch_size):
                 number += 1
                 if not batch.mask[rows].any():  # every sample abstained: no gradient, so no step either
@@ -173,7 +173,7 @@ class Trainer:
                     self.step_seconds.append(0.0)
                     continue
                 for objective in objectives.values():
-                    objective.first_pass = self.progress.steps == steps and self._again is None
+                    objective.first_pass = self.progress.steps == steps and self._old_logprobs is None
                 taken = self._step(iteration, batch, rows, objectives)
                 if not taken:
                     left_out.add(number)
@@ -195,20 +195,18 @@ class Trainer:
 
     # ------------------------------------------------------------ one mini-batch
 
-    def _step(
-        self, iteration: int, batch: TrainingBatch, rows: list[int], objectives: Mapping[str, Objective]
-    ) -> dict[str, float]:
+    def _step(self, iteration: int, batch: TrainingBatch, rows: list[int], objectives: Objectives) -> dict[str, float]:
         """Take one optimizer step by the gradients of a mini-batch; return each model's gradient norm before clipping.
 
         Return nothing, and take no step, when a loss or a gradient is not finite.
         """
         hooks = self.hooks if self._policy in objectives else ()
-        training = self.spec.training
-        dealt = deal(self.layout, rows, batch.lengths, self._together, training.micro_batch_tokens, training.packing)
+        limits = self.spec.training.micro_batch_tokens, self.spec.training.packing
+        plan = split_minibatch(self.layout, rows, batch.lengths, self._samples_per_unit, *limits)
         for hook in () if self.critics_behind else self.hooks:
-            hook.add_mini_batch(dealt, batch.lengths)
-        layout = dealt.layout.of_models(objectives)
-        work = self.mini_batch(batch, dealt, objectives, [note for hook in hooks if (note := hook.policy_note())])
+            hook.add_mini_batch(plan, batch.lengths)
+        layout = plan.layout.of_models(objectives)
+        work = self.mini_batch(batch, plan, objectives, [note for hook in hooks if (note := hook.policy_note())])
         before = {model: objective.statistics.copy() for model, objective in objectives.items()}
         start = time.time_ns()
         with shared_casts(self.device, self.compute):
@@ -219,7 +217,7 @@ class Trainer:
             hook.backward(tokens)
         with measured(self._span, "train/gradients"):
             sum_gradients(objectives, self.layout, self.stages, self.optimizers, self.communicator)
-            losses, squares = sum_sizes(objectives, before, self.layout, self.optimizers, self.communicator)
+            losses, squares = all_reduce_norms(objectives, before, self.layout, self.optimizers, self.communicator)
         allowed = self.spec.training.optimizer.max_non_finite_steps
         if problem := self.progress.non_finite.problem(losses, squares, iteration, self.progress.steps, allowed):
             if self.layout.rank == 0:
@@ -248,7 +246,7 @@ class Trainer:
 
     def execute(self, layout: RankLayout, work: Mapping[int, StageWork]) -> list[TimedAction]:
         """Run this rank's row of a layout's table."""
-        return execute(layout.row, work, self.communicator, layout.first_rank, self.time_marks, apart=layout.tensor)
+        return execute(layout.row, work, self.communicator, layout.first_rank, self.device_timers, apart=layout.tensor)
 
     def rate(self, model: str) -> float:
         """Return the learning rate of a model's next optimizer step."""
@@ -273,17 +271,17 @@ class Trainer:
         wait_for(self.device)
 
     def mini_batch(
-        self, batch: TrainingBatch, dealt: Dealt, objectives: Mapping[str, Objective], notes: Sequence[Note] = ()
+        self, batch: TrainingBatch, plan: MicroBatchPlan, objectives: Objectives, notes: Sequence[Note] = ()
     ) -> dict[int, StageWork]:
         """Return what this rank computes for a mini-batch's samples of the models that have an objective, by pipeline
         index. `notes` see what the policy's last stage makes."""
-        weights = self.algorithm.token_weights(batch, dealt.samples)
+        weights = self.algorithm.token_weights(batch, plan.samples)
 
         def cell(samples: list[int]) -> MicroBatch:
-            return micro_batch(batch, samples, weights, dealt.packed, self._context).to(self.device)
+            return micro_batch(batch, samples, weights, plan.packed, self._context).to(self.device)
 
         losses = {model: objective.loss for model, objective in objectives.items()}
-        return mini_batch_work(self.layout, self.stages, dealt, losses, cell, self.compute, {self._policy: notes})
+        return mini_batch_work(self.layout, self.stages, plan, losses, cell, self.compute, {self._policy: notes})
 
     def objectives(self) -> dict[str, Objective]:
         """Return trained role -> objective without statistics, in table order."""

@@ -13,13 +13,13 @@ from rlhf_workers.training.backends.registry import SpanSink
 from rlhf_workers.training.batches.padding import Padding
 from rlhf_workers.training.communication.communicator import Communicator
 from rlhf_workers.training.draft_training import DraftTraining
-from rlhf_workers.training.expert_load import ExpertUse
+from rlhf_workers.training.expert_load import ExpertLoad
 from rlhf_workers.training.old_log_probabilities import OldLogProbabilities
 from rlhf_workers.training.optimizers.host_moments import HostMoments
 from rlhf_workers.training.optimizers.sharded_optimizer import optimizer_of
 from rlhf_workers.training.optimizers.shared_moments import moment_shares
 from rlhf_workers.training.parallel.rank_layout import RankLayout
-from rlhf_workers.training.schedule.device_timers import time_marks_of
+from rlhf_workers.training.schedule.device_timers import timers_for
 from rlhf_workers.training.stages.pipeline_stage import PipelineStage
 from rlhf_workers.training.stages.stage_copy import StageCopies
 from rlhf_workers.training.trainer import Trainer
@@ -47,8 +47,8 @@ def new_trainer(
     }
     for stage in stages.values():
         stage.recompute = spec.training.activation_checkpointing
-    marks, old = time_marks_of(device), None
-    if spec.algorithm.fields.scores_again:
+    marks, old = timers_for(device), None
+    if spec.algorithm.fields.recomputes_logprobs:
         policy = graph_of(spec).policy
         old = OldLogProbabilities(spec, policy, stages, communicator, device, compute, marks, span)
     hooks: list[TrainingHook] = [StageCopies(stages, optimizers, device)]
@@ -57,8 +57,8 @@ def new_trainer(
     if offload:
         taught = [] if draft is None or draft.optimizer is None else [draft.optimizer]
         hooks.append(HostMoments([*optimizers.values(), *taught], communicator, device))
-    hooks += [Padding(), ExpertUse(stages, layout, communicator, device)]
+    hooks += [Padding(), ExpertLoad(stages, layout, communicator, device)]
     return Trainer(
         spec, layout, stages, optimizers, communicator, device, compute, span,
-        time_marks=marks, hooks=hooks, draft=draft, old_log_probabilities=old,
+        device_timers=marks, hooks=hooks, draft=draft, old_log_probabilities=old,
     )  # fmt: skip

@@ -6,7 +6,7 @@ parameter, gradient or statistic of a model that has an objective.
 
 from collections.abc import Collection, Sequence
 
-from rlhf_workers.training.batches.token_budget import Dealt
+from rlhf_workers.training.batches.token_budget import MicroBatchPlan
 from rlhf_workers.training.parallel.rank_layout import RankLayout
 from rlhf_workers.training.stages.stage_work import Note
 
@@ -17,7 +17,7 @@ class TrainingHook:
     def begin(self) -> None:
         """An iteration begins, also after one that failed."""
 
-    def add_mini_batch(self, dealt: Dealt, lengths: Sequence[int]) -> None:
+    def add_mini_batch(self, plan: MicroBatchPlan, lengths: Sequence[int]) -> None:
         """A mini-batch has been split; where the policy comes first, the second pass is not counted."""
 
     def policy_note(self) -> Note | None:

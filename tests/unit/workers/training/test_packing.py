@@ -154,8 +154,8 @@ def test_the_first_pass_is_packed_as_well(folders: dict[str, Path]) -> None:
         fields = {"ppo": {"miniBatchSize": 8, "oldLogProbabilities": "Trainer"}}
         job = packed(folders["gemma2"], {"packing": packing}, algorithm=fields)
         trainer = trainer_of(job, serial(job, 1, 1), 0, 1, Alone())
-        assert trainer._again is not None
-        found[packing] = exhaust(trainer._again.added_to(0, batch, trainer.layout)).fields[OLD_FIELD]
+        assert trainer._old_logprobs is not None
+        found[packing] = exhaust(trainer._old_logprobs.added_to(0, batch, trainer.layout)).fields[OLD_FIELD]
     assert torch.allclose(found[True], found[False], rtol=1e-5, atol=1e-6)
     assert found[True].any()
 

@@ -13,7 +13,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from rlhf_api import control_pb2 as pb
 from rlhf_workers.training.backends.torch_backend import build_trainer
-from rlhf_workers.training.batches.token_budget import deal
+from rlhf_workers.training.batches.token_budget import split_minibatch
 from rlhf_workers.training.schedule.step_timing import measure
 from rlhf_workers.training.stages.stage_work import StageWork
 from rlhf_workers.training.trainer import Trainer
@@ -166,8 +166,8 @@ def test_forward_losses_and_optimizer_run_on_fake_gpus_in_either_precision(
     """What `meta` cannot show: branches for CUDA, and its autocast. PyTorch's engine wants a GPU for the backward."""
     real = trainer_on(CPU, folders[family], deterministic=False, precision=precision)
     batch = real.algorithm.prepare(make_batch())
-    dealt = deal(real.layout, list(range(8)), batch.lengths, together=1, most_tokens=None)
-    works = real.mini_batch(batch, dealt, real.objectives())
+    plan = split_minibatch(real.layout, list(range(8)), batch.lengths, together=1, most_tokens=None)
+    works = real.mini_batch(batch, plan, real.objectives())
     with FakeTensorMode(allow_non_fake_inputs=True):
         for stage in real.stages.values():
             move(stage, GPU)

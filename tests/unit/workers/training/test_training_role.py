@@ -13,7 +13,7 @@ from tests.support.training_roles import finish, role_of, stage_copies, train, t
 from rlhf_api import control_pb2 as pb
 from rlhf_workers.failures import WorkError
 from rlhf_workers.training.communication.communicator import PeerLostError
-from rlhf_workers.training.schedule.progress_counter import finished_pieces
+from rlhf_workers.training.schedule.progress_counter import finished_units
 from rlhf_workers.training.stages.model_stages import read_config
 from rlhf_workers.weights.tensor_file import model_tensors
 
@@ -57,12 +57,12 @@ def test_a_train_is_done_in_bounded_steps_and_answered_once(folder: Path) -> Non
         outbox = RecordedOutbox()
         role = role_of(folder, peers, rank, algorithm={"ppo": {"miniBatchSize": 4, "epochs": 2}})
         role.handle(train(0), outbox)
-        steps, pieces = 0, finished_pieces()
+        steps, pieces = 0, finished_units()
         while not outbox.answers:
             assert role.step(outbox)
             steps += 1
         assert steps == 2 * 2 + 1
-        assert finished_pieces() - pieces >= 8 + steps, "by which a long step is told from one that hangs"
+        assert finished_units() - pieces >= 8 + steps, "by which a long step is told from one that hangs"
         assert not role.step(outbox)
         result = outbox.answers[0].train
         assert (result.iteration, result.version) == (0, 1)

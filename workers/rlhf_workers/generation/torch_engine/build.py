@@ -66,7 +66,7 @@ def _arguments(spec: RLHFJobSpec) -> dict[str, Any]:
     """
     dtype, algorithm = str(compute_dtype(spec)).removeprefix("torch."), spec.algorithm.fields
     # Ratios of tokens that older weights drew are against the engine, unless a correction weighs them.
-    against = not algorithm.scores_again or (spec.rollout.may_be_stale and not algorithm.corrects_mismatch)
+    against = not algorithm.recomputes_logprobs or (spec.rollout.may_be_stale and not algorithm.corrects_mismatch)
     dtypes = (dtype,) if against else tuple(dict.fromkeys((dtype, COARSE)))
     allowed: dict[str, Sequence[str]] = {"dtype": dtypes, "attention": ATTENTIONS}
     allowed.update(dict.fromkeys(PASS_ARGUMENTS, MODES))

@@ -6,7 +6,7 @@ Rule: the same on all ranks, as each knows the lengths of all samples; so nothin
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
-from rlhf_workers.training.batches.token_budget import Dealt
+from rlhf_workers.training.batches.token_budget import MicroBatchPlan
 from rlhf_workers.training.parallel.rank_layout import RankLayout
 from rlhf_workers.training.training_hooks import TrainingHook
 
@@ -28,14 +28,14 @@ class Padding(TrainingHook):
         """Forget what was counted."""
         self.micro_batches, self.largest, self.tokens, self.padded = [], 0, 0, 0
 
-    def add_mini_batch(self, dealt: Dealt, lengths: Sequence[int]) -> None:
+    def add_mini_batch(self, plan: MicroBatchPlan, lengths: Sequence[int]) -> None:
         """Count a mini-batch."""
-        self.micro_batches.append(max(sum(map(len, made)) for made in dealt.splits.values()))
-        for made in dealt.splits.values():
-            sizes = [dealt.tokens(cell, lengths) for replica in made for cell in replica]
+        self.micro_batches.append(max(sum(map(len, made)) for made in plan.splits.values()))
+        for made in plan.splits.values():
+            sizes = [plan.tokens(cell, lengths) for replica in made for cell in replica]
             self.largest = max(self.largest, *sizes)
             self.padded += sum(sizes)
-            self.tokens += sum(lengths[sample] for sample in dealt.samples)
+            self.tokens += sum(lengths[sample] for sample in plan.samples)
 
     def metrics(self, trained: Collection[str], layout: RankLayout) -> dict[str, float]:
         """Return what is shown of an iteration; nothing where no mini-batch was trained."""

@@ -24,7 +24,7 @@ Split = list[list[list[int]]]
 
 
 @dataclass(frozen=True)
-class Dealt:
+class MicroBatchPlan:
     """The micro-batches of one mini-batch, and the schedule that runs as many."""
 
     layout: RankLayout
@@ -41,14 +41,14 @@ class Dealt:
         return sum(sizes) if self.packed else len(sizes) * max(sizes)
 
 
-def deal(
+def split_minibatch(
     layout: RankLayout,
     samples: list[int],
     lengths: Sequence[int],
     together: int,
     most_tokens: int | None,
     packed: bool = False,
-) -> Dealt:
+) -> MicroBatchPlan:
     """Return the micro-batches of the samples of one mini-batch, of at most `most_tokens` each (None: of any), padding
     included, and a layout whose table runs as many. A sample longer than that is the bound itself."""
     splits: dict[str, Split] = {}
@@ -63,7 +63,7 @@ def deal(
                 made[shape] = bounded(made[shape], lengths, together, most_tokens)
         splits[model] = made[shape]
     counts = {model: len(cells[0]) for model, cells in splits.items()}
-    return Dealt(layout.with_microbatches(counts), samples, splits, packed)
+    return MicroBatchPlan(layout.with_microbatches(counts), samples, splits, packed)
 
 
 def bounded(made: Split, lengths: Sequence[int], together: int, most_tokens: int) -> Split:

@@ -52,7 +52,7 @@ def _sum_embeddings(
             communicator.all_reduce_sum(gradient(0 if layout.rank == ends[0] else last), ends)
 
 
-def sum_sizes(
+def all_reduce_norms(
     objectives: Mapping[str, Objective],
     before: Mapping[str, Statistics],
     layout: RankLayout,

@@ -14,7 +14,7 @@ from typing import Any, Protocol
 import torch
 
 
-class TimeMarks(Protocol):
+class DeviceTimers(Protocol):
     """Moments of one thread's work."""
 
     def mark(self) -> Any:
@@ -24,7 +24,7 @@ class TimeMarks(Protocol):
         """Return the marks in ns of the clock, once the device has passed them all."""
 
 
-class HostMarks:
+class HostTimers:
     """For a device that works while the caller waits, such as a CPU."""
 
     def __init__(self, clock: Callable[[], int] = time.time_ns) -> None:
@@ -36,7 +36,7 @@ class HostMarks:
         return list(marks)
 
 
-class CudaMarks:
+class CudaTimers:
     """By events of the current stream."""
 
     def __init__(self, device: torch.device, clock: Callable[[], int] = time.time_ns) -> None:
@@ -54,6 +54,6 @@ class CudaMarks:
         return [now - round(mark.elapsed_time(last) * 1e6) for mark in marks]
 
 
-def time_marks_of(device: torch.device) -> TimeMarks:
+def timers_for(device: torch.device) -> DeviceTimers:
     """Return the marks of a device's work."""
-    return CudaMarks(device) if device.type == "cuda" else HostMarks()
+    return CudaTimers(device) if device.type == "cuda" else HostTimers()

@@ -23,8 +23,8 @@ from torch.distributed.pipelining._backward import stage_backward_input, stage_b
 
 from rlhf_api.schedule import Action
 from rlhf_workers.training.communication.communicator import Communicator, Handle, PeerLostError
-from rlhf_workers.training.schedule.device_timers import HostMarks, TimeMarks
-from rlhf_workers.training.schedule.progress_counter import piece_finished
+from rlhf_workers.training.schedule.device_timers import DeviceTimers, HostTimers
+from rlhf_workers.training.schedule.progress_counter import count_unit
 
 SENDS_UNDER_WAY: Final = 8
 """Tensors on their way out that a rank holds; a peer that keeps up leaves one or two."""
@@ -76,7 +76,7 @@ def execute(
     work: Mapping[int, PipelineWork],
     communicator: Communicator,
     first_rank: int,
-    time_marks: TimeMarks | None = None,
+    device_timers: DeviceTimers | None = None,
     *,
     apart: int = 1,
     forward_only: bool = False,
@@ -84,17 +84,17 @@ def execute(
     """Run `row` and return its actions with their times, when the device has done them all.
 
     `work` is by pipeline index; the peers of row n of the table are global rank `first_rank` + n * `apart`; without
-    `time_marks` the device must be a CPU. `forward_only`: no backward follows, so nothing is kept for one. Raises
+    `device_timers` the device must be a CPU. `forward_only`: no backward follows, so nothing is kept for one. Raises
     PeerLostError, and ValueError for a row that misses an input.
     """
-    run = _Run(work, communicator, (first_rank, apart), time_marks or HostMarks(), keep=not forward_only)
+    run = _Run(work, communicator, (first_rank, apart), device_timers or HostTimers(), keep=not forward_only)
     with torch.no_grad() if forward_only else nullcontext():
         for number, action in enumerate(row):
             try:
                 run.do(action)
             except PeerLostError as error:
                 raise error.during(f"step {number} of its schedule row, {_named(action)}") from error
-            piece_finished()
+            count_unit()
     try:
         run.finish()
     except PeerLostError as error:
@@ -110,10 +110,10 @@ class _Run:
         work: Mapping[int, PipelineWork],
         communicator: Communicator,
         places: tuple[int, int],
-        time_marks: TimeMarks,
+        device_timers: DeviceTimers,
         keep: bool,
     ) -> None:
-        self._time_marks, self._keep = time_marks, keep
+        self._device_timers, self._keep = device_timers, keep
         self._measured: list[tuple[Action, Any, Any]] = []
         self._begun: Any = None
         """When the computation of the present action began: after its input had come."""
@@ -140,14 +140,14 @@ class _Run:
         if action.peer is not None:
             step(action, key)
             return
-        self._begun = self._time_marks.mark()
+        self._begun = self._device_timers.mark()
         step(action, key)
-        self._measured.append((action, self._begun, self._time_marks.mark()))
+        self._measured.append((action, self._begun, self._device_timers.mark()))
 
     def times(self) -> list[TimedAction]:
         """Return what was done, with its times."""
         marks = [mark for _, *between in self._measured for mark in between]
-        times = iter(self._time_marks.read(marks))
+        times = iter(self._device_timers.read(marks))
         return [TimedAction(action, next(times), next(times)) for action, _, _ in self._measured]
 
     def finish(self) -> None:
@@ -181,9 +181,9 @@ class _Run:
         if (kind, key) not in self._coming:
             return None
         action, handle, buffer = self._coming.pop((kind, key))
-        start = self._time_marks.mark()
+        start = self._device_timers.mark()
         handle.wait()
-        self._begun = self._time_marks.mark()
+        self._begun = self._device_timers.mark()
         self._measured.append((action, start, self._begun))
         return buffer
 

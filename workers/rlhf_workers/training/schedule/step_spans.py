@@ -11,7 +11,7 @@ from typing import Final
 from rlhf_api.schedule import Action, ScheduleTable
 from rlhf_workers.training.backends.registry import SpanSink
 from rlhf_workers.training.schedule.executor import TimedAction
-from rlhf_workers.training.schedule.progress_counter import piece_finished
+from rlhf_workers.training.schedule.progress_counter import count_unit
 
 NAMES: Final = {"F": "F", "B": "B", "I": "I", "W": "W", "RECV_F": "wait-F", "RECV_B": "wait-B"}
 """Action kind -> last part of its span's name."""
@@ -34,5 +34,5 @@ def measured(span: SpanSink, name: str) -> Iterator[None]:
     """Give `span` the time of what runs within, unless it raises."""
     start = time.time_ns()
     yield
-    piece_finished()
+    count_unit()
     span(name, start, time.time_ns())

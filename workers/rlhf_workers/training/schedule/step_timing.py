@@ -23,7 +23,7 @@ from rlhf_api.schedule import Action, Kind, ScheduleTable
 from rlhf_workers.devices.device import device_sharers, free_memory
 from rlhf_workers.devices.host_copies import wait_for
 from rlhf_workers.models.precision import shared_casts
-from rlhf_workers.training.batches.token_budget import deal
+from rlhf_workers.training.batches.token_budget import split_minibatch
 from rlhf_workers.training.batches.training_batch import TrainingBatch
 from rlhf_workers.training.communication.communicator import RowCounts
 from rlhf_workers.training.communication.transport import GroupTransport
@@ -84,8 +84,10 @@ def made_up_work(trainer: Trainer) -> dict[int, StageWork]:
     """Return `made_up_batch` as work of this rank's stages, with objectives of its own."""
     batch, fields = made_up_batch(trainer), trainer.spec.algorithm.fields
     rows = list(range(fields.mini_batch_size))
-    dealt = deal(trainer.layout, rows, batch.lengths, fields.samples_together, None, trainer.spec.training.packing)
-    return trainer.mini_batch(batch, dealt, trainer.objectives())
+    plan = split_minibatch(
+        trainer.layout, rows, batch.lengths, fields.samples_per_unit, None, trainer.spec.training.packing
+    )
+    return trainer.mini_batch(batch, plan, trainer.objectives())
 
 
 def _wave(shape: Sequence[int]) -> torch.Tensor:
@@ -174,7 +176,7 @@ def stage_row(pipeline: int, stage: int, stages: int, *backward: Kind) -> list[A
 
 def _run_stage(trainer: Trainer, work: Mapping[int, StageWork], row: Sequence[Action]) -> dict[str, float]:
     """Run a row; return kind of computation -> seconds; what other ranks would send is made up."""
-    measured = execute(row, work, NoCommunicator(), 0, trainer.time_marks)
+    measured = execute(row, work, NoCommunicator(), 0, trainer.device_timers)
     return {step.action.kind: (step.end_ns - step.start_ns) / 1e9 for step in measured if step.action.peer is None}
 
 

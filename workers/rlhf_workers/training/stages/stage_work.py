@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 import torch
 
 from rlhf_workers.models.precision import casting
-from rlhf_workers.training.batches.token_budget import Dealt
+from rlhf_workers.training.batches.token_budget import MicroBatchPlan
 from rlhf_workers.training.batches.training_batch import MicroBatch
 from rlhf_workers.training.parallel.rank_layout import RankLayout
 from rlhf_workers.training.stages.pipeline_stage import PipelineStage
@@ -64,7 +64,7 @@ class StageWork:
 def mini_batch_work(
     layout: RankLayout,
     stages: Mapping[tuple[str, int], PipelineStage],
-    dealt: Dealt,
+    plan: MicroBatchPlan,
     endings: Mapping[str, Ending],
     cell: Callable[[list[int]], MicroBatch],
     compute: torch.dtype,
@@ -82,7 +82,7 @@ def mini_batch_work(
         if not held or model not in endings:
             continue
         microbatches = []
-        for chosen in dealt.splits[model][layout.replica(index)]:
+        for chosen in plan.splits[model][layout.replica(index)]:
             if tuple(chosen) not in made:
                 made[tuple(chosen)] = cell(chosen)
             microbatches.append(made[tuple(chosen)])

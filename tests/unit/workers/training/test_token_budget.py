@@ -12,7 +12,7 @@ from rlhf_planner.schedule.methods import FUSED
 from rlhf_planner.schedule.serial import serial_table
 from rlhf_workers.training.batches.minibatches import split
 from rlhf_workers.training.batches.padding import Padding
-from rlhf_workers.training.batches.token_budget import bounded, deal, padded_tokens
+from rlhf_workers.training.batches.token_budget import bounded, padded_tokens, split_minibatch
 from rlhf_workers.training.parallel.rank_layout import RankLayout
 
 
@@ -87,8 +87,8 @@ def test_the_table_runs_as_many_micro_batches_as_there_are() -> None:
     pipelines = [Pipeline(name=m, model=m, stage_ranks=(0, 1), microbatches=2) for m in ("actor", "critic")]
     layout = RankLayout(serial_table(pipelines), 1, 4)
     lengths = long_tailed(16)
-    assert deal(layout, list(range(16)), lengths, 1, None).layout is layout
-    dealt = deal(layout, list(range(16)), lengths, 1, max(lengths))
+    assert split_minibatch(layout, list(range(16)), lengths, 1, None).layout is layout
+    dealt = split_minibatch(layout, list(range(16)), lengths, 1, max(lengths))
     count = len(dealt.splits["actor"][0])
     assert count > 2
     assert dealt.layout.table.pipelines == tuple(p.model_copy(update={"microbatches": count}) for p in pipelines)
@@ -107,7 +107,7 @@ def test_micro_batches_of_all_copies_are_counted() -> None:
     """So ranks say the same however many copies there are."""
     table = serial_table([Pipeline(name="actor", model="actor", stage_ranks=(0,), microbatches=2)])
     padding, layout = Padding(), RankLayout(table, 0, 2)
-    padding.add_mini_batch(deal(layout, [0, 1, 2, 3], [2, 6, 8, 4], 1, None), [2, 6, 8, 4])
+    padding.add_mini_batch(split_minibatch(layout, [0, 1, 2, 3], [2, 6, 8, 4], 1, None), [2, 6, 8, 4])
     assert padding.metrics(["actor"], layout)["train/micro_batches"] == 4.0
 
 
@@ -115,7 +115,7 @@ def test_padding_is_what_is_not_a_token() -> None:
     table = serial_table([Pipeline(name="actor", model="actor", stage_ranks=(0,), microbatches=2)])
     padding, layout = Padding(), RankLayout(table, 0, 1)
     assert padding.metrics(["actor"], layout) == {}
-    padding.add_mini_batch(deal(layout, [0, 1, 2, 3], [2, 6, 8, 4], 1, None), [2, 6, 8, 4])
+    padding.add_mini_batch(split_minibatch(layout, [0, 1, 2, 3], [2, 6, 8, 4], 1, None), [2, 6, 8, 4])
     assert padding.metrics(["actor"], layout) == {
         "train/padding": pytest.approx(1 - 20 / 24),
         "train/micro_batches": 2.0,
