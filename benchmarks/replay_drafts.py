@@ -146,7 +146,7 @@ def teach_earlier(
             store.add(prompt, responses)
     taught = 0
     for prompt, group in {
-        each.prompt: PromptGroup.of(each.request.key, samples_per_prompt) for each in samples
+        each.prompt: PromptGroup.for_sample(each.request.key, samples_per_prompt) for each in samples
     }.items():
         known = store.of(prompt)
         counts = weights(response.iteration for response in known)

@@ -150,7 +150,7 @@ def compare(bench: Bench, acceptance: float | None, batch: int, arguments: argpa
     for length in arguments.fixed:
         ways[f"Fixed {length}"] = speculator(bench, drafters(), length, fixed=True)
     ways[AUTO] = speculator(bench, drafters(), max(arguments.fixed), fixed=False)
-    groups = {PromptGroup.of(sample.key, GROUP) for sample in samples}
+    groups = {PromptGroup.for_sample(sample.key, GROUP) for sample in samples}
     taken: list[dict[str, DecodingTime]] = []
     for number in range(arguments.warm + arguments.rounds):
         times = {}

@@ -75,7 +75,7 @@ class NoDrafts:
 def build(folder: Path, arguments: argparse.Namespace, **engine_args: Any) -> VllmEngine:
     """An engine that drafts nothing until it is told to."""
     job = _job(folder, arguments, engine_args)
-    with mock.patch.object(vllm_build, "own_drafter", lambda given, *_: given):  # a CPU is refused it
+    with mock.patch.object(vllm_build, "speculation_arguments", lambda given, *_: given):  # a CPU is refused it
         engine = build_engine(job.spec, load_tokenizer(str(folder), "policy"), CPU)
     assert isinstance(engine, VllmEngine)
     return engine

@@ -25,7 +25,7 @@ def build_engine(spec: RLHFJobSpec, tokenizer: Any, device: torch.device) -> "Pl
     """What the worker calls: the engine of a job, with the manifest's weights in it."""
     path, dtype = spec.models.actor.path, compute_dtype(spec)
     model = load_causal_lm(path, field="spec.models.actor.path", dtype=dtype, device=device, attention="eager")
-    return PlainEngine(model, tokenizer, SamplingParameters.of(spec), EngineLimits.of(spec))
+    return PlainEngine(model, tokenizer, SamplingParameters.from_spec(spec), EngineLimits.from_spec(spec))
 
 
 class PlainEngine:

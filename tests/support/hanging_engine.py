@@ -33,4 +33,4 @@ def build_engine(spec: RLHFJobSpec, tokenizer: Any, device: torch.device) -> Han
             Path(gate).read_bytes()
     path = spec.models.actor.path
     model = load_causal_lm(path, field="f", dtype=torch.float32, device=device, attention="eager")
-    return HangingEngine(model, tokenizer, SamplingParameters.of(spec), EngineLimits.of(spec))
+    return HangingEngine(model, tokenizer, SamplingParameters.from_spec(spec), EngineLimits.from_spec(spec))

@@ -123,10 +123,10 @@ def by_ranks(
     result, of_query, seconds = torch.empty_like(slope), torch.empty_like(given["query"]), []
     for rank in range(sizes.ranks):
         group = ContextGroup(rank, tuple(range(sizes.ranks)), others)
-        cut = ContextCut.of(group, [sizes.length]).moved(lambda tensor: tensor.to(device))
+        cut = ContextCut.for_lengths(group, [sizes.length]).moved(lambda tensor: tensor.to(device))
         others.cut = cut
         own = {name: value.index_select(2, cut.columns).requires_grad_() for name, value in given.items()}
-        masks = ChunkMasks.of(cut, window, eager=False, hidden=slope)
+        masks = ChunkMasks.for_cut(cut, window, eager=False, hidden=slope)
         once = partial(one_rank, layer, own, masks, slope.index_select(1, cut.columns))
         seconds.append(best_seconds(once, sizes.repeats, device))
         result[:, cut.columns] = once()

@@ -22,7 +22,7 @@ from rlhf_workers.failures import WorkError
 from rlhf_workers.models.loading import replace_weights
 from rlhf_workers.shared_memory.choice import lent_by
 from rlhf_workers.shared_memory.regions import MemorySharing
-from rlhf_workers.weights.fetching import fetch, opened
+from rlhf_workers.weights.fetching import fetch, fetch_weights
 
 NOTICE_SECONDS: Final = 30.0
 """For a reader to hear that its lender is gone; a closed connection tells at once."""
@@ -99,7 +99,7 @@ def load(
     """One version by one way, timed; then the same as a stream, compared."""
     version = rank.next_version()
     started = time.perf_counter()
-    with opened("actor", version, [rank.source], None, sharings) as weights:
+    with fetch_weights("actor", version, [rank.source], None, sharings) as weights:
         copying = time.perf_counter()
         size = replace_weights(model, weights.tensors, what=f"actor version {version}")
         weights.confirm()
@@ -126,7 +126,7 @@ def lender_dies(rank: RankProcess, sharings: Sequence[MemorySharing], report: Re
         return
     version = rank.next_version()
     noticed = ""
-    with opened("actor", version, [rank.source], None, sharings) as weights:
+    with fetch_weights("actor", version, [rank.source], None, sharings) as weights:
         rank.process.kill()
         rank.process.wait()
         end = time.monotonic() + NOTICE_SECONDS

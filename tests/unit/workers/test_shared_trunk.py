@@ -26,7 +26,7 @@ from rlhf_workers.training.backends.torch_backend import TorchBackend
 from rlhf_workers.training.stages.stage_copy import StageCopy
 from rlhf_workers.training.trainer import Trainer
 from rlhf_workers.weights.adapters import AdapterWeights
-from rlhf_workers.weights.fetching import OpenedWeights
+from rlhf_workers.weights.fetching import FetchedWeights
 
 
 @pytest.fixture(scope="module")
@@ -126,8 +126,8 @@ def take(job: RLHFJob, scorer: Any, tensors: dict[str, torch.Tensor]) -> None:
     @contextmanager
     def came(
         model: str, version: int, sources: Sequence[pb.WeightLocation], certificates: Path | None
-    ) -> Iterator[OpenedWeights]:
-        yield OpenedWeights(dict(tensors), {"stream": 1})
+    ) -> Iterator[FetchedWeights]:
+        yield FetchedWeights(dict(tensors), {"stream": 1})
 
     role = InferenceRole(0, None, 40, CPU, AdapterWeights(job.spec, came))
     role.add("values", "critic", scorer)

@@ -33,7 +33,7 @@ class EngineLimits:
     max_response_tokens: int
 
     @classmethod
-    def of(cls, spec: RLHFJobSpec) -> "EngineLimits":
+    def from_spec(cls, spec: RLHFJobSpec) -> "EngineLimits":
         """Return the sizes that a job asks for."""
         rollout = spec.rollout
         return cls(spec.generation.max_batch_size, rollout.max_prompt_tokens, rollout.max_response_tokens)
@@ -59,7 +59,7 @@ class SamplingParameters:
     """Of requests that are drawn for evaluation, above 0; 0: there are none."""
 
     @classmethod
-    def of(cls, spec: RLHFJobSpec) -> "SamplingParameters":
+    def from_spec(cls, spec: RLHFJobSpec) -> "SamplingParameters":
         """Return how a job draws tokens."""
         rollout = spec.rollout
         return cls(

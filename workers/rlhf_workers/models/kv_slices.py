@@ -25,7 +25,7 @@ class KvShape(NamedTuple):
     dtype: torch.dtype
 
     @classmethod
-    def of(cls, keys: torch.Tensor, values: torch.Tensor) -> "KvShape":
+    def from_tensors(cls, keys: torch.Tensor, values: torch.Tensor) -> "KvShape":
         """Return the shape of keys and values [.., heads, tokens, size]."""
         return cls(keys.shape[-3], keys.shape[-1], values.shape[-1], keys.dtype)
 
@@ -52,7 +52,7 @@ class KvSlice:
         """Return whether it has every layer of a model of these shapes, each at all of its positions."""
         length = self.stop - self.start
         return len(self.layers) == len(shapes) and all(
-            KvShape.of(keys, values) == shape and keys.shape[1] == values.shape[1] == length
+            KvShape.from_tensors(keys, values) == shape and keys.shape[1] == values.shape[1] == length
             for (keys, values), shape in zip(self.layers, shapes, strict=True)
         )
 

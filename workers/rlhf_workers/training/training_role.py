@@ -48,7 +48,7 @@ class KeptWeights:
     """Model -> (parameter name, tensor) of what this rank publishes."""
 
     @classmethod
-    def of(cls, backend: TrainingBackend, version: int) -> "KeptWeights":
+    def from_backend(cls, backend: TrainingBackend, version: int) -> "KeptWeights":
         """Copy what a rank publishes now, which is of `version`; of a draft model nothing where none is trained."""
         copies = {
             model: [(name, tensor.detach().to("cpu", copy=True)) for name, tensor in backend.published(model)]
@@ -190,7 +190,7 @@ class TrainingRole:
         self._wake(iteration, outbox)
         self._kept = None
         if command.train.keep:
-            self._kept = KeptWeights.of(self._backend, self._version)
+            self._kept = KeptWeights.from_backend(self._backend, self._version)
         self._spans.iteration, self._steps_before = iteration, self._backend.steps
         self._running = command, self._train(command.train, outbox)
 

@@ -25,7 +25,7 @@ from rlhf_workers.models.loading import model_folder
 from rlhf_workers.models.lora_linear import merged
 from rlhf_workers.models.precision import compute_dtype
 from rlhf_workers.weights import peft_folder
-from rlhf_workers.weights.fetching import OpenedWeights
+from rlhf_workers.weights.fetching import FetchedWeights
 from rlhf_workers.weights.folder import read_file, read_folder
 
 BACKBONE: Final = "model."
@@ -35,12 +35,12 @@ MADE_ANEW: Final = ".rotary_emb.inv_freq"
 """Ends the names of numbers that old folders hold and no model loads."""
 
 
-class OpenWeights(Protocol):
-    """`weights.opened`: all tensors of a model at a version, or WorkError."""
+class WeightFetcher(Protocol):
+    """`fetch_weights`: all tensors of a model at a version, or WorkError."""
 
     def __call__(
         self, model: str, version: int, sources: Sequence[pb.WeightLocation], certificates: Path | None
-    ) -> AbstractContextManager[OpenedWeights]: ...
+    ) -> AbstractContextManager[FetchedWeights]: ...
 
 
 def starts_elsewhere(spec: RLHFJobSpec) -> bool:
@@ -50,16 +50,16 @@ def starts_elsewhere(spec: RLHFJobSpec) -> bool:
 
 
 class AdapterWeights:
-    """Implements `OpenWeights` of a job, by another: what comes as adapters is given as whole weights."""
+    """Implements `WeightFetcher` of a job, by another: what comes as adapters is given as whole weights."""
 
-    def __init__(self, spec: RLHFJobSpec, open_weights: OpenWeights) -> None:
-        self._spec, self._open = spec, open_weights
+    def __init__(self, spec: RLHFJobSpec, weight_fetcher: WeightFetcher) -> None:
+        self._spec, self._open = spec, weight_fetcher
 
     @contextmanager
     def __call__(
         self, model: str, version: int, sources: Sequence[pb.WeightLocation], certificates: Path | None
-    ) -> Iterator[OpenedWeights]:
-        """See OpenWeights."""
+    ) -> Iterator[FetchedWeights]:
+        """See WeightFetcher."""
         with self._open(model, version, sources, certificates) as came:
             role = next((role for role in graph_of(self._spec).trained if role == model), None)
             settings = None if role is None else self._spec.training.adapters(role)
@@ -76,7 +76,7 @@ class AdapterWeights:
         """A critic over a shared trunk takes its adapters as they are."""
         return settings.trunk == "Shared" and role.kind is ModelKind.VALUE
 
-    def _begun(self, role: ModelRole, settings: Lora, folder: OpenedWeights) -> OpenedWeights:
+    def _begun(self, role: ModelRole, settings: Lora, folder: FetchedWeights) -> FetchedWeights:
         """Version 0: the folder, and for the policy the adapters that the job starts from."""
         if settings.adapter is None or role is not graph_of(self._spec).policy:
             return folder

@@ -1,9 +1,9 @@
 """Weights of one model at one version: in memory that peers lend, as streams of theirs, or from a Hugging Face folder.
 
-Rule: all or nothing. What `opened` gives has every tensor, each with the checksum its source announced, or it raises
-WorkError with the source's name; a caller never sees half a model. Memory that cannot be borrowed, for whatever reason,
-is streamed instead, and nothing has been touched by then. Waits end: a silent peer is cut off and tried again a few
-times. Never reads pickled files.
+Rule: all or nothing. `fetch_weights` gives every tensor, each with the checksum that its source announced, or raises
+WorkError with the source's name; a caller never sees half a model. Memory that cannot be borrowed is streamed instead,
+and nothing has been touched by then. Waits end: a silent peer is cut off and tried again a few times. Must never read
+pickled files.
 """
 
 import logging
@@ -50,7 +50,7 @@ FOLDER: Final = "folder"
 
 
 @dataclass
-class OpenedWeights:
+class FetchedWeights:
     """All tensors of a model at a version, as long as its context is open."""
 
     tensors: dict[str, torch.Tensor]
@@ -79,14 +79,14 @@ class _Part:
 
 
 @contextmanager
-def opened(
+def fetch_weights(
     model: str,
     version: int,
     sources: Sequence[pb.WeightLocation],
     certificates: Path | None,
     sharings: Sequence[MemorySharing] = (),
     patience: FetchPolicy = DEFAULT_FETCH_POLICY,
-) -> Iterator[OpenedWeights]:
+) -> Iterator[FetchedWeights]:
     """The weights of `model` at `version`, from all sources at once: borrowed where `sharings` reach a peer, or
     streamed.
 
@@ -120,8 +120,8 @@ def fetch(
     certificates: Path | None,
     patience: FetchPolicy = DEFAULT_FETCH_POLICY,
 ) -> dict[str, torch.Tensor]:
-    """Parameter name -> CPU tensor of this process, as streams and folders give them. Raises as `opened`."""
-    with opened(model, version, sources, certificates, (), patience) as weights:
+    """Parameter name -> CPU tensor of this process, as streams and folders give them. Raises as `fetch_weights`."""
+    with fetch_weights(model, version, sources, certificates, (), patience) as weights:
         return weights.tensors
 
 
@@ -175,7 +175,7 @@ def _watch(
             stream.cut_off_if_idle(idle_seconds)
 
 
-def _merge(model: str, version: int, parts: Sequence[_Part]) -> OpenedWeights:
+def _merge(model: str, version: int, parts: Sequence[_Part]) -> FetchedWeights:
     merged: dict[str, torch.Tensor] = {}
     owner: dict[str, str] = {}
     sizes: Counter[str] = Counter()
@@ -189,4 +189,4 @@ def _merge(model: str, version: int, parts: Sequence[_Part]) -> OpenedWeights:
     if not merged:
         sources = ", ".join(part.source for part in parts)
         raise WorkError("WeightsUnavailable", f"{model} version {version}: {sources} hold no parameter at all")
-    return OpenedWeights(merged, dict(sizes), [part.borrowed for part in parts if part.borrowed is not None])
+    return FetchedWeights(merged, dict(sizes), [part.borrowed for part in parts if part.borrowed is not None])

@@ -15,5 +15,5 @@ def test_a_rank_is_drawn_beside_the_row_that_it_runs(pipeline: int, tensor: int,
     parallelism = TrainingParallelism(pipeline=pipeline, data=data, tensor=tensor, critic_tensor=critic)
     table = serial_table(placed({"actor": tensor, "critic": critic}, pipeline * tensor, 2))
     for rank in range(parallelism.ranks):
-        layout = RankLayout.of(table, rank, parallelism.ranks, parallelism)
+        layout = RankLayout.for_rank(table, rank, parallelism.ranks, parallelism)
         assert row_of(rank, len(table.rows), parallelism) == layout.local

@@ -44,7 +44,7 @@ def cache(dtype: torch.dtype, tokens: int, seed: int = 0) -> KvSlice:
 
 
 def shapes(whole: KvSlice) -> tuple[KvShape, ...]:
-    return tuple(KvShape.of(*states) for states in whole.layers)
+    return tuple(KvShape.from_tensors(*states) for states in whole.layers)
 
 
 def part(whole: KvSlice, start: int, stop: int) -> KvSlice:

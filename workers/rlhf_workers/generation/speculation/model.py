@@ -223,7 +223,7 @@ def build_drafter(spec: RLHFJobSpec, tokenizer: Any, device: torch.device) -> Mo
     draft_model = spec.generation.speculation.draft_model
     if draft_model is None:
         raise _unusable("is not set, and the drafter Model needs it: name a Hugging Face folder")
-    path, dtype, limits = draft_model.path, compute_dtype(spec), EngineLimits.of(spec)
+    path, dtype, limits = draft_model.path, compute_dtype(spec), EngineLimits.from_spec(spec)
     if problem := difference(load_tokenizer(path, FIELD).get_vocab(), tokenizer.get_vocab()):
         raise _unusable(f"{path}: {problem}; a draft model has the policy's tokenizer")
     model = load_causal_lm(path, field=FIELD, dtype=dtype, device=device, attention="sdpa")
@@ -236,7 +236,7 @@ def build_drafter(spec: RLHFJobSpec, tokenizer: Any, device: torch.device) -> Mo
         )
     if unknown := AttentionMasks(config, model.dtype).unknown:
         raise _unusable(f"{path} has layers of kind {', '.join(unknown)}, which no drafter knows")
-    return ModelDrafter(model, SamplingParameters.of(spec), limits, policy_vocabulary(spec))
+    return ModelDrafter(model, SamplingParameters.from_spec(spec), limits, policy_vocabulary(spec))
 
 
 def _unusable(message: str) -> WorkError:

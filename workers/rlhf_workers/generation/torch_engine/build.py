@@ -42,8 +42,8 @@ def build_engine(spec: RLHFJobSpec, tokenizer: Any, device: torch.device) -> Tor
     return TorchEngine(
         model,
         tokenizer,
-        SamplingParameters.of(spec),
-        EngineLimits.of(spec),
+        SamplingParameters.from_spec(spec),
+        EngineLimits.from_spec(spec),
         deterministic=spec.deterministic,
         static_shapes=static_shapes,
         fused_kernels=_for_gpus(chosen["fusedKernels"], device),

@@ -44,7 +44,7 @@ from rlhf_workers.generation.torch_engine.kv_pools import BucketedPools, KvPools
 from rlhf_workers.generation.torch_engine.response_table import ResponseTable
 from rlhf_workers.generation.torch_engine.static_decoder import GraphFigures, StaticDecoder
 from rlhf_workers.generation.torch_engine.tiles import Tiles
-from rlhf_workers.generation.torch_engine.turn_cache import KeptTurns
+from rlhf_workers.generation.torch_engine.turn_cache import TurnCache
 from rlhf_workers.models.loading import replace_weights
 from rlhf_workers.weights.offload import OffloadableWeights
 
@@ -200,12 +200,12 @@ class TorchEngine:
 
     def keep_turns(self) -> None:
         """See KeepsTurns."""
-        self._state.kept_turns = KeptTurns(self.limits.max_batch_size, replays=self.deterministic)
+        self._state.turn_cache = TurnCache(self.limits.max_batch_size, replays=self.deterministic)
 
     def forget_turn(self, key: SampleKey) -> None:
         """See KeepsTurns."""
-        if self._state.kept_turns is not None:
-            self._state.kept_turns.drop(key)
+        if self._state.turn_cache is not None:
+            self._state.turn_cache.drop(key)
 
     def measure(self) -> Generator[None, None, EngineCosts]:
         """See Engine."""
@@ -251,8 +251,8 @@ class TorchEngine:
         return None if self._graphs is None else self._graphs.figures
 
     def _forget_turns(self) -> None:
-        if self._state.kept_turns is not None:
-            self._state.kept_turns.clear()
+        if self._state.turn_cache is not None:
+            self._state.turn_cache.clear()
 
     def _check(self, request: SampleRequest) -> None:
         check_request(request, self.limits, self._forward.vocabulary)

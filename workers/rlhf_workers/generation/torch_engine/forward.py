@@ -121,7 +121,7 @@ class CausalForward:
         length: int,
         shape: Rectangle,
     ) -> torch.Tensor:
-        placed = PlacedRectangle.of(shape, self.device)
+        placed = PlacedRectangle.on_device(shape, self.device)
         pool.point_rows(rows, positions, length, (shape.first, shape.samples))
         asked = positions.index_select(0, placed.sources).view(shape.samples, shape.most)
         with in_place_of_its_own(self.model.config.get_text_config()):
@@ -205,7 +205,7 @@ class CausalForward:
             self.decode(pool, 0, ids[at : at + 1], torch.full_like(row, at), VERIFY_TOKENS)[0].float()
             for at in range(half, VERIFY_TOKENS)
         ]
-        self.kv_shapes = tuple(KvShape.of(*pool.storage[layer]) for layer in sorted(pool.storage))
+        self.kv_shapes = tuple(KvShape.from_tensors(*pool.storage[layer]) for layer in sorted(pool.storage))
         expected = self.model(input_ids=ids[None], use_cache=False).logits[0, half:].float()
         return expected, torch.stack(cached)
 

@@ -35,7 +35,7 @@ class PlacedRectangle(NamedTuple):
     places: torch.Tensor
 
     @classmethod
-    def of(cls, shape: Rectangle, device: torch.device) -> "PlacedRectangle":
+    def on_device(cls, shape: Rectangle, device: torch.device) -> "PlacedRectangle":
         """Return it there."""
         placed = (to_device(part, device) for part in (shape.sources, shape.places))
         return cls(shape.first, shape.samples, shape.most, *placed)

@@ -14,7 +14,7 @@ from rlhf_api.samples import SampleKey, SampleRequest, TokenArray
 from rlhf_workers.generation.torch_engine.kv_cache import KvPool, PromptCache
 
 
-class KeptTurn(NamedTuple):
+class CachedTurn(NamedTuple):
     """What is kept of one sample."""
 
     sequence: TokenArray
@@ -28,7 +28,7 @@ class KeptTurn(NamedTuple):
         return len(self.sequence) - 1
 
 
-class KeptTurns:
+class TurnCache:
     """Kept caches of one engine."""
 
     def __init__(self, most: int, *, replays: bool) -> None:
@@ -36,7 +36,7 @@ class KeptTurns:
         they are prefilled, which takes less for as many tokens."""
         self._most = most
         self._replays = replays
-        self._kept: dict[SampleKey, KeptTurn] = {}
+        self._kept: dict[SampleKey, CachedTurn] = {}
 
     def keep(self, key: SampleKey, sequence: TokenArray, pool: KvPool, row: int) -> None:
         """Copies the cache in a row of a pool, of a sample whose turn has ended with the last token of `sequence`
@@ -46,7 +46,7 @@ class KeptTurns:
             keys, values = (part[row : row + 1, :, :stop].clone() for part in parts)
             states.states[layer] = keys, values
         self.drop(key)
-        self._kept[key] = KeptTurn(sequence.copy(), states)
+        self._kept[key] = CachedTurn(sequence.copy(), states)
         if len(self._kept) > self._most:
             self.drop(next(iter(self._kept)))
 
@@ -61,7 +61,7 @@ class KeptTurns:
             return False
         return bool(np.array_equal(kept.sequence, np.concatenate([request.prompt, request.tokens])[:own]))
 
-    def take(self, key: SampleKey) -> KeptTurn:
+    def take(self, key: SampleKey) -> CachedTurn:
         """Gives out what is kept of a sample, which `fits`."""
         return self._kept.pop(key)
 

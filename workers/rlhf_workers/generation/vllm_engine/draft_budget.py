@@ -21,7 +21,7 @@ class DecodingSample(NamedTuple):
     """Most tokens that are of use to it, 0 or more."""
 
 
-def draft_room(
+def draft_budget(
     samples: Sequence[DecodingSample], step_tokens: int, free_blocks: int, block_tokens: int
 ) -> dict[str, int]:
     """Return for each sample how many drafted tokens may be verified, 0 or more.

@@ -40,7 +40,7 @@ from rlhf_workers.generation.vllm_engine.sample_errors import ended_early, not_f
 from rlhf_workers.generation.vllm_engine.sleeping import Sleeper
 from rlhf_workers.generation.vllm_engine.step_counts import count as count_step
 from rlhf_workers.generation.vllm_engine.step_times import StepTimes
-from rlhf_workers.generation.vllm_engine.vllm_draft_model import OwnDraftModel
+from rlhf_workers.generation.vllm_engine.vllm_draft_model import VllmDraftModel
 
 
 class VllmEngine:
@@ -72,7 +72,7 @@ class VllmEngine:
         self._times = StepTimes()
         self._speculator: Speculator | None = None
         self._drafting = EngineDrafts(core.drafts, None, self.vocabulary)
-        self.own_draft_model: OwnDraftModel | None = None
+        self.vllm_draft_model: VllmDraftModel | None = None
         """By which vLLM itself drafts, where it was told to; see `weight_updates.TakesDraftWeights`."""
         self._complete: list[ResponsePart] = []
         """Finished, and not yet reported."""

@@ -21,7 +21,7 @@ class DraftingCore(Protocol):
     def replace_draft_weights(self, named: Iterable[Named]) -> None: ...
 
 
-class OwnDraftModel:
+class VllmDraftModel:
     """Of one engine."""
 
     def __init__(self, core: DraftingCore, weights: ExpectedWeights) -> None:

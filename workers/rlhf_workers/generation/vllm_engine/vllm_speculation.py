@@ -19,7 +19,7 @@ METHODS: Final = ("eagle", "eagle3", "mtp", DRAFT_MODEL)
 FIELDS: Final = ("method", "model", "num_speculative_tokens", "draft_tensor_parallel_size", "quantization")
 
 
-def own_drafter(given: Any, device_type: str, speculation: Speculation) -> dict[str, Any]:
+def speculation_arguments(given: Any, device_type: str, speculation: Speculation) -> dict[str, Any]:
     """Return what vLLM is told of its own drafter; WorkError with the field and what would be right."""
     if device_type == "cpu":
         raise _refused(

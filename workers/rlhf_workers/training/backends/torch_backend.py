@@ -173,7 +173,7 @@ def build_trainer(
 ) -> Trainer:
     """Return a trainer: loads this rank's stages, joins the others by `connect`, then restores the checkpoint."""
     parallelism, table = job.spec.training.parallelism, ScheduleTable.model_validate_json(become.schedule)
-    layout = RankLayout.of(table, become.rank, become.world_size, parallelism)
+    layout = RankLayout.for_rank(table, become.rank, become.world_size, parallelism)
     compute = compute_dtype(job.spec)
     trunk: adapters.Trunk = {}
     load = load or load_stage

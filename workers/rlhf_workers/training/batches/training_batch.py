@@ -296,7 +296,7 @@ def micro_batch(
         return values[index][chosen]
 
     tokens = tokens.view(1 if packed else len(rows), -1)
-    cut = None if group is None else ContextCut.of(group, widths if packed else widths[:1])
+    cut = None if group is None else ContextCut.for_lengths(group, widths if packed else widths[:1])
     before = torch.cat(positions)
     return MicroBatch(
         tokens=tokens if cut is None else tokens[:, cut.columns],

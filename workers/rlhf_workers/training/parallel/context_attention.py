@@ -52,10 +52,10 @@ class ChunkMasks:
         cls, cut: ContextCut, windows: Mapping[str, int | None], kernel: str, hidden: torch.Tensor
     ) -> dict[str, "ChunkMasks"]:
         """Return those of layers of each attention kind, of which `windows` are; `kernel`: one of `Attention`."""
-        return {kind: cls.of(cut, window, kernel.endswith("eager"), hidden) for kind, window in windows.items()}
+        return {kind: cls.for_cut(cut, window, kernel.endswith("eager"), hidden) for kind, window in windows.items()}
 
     @classmethod
-    def of(cls, cut: ContextCut, window: int | None, eager: bool, hidden: torch.Tensor) -> "ChunkMasks":
+    def for_cut(cls, cut: ContextCut, window: int | None, eager: bool, hidden: torch.Tensor) -> "ChunkMasks":
         """`window`: keys that a query sees, itself among them; None: all before it. Masks are of the type and on the
         device of `hidden`."""
         chunks = cut.own_chunks

@@ -66,7 +66,7 @@ class ContextCut:
     """int64 [L]: the inverse, places in a row."""
 
     @classmethod
-    def of(cls, group: ContextGroup, lengths: Sequence[int]) -> "ContextCut":
+    def for_lengths(cls, group: ContextGroup, lengths: Sequence[int]) -> "ContextCut":
         """Cut rows of samples of so many positions, on the CPU; ValueError where one is no multiple of the chunks."""
         by_rank = [_columns(rank, group.chunks, lengths) for rank in range(len(group.ranks))]
         back = torch.cat([torch.cat(parts) for parts in by_rank])

@@ -54,7 +54,7 @@ class RankLayout:
                 )
 
     @classmethod
-    def of(cls, table: ScheduleTable, rank: int, world: int, parallelism: TrainingParallelism) -> "RankLayout":
+    def for_rank(cls, table: ScheduleTable, rank: int, world: int, parallelism: TrainingParallelism) -> "RankLayout":
         """Return the place of a rank in a group of a job's sizes; ValueError as the class."""
         any_of = table.pipelines[0]
         tensor = parallelism.tensor_of(ModelRole(any_of.model)) // any_of.width
