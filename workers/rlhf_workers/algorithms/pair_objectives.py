@@ -43,7 +43,7 @@ class _PairSums:
     names = ("pairs", "chosen", "rejected", "accurate")
 
     @staticmethod
-    def of(chosen: torch.Tensor, rejected: torch.Tensor, counted: torch.Tensor) -> dict[str, torch.Tensor | float]:
+    def compute(chosen: torch.Tensor, rejected: torch.Tensor, counted: torch.Tensor) -> dict[str, torch.Tensor | float]:
         return {
             "pairs": counted.sum(),
             "chosen": chosen.detach()[counted].double().sum(),
@@ -93,8 +93,8 @@ class LogRatioObjective:
         chosen, rejected = _ordered(log_ratios, microbatch)
         weights = _weights(microbatch, self._role)
         loss = (weights * self._formula(chosen, rejected)).sum()
-        sums = _PairSums.of(self._beta * chosen, self._beta * rejected, weights > 0)
-        self.statistics.add(sums | LikelihoodSums.of(log_p, entropy, loss), {})
+        sums = _PairSums.compute(self._beta * chosen, self._beta * rejected, weights > 0)
+        self.statistics.add(sums | LikelihoodSums.compute(log_p, entropy, loss), {})
         return loss
 
     def metrics(self) -> dict[str, float]:
@@ -115,7 +115,7 @@ class ScoreObjective:
         chosen, rejected = _ordered(response_scores(stage, hidden, microbatch), microbatch)
         weights = _weights(microbatch, self._role)
         loss = (weights * self._formula(chosen, rejected)).sum()
-        self.statistics.add({"loss": loss.detach(), **_PairSums.of(chosen, rejected, weights > 0)}, {})
+        self.statistics.add({"loss": loss.detach(), **_PairSums.compute(chosen, rejected, weights > 0)}, {})
         return loss
 
     def metrics(self) -> dict[str, float]:

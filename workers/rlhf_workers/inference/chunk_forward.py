@@ -113,7 +113,7 @@ class ChunkForward:
             self._model(
                 input_ids=ids,
                 position_ids=positions,
-                attention_mask=self._masks.of(positions, cache.length),
+                attention_mask=self._masks.for_positions(positions, cache.length),
                 past_key_values=cache,
                 use_cache=True,
             ),

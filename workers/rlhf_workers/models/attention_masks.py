@@ -18,13 +18,13 @@ class AttentionMasks:
         """`config` is the text part of a model's configuration; masks are added to scores of `dtype`."""
         kinds = _layer_kinds(config)
         self.unknown = tuple(sorted(kinds - {FULL, SLIDING}))
-        """Kinds of layers that no mask can be made for; with any, `of` must not be called."""
+        """Kinds of layers that no mask can be made for; with any, `for_positions` must not be called."""
         self.kinds = tuple(sorted(kinds))
         self.window = int(config.sliding_window) if SLIDING in kinds else 0
         self._dtype = dtype
         self._hidden = torch.finfo(dtype).min
 
-    def of(self, positions: torch.Tensor, length: int) -> torch.Tensor | dict[str, torch.Tensor]:
+    def for_positions(self, positions: torch.Tensor, length: int) -> torch.Tensor | dict[str, torch.Tensor]:
         """Return masks [n, 1, queries, length] for queries at `positions` [n, queries] and keys 0..length-1.
 
         Where layers differ, a mask by the kind of layer.

@@ -34,12 +34,12 @@ def test_every_sample_is_in_one_micro_batch_and_every_bound_holds(
 ) -> None:
     count = replicas * microbatches * units * together
     lengths = [int(n) for n in np.random.default_rng(seed).integers(1, 500, count)]
-    dealt = bounded(split(range(count), lengths, replicas, microbatches, together), lengths, together, most_tokens)
-    cells = [cell for replica in dealt for cell in replica]
+    plan = bounded(split(range(count), lengths, replicas, microbatches, together), lengths, together, most_tokens)
+    cells = [cell for replica in plan for cell in replica]
     assert sorted(sample for cell in cells for sample in cell) == list(range(count))
-    assert len(dealt) == replicas
-    assert len({len(replica) for replica in dealt}) == 1
-    assert len(dealt[0]) >= microbatches
+    assert len(plan) == replicas
+    assert len({len(replica) for replica in plan}) == 1
+    assert len(plan[0]) >= microbatches
     for cell in cells:
         assert 0 < len(cell) <= units * together
         assert padded_tokens(cell, lengths) <= max(most_tokens, together * max(lengths))
@@ -88,12 +88,12 @@ def test_the_table_runs_as_many_micro_batches_as_there_are() -> None:
     layout = RankLayout(serial_table(pipelines), 1, 4)
     lengths = long_tailed(16)
     assert split_minibatch(layout, list(range(16)), lengths, 1, None).layout is layout
-    dealt = split_minibatch(layout, list(range(16)), lengths, 1, max(lengths))
-    count = len(dealt.splits["actor"][0])
+    plan = split_minibatch(layout, list(range(16)), lengths, 1, max(lengths))
+    count = len(plan.splits["actor"][0])
     assert count > 2
-    assert dealt.layout.table.pipelines == tuple(p.model_copy(update={"microbatches": count}) for p in pipelines)
-    assert {action.microbatch for action in dealt.layout.row} == set(range(count))
-    assert (dealt.layout.rank, dealt.layout.world) == (1, 4)
+    assert plan.layout.table.pipelines == tuple(p.model_copy(update={"microbatches": count}) for p in pipelines)
+    assert {action.microbatch for action in plan.layout.row} == set(range(count))
+    assert (plan.layout.rank, plan.layout.world) == (1, 4)
 
 
 def test_a_fused_table_is_not_made_longer() -> None:

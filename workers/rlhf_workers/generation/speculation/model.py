@@ -211,7 +211,7 @@ class ModelDrafter:
         logits: torch.Tensor = self._model(
             input_ids=tokens,
             position_ids=positions,
-            attention_mask=self._masks.of(positions, length),
+            attention_mask=self._masks.for_positions(positions, length),
             past_key_values=self._cache,
             use_cache=True,
         ).logits

@@ -71,7 +71,7 @@ class CausalForward:
         self.model(
             input_ids=tokens,
             position_ids=positions[None].expand_as(tokens),
-            attention_mask=self._masks.of(positions[None], length),
+            attention_mask=self._masks.for_positions(positions[None], length),
             past_key_values=cache,
             use_cache=True,
             logits_to_keep=1,
@@ -128,7 +128,7 @@ class CausalForward:
             logits: torch.Tensor = self.model(
                 input_ids=tokens[None],
                 position_ids=positions[None],
-                attention_mask=self._masks.of(asked.repeat_interleave(self._group, dim=1), length),
+                attention_mask=self._masks.for_positions(asked.repeat_interleave(self._group, dim=1), length),
                 past_key_values=pool,
                 use_cache=True,
                 rectangle=placed,
@@ -139,7 +139,7 @@ class CausalForward:
         logits: torch.Tensor = self.model(
             input_ids=tokens[:, None],
             position_ids=positions[:, None],
-            attention_mask=self._masks.of(positions[:, None], length),
+            attention_mask=self._masks.for_positions(positions[:, None], length),
             past_key_values=pool,
             use_cache=True,
         ).logits

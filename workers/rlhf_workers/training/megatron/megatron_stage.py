@@ -161,7 +161,7 @@ class MegatronStage(PipelineStage):
 
     def _own(self, name: str, whole: torch.Tensor) -> torch.Tensor:
         part = self.part_of(name)
-        return whole if part is None else part.of(whole)
+        return whole if part is None else part.cut(whole)
 
     def _is_used_in_parts(self, name: str) -> bool:
         if self.tensor.by_position and name not in (VALUE_HEAD, SCORE_HEAD):  # norms, each of a rank's own positions

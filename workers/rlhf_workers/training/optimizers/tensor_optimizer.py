@@ -88,10 +88,10 @@ class TensorOptimizer(StageOptimizer):
             part = stage.part_of(name, number)
             assert part is not None
             if number == group.rank:
-                part.of(whole).copy_(value)
+                part.cut(whole).copy_(value)
             elif part.length:
-                buffer = torch.empty_like(part.of(whole), memory_format=torch.contiguous_format)
-                coming.append((part.of(whole), buffer, communicator.receive(buffer, rank)))
+                buffer = torch.empty_like(part.cut(whole), memory_format=torch.contiguous_format)
+                coming.append((part.cut(whole), buffer, communicator.receive(buffer, rank)))
         for place, buffer, handle in coming:
             handle.wait()
             place.copy_(buffer)

@@ -63,7 +63,7 @@ class SharedExperts(PipelineStage):
         """Return what this rank holds of a whole tensor: a view."""
         if not self.in_parts(name):
             return whole
-        return equal_part(whole.shape, 0, self.group.rank, len(self.group.ranks)).of(whole)
+        return equal_part(whole.shape, 0, self.group.rank, len(self.group.ranks)).cut(whole)
 
     def _take(self, name: str, parameter: torch.Tensor, value: torch.Tensor) -> None:
         parameter.copy_(self.own(name, value))

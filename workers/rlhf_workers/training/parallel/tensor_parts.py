@@ -34,7 +34,7 @@ class TensorPart:
         """What follows the name of a tensor of which this is all that a file has."""
         return f"{ENDINGS[self.dimension]}{self.first}-{self.after}"
 
-    def of(self, whole: torch.Tensor) -> torch.Tensor:
+    def cut(self, whole: torch.Tensor) -> torch.Tensor:
         """Return the part: a view."""
         return whole.narrow(self.dimension, self.first, self.length)
 
@@ -69,7 +69,7 @@ def read_parts(tensors: TensorFolder, name: str, shape: torch.Size) -> torch.Ten
             if part.first != filled:
                 break
             of_file = torch.Size(part.length if place == dimension else size for place, size in enumerate(shape))
-            part.of(value).copy_(tensors.read(f"{name}{part.ending}", of_file))
+            part.cut(value).copy_(tensors.read(f"{name}{part.ending}", of_file))
             filled = part.after
         return value if filled == shape[dimension] else tensors.read(f"{name}{ending}{filled}-", shape)
     return tensors.read(name, shape)  # says that it is missing
