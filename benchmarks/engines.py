@@ -41,7 +41,7 @@ from rlhf_api import control_pb2 as pb
 from rlhf_api.arrays import pack
 from rlhf_api.names import Env
 from rlhf_operator.certificates import new_authority
-from rlhf_workers.device import device_name
+from rlhf_workers.devices.device import device_name
 
 VOCABULARY: Final = 96
 HIDDEN: Final = 384

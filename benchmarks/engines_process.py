@@ -20,7 +20,7 @@ import transformers
 from rlhf_api.samples import SampleKey, SampleRequest
 from rlhf_workers.generation.engine import EngineLimits, SamplingParameters
 from rlhf_workers.generation.torch_engine.engine import TorchEngine
-from rlhf_workers.models import load_causal_lm, load_tokenizer
+from rlhf_workers.models.loading import load_causal_lm, load_tokenizer
 
 Batch = Sequence[tuple[list[int], int]]
 Decode = Callable[[Batch], list[int]]

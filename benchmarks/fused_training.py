@@ -42,9 +42,9 @@ from rlhf_planner.schedule.report import solution_json
 from rlhf_planner.schedule.serial import serial_table
 from rlhf_planner.schedule.solve import solve
 from rlhf_workers.training.backends.torch_backend import build_trainer, join
-from rlhf_workers.training.executor import TimedAction, execute
-from rlhf_workers.training.step_timing import NoCommunicator, made_up_work, measure, stage_row
-from rlhf_workers.training.time_marks import HostMarks
+from rlhf_workers.training.schedule.device_timers import HostTimers
+from rlhf_workers.training.schedule.executor import TimedAction, execute
+from rlhf_workers.training.schedule.step_timing import NoCommunicator, made_up_work, measure, stage_row
 from rlhf_workers.training.trainer import Trainer
 
 VOCABULARY = 512
@@ -163,7 +163,7 @@ def cpu_times(trainer: Trainer, tables: list[ScheduleTable], rounds: int) -> lis
     """[place, model, stage, kind, seconds]: CPU time of this thread, by step. Place -1: stages timed alone; else what
     the steps took inside mini-batches under table `place`.
     """
-    work, result, thread_time = made_up_work(trainer), [], HostMarks(time.thread_time_ns)
+    work, result, thread_time = made_up_work(trainer), [], HostTimers(time.thread_time_ns)
 
     def note(place: int, measured: list[TimedAction]) -> None:
         for step in measured:

@@ -43,7 +43,7 @@ from rlhf_operator.certificates import new_authority
 from rlhf_planner.inter_stage.costs import StageCosts
 from rlhf_planner.inter_stage.fitted_costs import StepTime
 from rlhf_planner.inter_stage.learned_costs import ObservedWork, refined
-from rlhf_workers.device import device_name
+from rlhf_workers.devices.device import device_name
 
 PROMPT = 16
 TOP_K = 16

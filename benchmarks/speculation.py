@@ -47,14 +47,14 @@ from benchmarks.timed_decoding import DecodingTime, decode
 from rlhf_api.job import RLHFJob
 from rlhf_api.job.groups import DRAFTERS
 from rlhf_api.samples import SampleKey, SampleRequest, TokenArray
-from rlhf_workers.device import device_name
+from rlhf_workers.devices.device import device_name
 from rlhf_workers.generation.speculation.drafter import Drafter, PromptGroup
 from rlhf_workers.generation.speculation.drafter_registry import build_drafters
 from rlhf_workers.generation.speculation.speculator import Speculator
 from rlhf_workers.generation.torch_engine.buckets import pass_widths
 from rlhf_workers.generation.torch_engine.build import build_engine
 from rlhf_workers.generation.torch_engine.engine import TorchEngine
-from rlhf_workers.models import load_tokenizer
+from rlhf_workers.models.loading import load_tokenizer
 
 CPU: Final = torch.device("cpu")
 VOCABULARY: Final = 256
@@ -150,7 +150,7 @@ def compare(bench: Bench, acceptance: float | None, batch: int, arguments: argpa
     for length in arguments.fixed:
         ways[f"Fixed {length}"] = speculator(bench, drafters(), length, fixed=True)
     ways[AUTO] = speculator(bench, drafters(), max(arguments.fixed), fixed=False)
-    groups = {PromptGroup.of(sample.key, GROUP) for sample in samples}
+    groups = {PromptGroup.for_sample(sample.key, GROUP) for sample in samples}
     taken: list[dict[str, DecodingTime]] = []
     for number in range(arguments.warm + arguments.rounds):
         times = {}

@@ -31,7 +31,7 @@ from rlhf_api.job import RLHFJob
 from rlhf_api.schedule import Pipeline
 from rlhf_planner.schedule.serial import serial_table
 from rlhf_workers.training.backends.torch_backend import build_trainer, join
-from rlhf_workers.training.training_batch import batch_from
+from rlhf_workers.training.batches.training_batch import batch_from
 
 FIELDS = (SAMPLED_FIELD, *full_graph("ppo").scored_fields)
 PHASES = {"F": "forward", "B": "backward", "wait-F": "waiting", "wait-B": "waiting"}

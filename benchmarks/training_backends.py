@@ -53,8 +53,8 @@ from rlhf_planner.schedule.candidate_tables import forecast
 from rlhf_planner.schedule.methods import opposite
 from rlhf_planner.schedule.serial import METHOD as SERIAL
 from rlhf_planner.schedule.serial import serial_table
-from rlhf_workers.training.pipeline_stage import VALUE_HEAD
-from rlhf_workers.training.tensor_parts import ENDINGS
+from rlhf_workers.training.parallel.tensor_parts import ENDINGS
+from rlhf_workers.training.stages.pipeline_stage import VALUE_HEAD
 
 MEBIBYTE = 2**20
 

@@ -27,8 +27,8 @@ from rlhf_api.schedule import ScheduleTable
 from rlhf_planner.schedule.methods import opposite
 from rlhf_planner.schedule.serial import serial_table
 from rlhf_workers.training.backends import megatron_backend, torch_backend
+from rlhf_workers.training.batches.training_batch import TrainingBatch, batch_from
 from rlhf_workers.training.trainer import Trainer
-from rlhf_workers.training.training_batch import TrainingBatch, batch_from
 
 MODELS: Final = ("actor", "critic")
 LOADS: Final = {"torch": torch_backend.load_stage, "megatron": megatron_backend.load_stage}

@@ -29,7 +29,7 @@ import transformers
 from benchmarks.vllm_rollout_process import requests_of
 from tokenizers import Tokenizer, models
 
-from rlhf_workers.device import device_name
+from rlhf_workers.devices.device import device_name
 
 VOCABULARY: Final = 4096
 START_SECONDS: Final = 600

@@ -41,7 +41,7 @@ from benchmarks.timed_decoding import DecodingTime, decode
 
 from rlhf_api.job import RLHFJob
 from rlhf_api.samples import SampleKey, SampleRequest, TokenArray
-from rlhf_workers.device import device_name
+from rlhf_workers.devices.device import device_name
 from rlhf_workers.generation.engine_registry import build_engine
 from rlhf_workers.generation.speculation.drafter_registry import build_drafters
 from rlhf_workers.generation.speculation.speculator import Speculator
@@ -49,7 +49,7 @@ from rlhf_workers.generation.vllm_engine import build as vllm_build
 from rlhf_workers.generation.vllm_engine import drafting
 from rlhf_workers.generation.vllm_engine import engine as vllm_engine
 from rlhf_workers.generation.vllm_engine.engine import VllmEngine
-from rlhf_workers.models import load_tokenizer
+from rlhf_workers.models.loading import load_tokenizer
 
 CPU: Final = torch.device("cpu")
 PROMPT: Final = 16
@@ -75,7 +75,7 @@ class NoDrafts:
 def build(folder: Path, arguments: argparse.Namespace, **engine_args: Any) -> VllmEngine:
     """An engine that drafts nothing until it is told to."""
     job = _job(folder, arguments, engine_args)
-    with mock.patch.object(vllm_build, "own_drafter", lambda given, *_: given):  # a CPU is refused it
+    with mock.patch.object(vllm_build, "speculation_arguments", lambda given, *_: given):  # a CPU is refused it
         engine = build_engine(job.spec, load_tokenizer(str(folder), "policy"), CPU)
     assert isinstance(engine, VllmEngine)
     return engine

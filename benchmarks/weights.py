@@ -26,9 +26,9 @@ from rlhf_api import control_pb2 as pb
 from rlhf_workers.peer_server import start_server
 from rlhf_workers.shared_memory.choice import lent_by
 from rlhf_workers.shared_memory.regions import MemorySharing
-from rlhf_workers.weight_copies import WeightCopies
-from rlhf_workers.weight_source import WeightSourceService
-from rlhf_workers.weights import opened
+from rlhf_workers.weights.copies import WeightCopies
+from rlhf_workers.weights.fetching import fetch_weights
+from rlhf_workers.weights.source import WeightSourceService
 
 MATRIX = (4096, 4096)
 """A weight matrix of a 7B model; 32 MiB in bfloat16."""
@@ -127,7 +127,7 @@ def timed_load(
 ) -> float:
     """Seconds until all weights are in `held`."""
     start = time.perf_counter()
-    with opened("actor", 1, locations, certificates, sharings) as weights:
+    with fetch_weights("actor", 1, locations, certificates, sharings) as weights:
         assert weights.ways == ("host_memory" if sharings else "stream"), weights.ways
         for name, target in held.items():
             target.copy_(weights.tensors[name])

@@ -17,15 +17,15 @@ from rlhf_workers.generation.engine import EngineError, EngineLimits, SamplingPa
 from rlhf_workers.generation.requests import check_request, known_response, sample_name
 from rlhf_workers.generation.sampling import WORDS_PER_BLOCK, marked, sample, uniforms
 from rlhf_workers.generation.stopping import StopRule, stop_ids
-from rlhf_workers.models import load_causal_lm, replace_weights
-from rlhf_workers.precision import compute_dtype
+from rlhf_workers.models.loading import load_causal_lm, replace_weights
+from rlhf_workers.models.precision import compute_dtype
 
 
 def build_engine(spec: RLHFJobSpec, tokenizer: Any, device: torch.device) -> "PlainEngine":
     """What the worker calls: the engine of a job, with the manifest's weights in it."""
     path, dtype = spec.models.actor.path, compute_dtype(spec)
     model = load_causal_lm(path, field="spec.models.actor.path", dtype=dtype, device=device, attention="eager")
-    return PlainEngine(model, tokenizer, SamplingParameters.of(spec), EngineLimits.of(spec))
+    return PlainEngine(model, tokenizer, SamplingParameters.from_spec(spec), EngineLimits.from_spec(spec))
 
 
 class PlainEngine:

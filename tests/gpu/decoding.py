@@ -18,7 +18,7 @@ from gpu_check.plugin import CheckedMachine
 from rlhf_api.samples import SampleKey, SampleRequest, ScoringSample
 from rlhf_workers.generation.engine import EngineLimits, SamplingParameters
 from rlhf_workers.generation.torch_engine.engine import TorchEngine
-from rlhf_workers.models import load_causal_lm
+from rlhf_workers.models.loading import load_causal_lm
 
 WAYS: Final[dict[str, dict[str, Any]]] = {
     "plain": {"static_shapes": False},

@@ -18,10 +18,10 @@ from tests.gpu.timing import wait_for
 
 from gpu_check.plugin import CheckedMachine, Figures
 from rlhf_api.job.groups import Optimizer
-from rlhf_workers.training.model_stages import ModelStage, build_stage, read_config
-from rlhf_workers.training.optimizer import StageOptimizer
-from rlhf_workers.training.stage_copy import StageCopy
-from rlhf_workers.training.tensor_file import model_tensors
+from rlhf_workers.training.optimizers.optimizer import StageOptimizer
+from rlhf_workers.training.stages.model_stages import ModelStage, build_stage, read_config
+from rlhf_workers.training.stages.stage_copy import StageCopy
+from rlhf_workers.weights.tensor_file import model_tensors
 
 TURNS: Final = 3
 LEFT_SHARE: Final = 0.1

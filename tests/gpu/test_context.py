@@ -16,9 +16,9 @@ from tests.gpu.timing import best_seconds, name_of
 from transformers import AttentionInterface
 
 from gpu_check.plugin import CheckedMachine, Figures
-from rlhf_workers.training.context_attention import CONTEXT, ChunkMasks
-from rlhf_workers.training.context_group import ContextCut, ContextGroup
-from rlhf_workers.training.step_timing import NoCommunicator
+from rlhf_workers.training.parallel.context_attention import CONTEXT, ChunkMasks
+from rlhf_workers.training.parallel.context_group import ContextCut, ContextGroup
+from rlhf_workers.training.schedule.step_timing import NoCommunicator
 
 TOLERANCES: Final = {torch.float32: 1e-4, torch.bfloat16: 2e-2}
 """Share of the largest number of a tensor: kernels of other shapes sum in another order."""
@@ -113,10 +113,10 @@ def by_ranks(
     result, of_query, slowest = torch.empty_like(slope), torch.empty_like(inputs["query"]), 0.0
     for rank in range(sizes.ranks):
         group = ContextGroup(rank, tuple(range(sizes.ranks)), others)
-        cut = ContextCut.of(group, [sizes.length]).moved(lambda tensor: tensor.to(device))
+        cut = ContextCut.for_lengths(group, [sizes.length]).moved(lambda tensor: tensor.to(device))
         others.cut = cut
         own = {name: value.index_select(2, cut.columns).requires_grad_() for name, value in inputs.items()}
-        masks = {CONTEXT: ChunkMasks.of(cut, window, eager=False, hidden=slope)}
+        masks = {CONTEXT: ChunkMasks.for_cut(cut, window, eager=False, hidden=slope)}
         attend = AttentionInterface()["context_sdpa"]
         attend = partial(attend, layer, own["query"], own["key"], own["value"], None, **masks)
         once = partial(forward_and_backward, attend, own, slope.index_select(1, cut.columns))

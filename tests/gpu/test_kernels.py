@@ -26,7 +26,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from gpu_check.plugin import CheckedMachine, Figures
 from rlhf_workers.generation.torch_engine.engine import TorchEngine
-from rlhf_workers.training.step_timing import made_up_batch
+from rlhf_workers.training.schedule.step_timing import made_up_batch
 
 SHOWN: Final = 12
 """Kernels of each kind of step."""

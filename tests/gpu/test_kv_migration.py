@@ -28,7 +28,7 @@ from rlhf_workers.generation.migration.kv_sink import KvSinkService, most_arrivi
 from rlhf_workers.generation.migration.outgoing import OutgoingMigrations
 from rlhf_workers.generation.torch_engine.engine import TorchEngine
 from rlhf_workers.peer_server import start_server
-from rlhf_workers.weight_source import WeightSourceService
+from rlhf_workers.weights.source import WeightSourceService
 
 WAIT_SECONDS: Final = 60.0
 """For one migration; a healthy one takes a second at most."""

@@ -22,7 +22,7 @@ from tests.gpu.training_jobs import (
 )
 
 from gpu_check.plugin import CheckedMachine, Figures
-from rlhf_workers.training.step_timing import made_up_batch
+from rlhf_workers.training.schedule.step_timing import made_up_batch
 
 COMPARED: Final = ("loss/actor", "loss/critic", "gradient_norm/actor", "gradient_norm/critic")
 TOLERANCES: Final = {"Float32": 1e-5, "BFloat16": 3e-2}

@@ -10,8 +10,8 @@ from tests.gpu.timing import begin_peak, peak_bytes, wait_for
 from gpu_check.plugin import CheckedMachine, Figures
 from rlhf_api.job.groups import Optimizer
 from rlhf_planner.device_memory import OFFLOADED_PIECE_BYTES, OFFLOADED_PIECES
-from rlhf_workers.offloadable_weights import DeviceOffload
-from rlhf_workers.training.adamw import AdamW, DeviceAdamW, HostAdamW
+from rlhf_workers.training.optimizers.adamw import AdamW, DeviceAdamW, HostAdamW
+from rlhf_workers.weights.offload import DeviceOffload
 
 STEPS: Final = 4
 RATE: Final = 1e-3

@@ -8,7 +8,7 @@ from tests.gpu.models import ONE_BILLION, TINY, random_model
 from tests.support.stand_in_memory import StandInMemory
 
 from gpu_check.plugin import CheckedMachine, Figures
-from rlhf_workers.offloadable_weights import MOVES, OffloadableWeights
+from rlhf_workers.weights.offload import MOVES, OffloadableWeights
 
 TURNS: Final = 3
 """The first takes host memory and pins it."""

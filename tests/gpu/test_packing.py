@@ -14,9 +14,9 @@ from tests.gpu.timing import free_cache
 from tests.gpu.training_jobs import PRECISIONS, BatchShape, begin, take_step, timed_steps, trainer_alone, training_job
 
 from gpu_check.plugin import CheckedMachine, Figures
-from rlhf_workers.training.step_timing import made_up_batch
+from rlhf_workers.training.batches.training_batch import TrainingBatch
+from rlhf_workers.training.schedule.step_timing import made_up_batch
 from rlhf_workers.training.trainer import Trainer
-from rlhf_workers.training.training_batch import TrainingBatch
 
 SPREAD: Final = 1.0
 """Standard deviation of the logarithm of lengths: the longest of a few dozen is about eight medians."""

@@ -32,14 +32,14 @@ from rlhf_planner.schedule.methods import FUSED, FUSED_SPLIT, opposite
 from rlhf_planner.schedule.report import solution_json
 from rlhf_planner.schedule.serial import serial_table
 from rlhf_planner.schedule.solve import solve
-from rlhf_workers.device import compute_deterministically, open_device
+from rlhf_workers.devices.device import compute_deterministically, open_device
 from rlhf_workers.training.backends.torch_backend import build_trainer, join
-from rlhf_workers.training.communicator import Communicator
-from rlhf_workers.training.host_transport import CpuCopies, HostCommunicator
-from rlhf_workers.training.rank_layout import RankLayout
-from rlhf_workers.training.step_timing import made_up_batch
+from rlhf_workers.training.communication.communicator import Communicator
+from rlhf_workers.training.communication.host_transport import CpuCopies, HostCommunicator
+from rlhf_workers.training.communication.transport import GroupTransport
+from rlhf_workers.training.parallel.rank_layout import RankLayout
+from rlhf_workers.training.schedule.step_timing import made_up_batch
 from rlhf_workers.training.trainer import Trainer
-from rlhf_workers.training.transport import GroupTransport
 
 MEETING_SECONDS: Final = 120.0
 MODELS: Final = ("actor", "critic")

@@ -14,7 +14,7 @@ from gpu_check.plugin import CheckedMachine, Figure, Figures
 from rlhf_api.samples import ScoringSample
 from rlhf_workers.inference.model_scorer import LogProbabilityScorer, TokenScorer, ValueScorer
 from rlhf_workers.inference.partial_scores import PartialScore
-from rlhf_workers.models import ValueModel
+from rlhf_workers.models.loading import ValueModel
 
 TOLERANCE: Final = {torch.float32: 1e-3, torch.bfloat16: 0.25}
 """Largest difference of a log-probability: docs/determinism.md says 1e-4 of chunks in float32 on a CPU, tiny models;

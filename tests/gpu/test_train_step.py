@@ -28,9 +28,9 @@ from transformers import LlamaConfig
 
 from gpu_check.plugin import CheckedMachine, Figure, Figures
 from rlhf_planner.transformer_shape import shape_of
-from rlhf_workers.precision import compute_dtype
-from rlhf_workers.training.step_timing import made_up_batch
-from rlhf_workers.training.token_bounds import deal
+from rlhf_workers.models.precision import compute_dtype
+from rlhf_workers.training.batches.token_budget import split_minibatch
+from rlhf_workers.training.schedule.step_timing import made_up_batch
 from rlhf_workers.training.trainer import Trainer
 
 TOLERANCE: Final = 0.05
@@ -104,8 +104,8 @@ def one_way(
 def first_gradients(trainer: Trainer, shape: BatchShape, way: Way) -> torch.Tensor:
     """Return the gradients of a mini-batch, on the host."""
     batch, rows = made_up_batch(trainer), list(range(shape.samples * shape.microbatches))
-    dealt = deal(trainer.layout, rows, batch.lengths, together=1, most_tokens=None)
-    (work,) = trainer.mini_batch(batch, dealt, trainer.objectives()).values()
+    plan = split_minibatch(trainer.layout, rows, batch.lengths, together=1, most_tokens=None)
+    (work,) = trainer.mini_batch(batch, plan, trainer.objectives()).values()
     for microbatch in range(shape.microbatches):
         work.forward(0, microbatch, work.embed(microbatch)).backward()
     gradients = trainer.optimizers[way.model, 0].gradients

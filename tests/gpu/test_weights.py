@@ -16,10 +16,10 @@ from tests.support.weight_lender import Lender
 
 from gpu_check.plugin import CheckedMachine, Figures
 from rlhf_workers.failures import WorkError
-from rlhf_workers.models import replace_weights
+from rlhf_workers.models.loading import replace_weights
 from rlhf_workers.shared_memory.choice import lent_by
 from rlhf_workers.shared_memory.regions import MemorySharing
-from rlhf_workers.weights import fetch, opened
+from rlhf_workers.weights.fetching import fetch, fetch_weights
 
 NOTICE_SECONDS: Final = 30.0
 """For a reader to hear that its lender is gone; a closed connection tells at once."""
@@ -59,7 +59,7 @@ def load(
     """Load one version by one way, timed; then read the same as a stream and compare."""
     rank.hold(version)
     started = time.perf_counter()
-    with opened("actor", version, [rank.location], None, sharings) as weights:
+    with fetch_weights("actor", version, [rank.location], None, sharings) as weights:
         copying = time.perf_counter()
         size = replace_weights(model, weights.tensors, what=f"actor version {version}")
         weights.confirm()
@@ -83,7 +83,7 @@ def lender_dies(rank: Lender, version: int, sharings: Sequence[MemorySharing], f
         return
     rank.hold(version)
     noticed = ""
-    with opened("actor", version, [rank.location], None, sharings) as weights:
+    with fetch_weights("actor", version, [rank.location], None, sharings) as weights:
         rank.kill()
         end = time.monotonic() + NOTICE_SECONDS
         try:

@@ -20,11 +20,11 @@ from rlhf_api import control_pb2 as pb
 from rlhf_api.job import RLHFJob
 from rlhf_api.schedule import Pipeline
 from rlhf_planner.schedule.serial import serial_table
-from rlhf_workers.device import open_device
+from rlhf_workers.devices.device import open_device
 from rlhf_workers.training.backends.torch_backend import build_trainer
-from rlhf_workers.training.step_timing import NoCommunicator, made_up_batch
+from rlhf_workers.training.batches.training_batch import TrainingBatch
+from rlhf_workers.training.schedule.step_timing import NoCommunicator, made_up_batch
 from rlhf_workers.training.trainer import Trainer
-from rlhf_workers.training.training_batch import TrainingBatch
 
 PRECISIONS: Final = {torch.bfloat16: "BFloat16", torch.float32: "Float32"}
 

@@ -8,10 +8,10 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from rlhf_workers.training.communicator import PeerLostError, TorchCommunicator
-from rlhf_workers.training.expert_group import ExpertGroup
-from rlhf_workers.training.host_transport import CpuCopies, HostCommunicator
-from rlhf_workers.training.transport import GroupTransport
+from rlhf_workers.training.communication.communicator import PeerLostError, TorchCommunicator
+from rlhf_workers.training.communication.host_transport import CpuCopies, HostCommunicator
+from rlhf_workers.training.communication.transport import GroupTransport
+from rlhf_workers.training.parallel.expert_group import ExpertGroup
 
 pytestmark = [pytest.mark.full, pytest.mark.timeout(120)]
 COUNTS = ([3, 0, 0, 0], [2, 1, 0, 4])

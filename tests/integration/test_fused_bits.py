@@ -16,7 +16,7 @@ from rlhf_api import control_pb2 as pb
 from rlhf_api.job import RLHFJob
 from rlhf_planner.schedule.methods import FUSED, FUSED_SPLIT
 from rlhf_planner.schedule.serial import serial_table
-from rlhf_workers.training.step_timing import measure
+from rlhf_workers.training.schedule.step_timing import measure
 
 pytestmark = pytest.mark.full
 

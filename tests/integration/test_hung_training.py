@@ -18,7 +18,7 @@ import importlib.util, os, sys, threading
 
 class Hangs:
     def find_spec(self, name, path=None, target=None):
-        if name != "rlhf_workers.training.executor":
+        if name != "rlhf_workers.training.schedule.executor":
             return None
         sys.meta_path.remove(self)
         spec = importlib.util.find_spec(name)

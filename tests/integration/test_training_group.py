@@ -41,8 +41,8 @@ from rlhf_api.algorithms import full_graph
 from rlhf_api.algorithms.graph import SAMPLED_FIELD
 from rlhf_api.job import RLHFJob
 from rlhf_api.names import Env
-from rlhf_workers.training.pipeline_stage import HEADS_IN_FILES, VALUE_HEAD
-from rlhf_workers.training.training_batch import batch_from
+from rlhf_workers.training.batches.training_batch import batch_from
+from rlhf_workers.training.stages.pipeline_stage import HEADS_IN_FILES, VALUE_HEAD
 from rlhf_workers.training.training_role import build
 
 pytestmark = pytest.mark.timeout(600)

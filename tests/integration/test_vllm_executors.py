@@ -21,8 +21,8 @@ from rlhf_api.job import RLHFJob
 from rlhf_api.names import ExitCode
 from rlhf_api.samples import SampleKey, SampleRequest
 from rlhf_workers.generation.engine_registry import build_engine
-from rlhf_workers.models import load_tokenizer
-from rlhf_workers.weight_folder import read_folder
+from rlhf_workers.models.loading import load_tokenizer
+from rlhf_workers.weights.folder import read_folder
 
 pytestmark = pytest.mark.full
 

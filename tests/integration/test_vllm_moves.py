@@ -25,8 +25,8 @@ from rlhf_workers.generation.engine_registry import build_engine
 from rlhf_workers.generation.vllm_engine.core import CoreStep
 from rlhf_workers.generation.vllm_engine.engine import VllmEngine
 from rlhf_workers.generation.vllm_engine.kv_moves import VllmKvMoves
-from rlhf_workers.kv_slices import KvSlice
-from rlhf_workers.models import load_tokenizer
+from rlhf_workers.models.kv_slices import KvSlice
+from rlhf_workers.models.loading import load_tokenizer
 
 pytestmark = [pytest.mark.full, pytest.mark.timeout(900)]
 

@@ -32,7 +32,7 @@ def test_drafts_of_vllms_own_model_are_verified_by_key_and_the_model_takes_new_w
     policy.engine.close()
 
     own = {"method": "draft_model", "model": str(tmp_path / "draft"), "num_speculative_tokens": 3}
-    monkeypatch.setattr(build, "own_drafter", lambda *_: own)
+    monkeypatch.setattr(build, "speculation_arguments", lambda *_: own)
     generation = policy.spec.generation.model_copy(update={"engine_args": {"speculative_config": own}})
     engine = build.build_engine(policy.spec.model_copy(update={"generation": generation}), policy.tokenizer, CPU)
     engine.load_weights(weights, 2)
@@ -48,11 +48,11 @@ def test_drafts_of_vllms_own_model_are_verified_by_key_and_the_model_takes_new_w
         return sum(report.accepted for report in reports) / sum(report.drafted for report in reports)
 
     assert accepted() < 0.5, "it drafts by the weights of before"
-    assert engine.own_draft_model is not None
-    assert engine.own_draft_model.load_weights(weights) == sum(tensor.nbytes for tensor in weights.values())
+    assert engine.vllm_draft_model is not None
+    assert engine.vllm_draft_model.load_weights(weights) == sum(tensor.nbytes for tensor in weights.values())
     assert accepted() == 1.0
     with pytest.raises(WorkError, match=r"the draft model: model\.norm\.weight is missing"):
-        engine.own_draft_model.load_weights({name: weights[name] for name in weights if name != "model.norm.weight"})
+        engine.vllm_draft_model.load_weights({name: weights[name] for name in weights if name != "model.norm.weight"})
     assert accepted() == 1.0
     engine.close()
     torch.set_num_threads(threads)

@@ -19,14 +19,14 @@ from rlhf_api.metrics.exposition import registry_of, text_application
 from rlhf_api.samples import ResponsePart
 from rlhf_observability.dashboards.engine import ENGINE_DASHBOARD
 from rlhf_workers.compute import Compute
-from rlhf_workers.device import memory_in_use
+from rlhf_workers.devices.device import memory_in_use
 from rlhf_workers.generation.engine import EngineCosts, EngineError
 from rlhf_workers.generation.generation_role import GenerationRole
 from rlhf_workers.generation.vllm_engine import decode_costs
 from rlhf_workers.generation.vllm_engine.build import build_engine
 from rlhf_workers.generation.vllm_engine.engine import VllmEngine
 from rlhf_workers.metrics import MeasuredWorker, WorkerCollector
-from rlhf_workers.models import load_tokenizer
+from rlhf_workers.models.loading import load_tokenizer
 from rlhf_workers.outbox import SessionOutbox
 
 pytestmark = pytest.mark.full

@@ -29,7 +29,7 @@ from rlhf_workers.generation.generation_role import GenerationRole
 from rlhf_workers.generation.torch_engine.build import build_engine as build_torch_engine
 from rlhf_workers.sample_codec import key_of
 from rlhf_workers.shared_memory.choice import lent_by
-from rlhf_workers.weights import FetchPolicy, OpenedWeights, opened
+from rlhf_workers.weights.fetching import FetchedWeights, FetchPolicy, fetch_weights
 
 pytestmark = pytest.mark.full
 
@@ -205,7 +205,7 @@ def test_an_update_that_breaks_off_leaves_an_engine_that_takes_no_sample_until_a
 
 
 class Lent:
-    """`open_weights` of a role: what it is told, and what happens when all was read."""
+    """`weight_fetcher` of a role: what it is told, and what happens when all was read."""
 
     def __init__(self, tensors: Weights, confirm: Callable[[], None]) -> None:
         self._tensors, self._confirm = tensors, confirm
@@ -213,10 +213,10 @@ class Lent:
     @contextmanager
     def __call__(
         self, model: str, version: int, sources: Sequence[pb.WeightLocation], certificates: Path | None
-    ) -> Iterator[OpenedWeights]:
-        opened = OpenedWeights(dict(self._tensors), {"device_memory": 1})
-        opened.confirm = self._confirm  # type: ignore[method-assign]
-        yield opened
+    ) -> Iterator[FetchedWeights]:
+        weights = FetchedWeights(dict(self._tensors), {"device_memory": 1})
+        weights.confirm = self._confirm  # type: ignore[method-assign]
+        yield weights
 
 
 def test_a_role_keeps_its_samples_still_while_no_whole_version_is_there(policy: Policy) -> None:
@@ -224,7 +224,7 @@ def test_a_role_keeps_its_samples_still_while_no_whole_version_is_there(policy: 
         raise WorkError("WeightsTorn", "the rank went while its memory was read", retryable=True)
 
     outbox = RecordedOutbox()
-    role = GenerationRole(policy.engine, policy.tokenizer, open_weights=Lent(policy.train(2), gone))
+    role = GenerationRole(policy.engine, policy.tokenizer, weight_fetcher=Lent(policy.train(2), gone))
     role.handle(generate(2), outbox)
     role.step(outbox)
     load = pb.Command(id=2, load_weights=pb.LoadWeights(model="actor", version=2))
@@ -234,7 +234,7 @@ def test_a_role_keeps_its_samples_still_while_no_whole_version_is_there(policy: 
         role.handle(generate(1, identifier=3), outbox)
     assert not role.step(outbox)
     assert role.active() == 2
-    role._updates._open_weights = Lent(policy.weights(), lambda: None)
+    role._updates._weight_fetcher = Lent(policy.weights(), lambda: None)
     role.handle(load, outbox)
     run(role, outbox)
     assert role.versions() == {"actor": 2}
@@ -260,7 +260,7 @@ def test_a_rank_killed_in_the_middle_of_a_fetch_changes_no_token_and_the_update_
     policy: Policy, tmp_path: Path
 ) -> None:
     outbox, before = RecordedOutbox(), policy.weights()
-    role = GenerationRole(policy.engine, policy.tokenizer, open_weights=partial(opened, patience=PATIENT))
+    role = GenerationRole(policy.engine, policy.tokenizer, weight_fetcher=partial(fetch_weights, patience=PATIENT))
     role.handle(generate(3, response=20), outbox)
     role.step(outbox)
     with ranks(tmp_path, policy.train(2), 2, 3) as [first, second, restarted], ThreadPoolExecutor(1) as pool:
@@ -296,7 +296,9 @@ def test_a_rank_killed_in_the_middle_of_a_fetch_changes_no_token_and_the_update_
 def test_a_rank_killed_while_its_memory_is_read_leaves_the_version_readable_to_its_end(
     policy: Policy, tmp_path: Path
 ) -> None:
-    role = GenerationRole(policy.engine, policy.tokenizer, open_weights=partial(opened, sharings=lent_by(HOST)))
+    role = GenerationRole(
+        policy.engine, policy.tokenizer, weight_fetcher=partial(fetch_weights, sharings=lent_by(HOST))
+    )
     outbox = RecordedOutbox()
     with ranks(tmp_path, policy.train(2), 2, 2) as lenders:
         with during_load(policy, 9, lambda: list(map(Lender.kill, lenders))):

@@ -21,9 +21,9 @@ from rlhf_workers.failures import WorkError
 from rlhf_workers.peer_server import start_server
 from rlhf_workers.shared_memory.choice import lent_by
 from rlhf_workers.shared_memory.host_regions import HostSharing
-from rlhf_workers.weight_copies import WeightCopies
-from rlhf_workers.weight_source import WeightSourceService
-from rlhf_workers.weights import FetchPolicy, OpenedWeights, opened
+from rlhf_workers.weights.copies import WeightCopies
+from rlhf_workers.weights.fetching import FetchedWeights, FetchPolicy, fetch_weights
+from rlhf_workers.weights.source import WeightSourceService
 
 pytestmark = pytest.mark.full
 
@@ -34,8 +34,8 @@ import sys, time
 from tests.support.weight_lender import HOST
 from rlhf_api.control_pb2 import WeightLocation
 from rlhf_workers.shared_memory.choice import lent_by
-from rlhf_workers.weights import opened
-with opened("actor", 9, [WeightLocation(address=sys.argv[1])], None, lent_by(HOST)) as weights:
+from rlhf_workers.weights.fetching import fetch_weights
+with fetch_weights("actor", 9, [WeightLocation(address=sys.argv[1])], None, lent_by(HOST)) as weights:
     print(weights.ways, flush=True)
     time.sleep(600)
 """
@@ -56,12 +56,12 @@ def mortal() -> Iterator[Lender]:
 
 
 @contextmanager
-def borrowed(lender: Lender, version: int) -> Iterator[OpenedWeights]:
-    with opened("actor", version, [lender.location], None, lent_by(HOST), PATIENT) as weights:
+def borrowed(lender: Lender, version: int) -> Iterator[FetchedWeights]:
+    with fetch_weights("actor", version, [lender.location], None, lent_by(HOST), PATIENT) as weights:
         yield weights
 
 
-def same(weights: OpenedWeights, version: int) -> bool:
+def same(weights: FetchedWeights, version: int) -> bool:
     wanted = weights_of(version)
     return weights.tensors.keys() == wanted.keys() and all(
         tensor.dtype == wanted[name].dtype and tensor.shape == wanted[name].shape and torch.equal(tensor, wanted[name])
@@ -82,7 +82,7 @@ def test_borrowed_weights_are_those_of_a_stream_bit_by_bit(lender: Lender) -> No
         assert weights.bytes_by_way.keys() == {"host_memory"}
         assert same(weights, 1)
         weights.confirm()
-    with opened("actor", 1, [lender.location], None, (), PATIENT) as streamed:
+    with fetch_weights("actor", 1, [lender.location], None, (), PATIENT) as streamed:
         assert streamed.bytes_by_way.keys() == {"stream"}
         assert same(streamed, 1)
 
@@ -180,7 +180,7 @@ async def test_a_loan_that_is_not_what_it_says_is_streamed_instead(fault: str) -
     location = pb.WeightLocation(address=f"127.0.0.1:{server.port}")
 
     def read() -> None:
-        with opened("actor", 1, [location], None, lent_by(HOST), PATIENT) as weights:
+        with fetch_weights("actor", 1, [location], None, lent_by(HOST), PATIENT) as weights:
             assert weights.bytes_by_way.keys() == {"stream"}
             assert same(weights, 1)
 
@@ -198,7 +198,7 @@ async def test_a_worker_borrows_from_itself() -> None:
     location = pb.WeightLocation(address=f"127.0.0.1:{server.port}")
 
     def read() -> None:
-        with opened("actor", 1, [location], None, lent_by(HOST), PATIENT) as weights:
+        with fetch_weights("actor", 1, [location], None, lent_by(HOST), PATIENT) as weights:
             assert weights.bytes_by_way.keys() == {"host_memory"}
             assert same(weights, 1)
 

@@ -26,11 +26,11 @@ from rlhf_api.channels import aio_channel
 from rlhf_api.names import Env
 from rlhf_api.protocol import PROTOCOL, mismatch
 from rlhf_operator.certificates import new_authority
-from rlhf_workers import models
 from rlhf_workers.inference.model_scorer import LogProbabilityScorer, ValueScorer
+from rlhf_workers.models import loading as models
 from rlhf_workers.peer_server import PeerServer, start_server
 from rlhf_workers.sample_codec import scoring_sample_of
-from rlhf_workers.weight_source import WeightSourceService
+from rlhf_workers.weights.source import WeightSourceService
 
 REWARD = """
 def score(prompt, response, record):

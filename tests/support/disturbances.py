@@ -15,7 +15,7 @@ from tests.support.models import SPECIAL, VOCABULARY
 
 from rlhf_api.samples import ResponsePart, SampleKey, SampleRequest
 from rlhf_workers.generation.engine import Engine, kv_moves_of
-from rlhf_workers.kv_slices import KvSlice
+from rlhf_workers.models.kv_slices import KvSlice
 
 COMMON_PREFIX = 37
 """Tokens: more than a block of a paged cache, so that a prefix cache has something to share."""

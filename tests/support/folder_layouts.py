@@ -12,7 +12,7 @@ from tests.support.models import build_config, build_tokenizer
 
 from rlhf_api.model_folder_check import EMBEDDING, HEAD
 from rlhf_api.weight_files import INDEX, SINGLE
-from rlhf_workers.training.expert_files import as_in_files
+from rlhf_workers.weights.expert_files import as_in_files
 
 TYPES: Final = (torch.float32, torch.bfloat16, torch.float16)
 STALE: Final = ("none", SINGLE, "model-00009-of-00009.safetensors", "consolidated.safetensors", "pytorch_model.bin")

@@ -33,7 +33,7 @@ from rlhf_planner.schedule.report import solution_json
 from rlhf_planner.schedule.row_simulation import widest
 from rlhf_planner.schedule.serial import serial_table
 from rlhf_planner.schedule.solve import solve
-from rlhf_workers.training import checkpoint
+from rlhf_workers.training.checkpoints import checkpoint
 from rlhf_workers.training.trainer import Trainer
 
 

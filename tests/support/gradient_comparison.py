@@ -10,8 +10,8 @@ from tests.support.algorithms import member
 from tests.support.training_ranks import CPU, gradients_of, make_batch, make_job, prepared, serial
 
 from rlhf_api.job import RLHFJob
-from rlhf_workers.models import load_backbone_with_value_head
-from rlhf_workers.training.training_batch import TrainingBatch
+from rlhf_workers.models.loading import load_backbone_with_value_head
+from rlhf_workers.training.batches.training_batch import TrainingBatch
 
 
 def assert_same_gradients(ours: dict[str, torch.Tensor], theirs: dict[str, torch.Tensor], tolerance: float) -> None:

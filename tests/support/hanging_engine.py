@@ -10,7 +10,7 @@ from examples.your_engine.plain_engine import PlainEngine
 
 from rlhf_api.job import RLHFJobSpec
 from rlhf_workers.generation.engine import EngineLimits, SamplingParameters, StepReport
-from rlhf_workers.models import load_causal_lm
+from rlhf_workers.models.loading import load_causal_lm
 from rlhf_workers.progress import stage
 
 GATE = "HANGING_ENGINE_GATE"
@@ -33,4 +33,4 @@ def build_engine(spec: RLHFJobSpec, tokenizer: Any, device: torch.device) -> Han
             Path(gate).read_bytes()
     path = spec.models.actor.path
     model = load_causal_lm(path, field="f", dtype=torch.float32, device=device, attention="eager")
-    return HangingEngine(model, tokenizer, SamplingParameters.of(spec), EngineLimits.of(spec))
+    return HangingEngine(model, tokenizer, SamplingParameters.from_spec(spec), EngineLimits.from_spec(spec))

@@ -29,7 +29,7 @@ from rlhf_operator.certificates import new_authority
 from rlhf_workers.generation.engine import EngineLimits, SamplingParameters
 from rlhf_workers.generation.sampling import WORDS_PER_BLOCK, uniforms
 from rlhf_workers.generation.torch_engine.engine import TorchEngine
-from rlhf_workers.models import load_causal_lm, load_tokenizer
+from rlhf_workers.models.loading import load_causal_lm, load_tokenizer
 from rlhf_workers.sample_codec import request_of
 
 RESPONSE = 480

@@ -11,8 +11,8 @@ from typing import Any
 
 import torch
 
-from rlhf_workers.training.communicator import RowCounts
-from rlhf_workers.training.transport import GroupTransport
+from rlhf_workers.training.communication.communicator import RowCounts
+from rlhf_workers.training.communication.transport import GroupTransport
 
 
 class StuckRanksError(Exception):

@@ -24,12 +24,12 @@ from tests.support.training_ranks import CPU, exhaust, finish_folder, make_batch
 
 from rlhf_api import control_pb2 as pb
 from rlhf_api.job import RLHFJob
-from rlhf_workers.training import checkpoint
-from rlhf_workers.training.adamw import MOMENTS
 from rlhf_workers.training.backends.torch_backend import TorchBackend, build_trainer, join
-from rlhf_workers.training.communicator import Communicator
-from rlhf_workers.training.rank_layout import RankLayout
-from rlhf_workers.training.sharded_optimizer import ShardedOptimizer
+from rlhf_workers.training.checkpoints import checkpoint
+from rlhf_workers.training.communication.communicator import Communicator
+from rlhf_workers.training.optimizers.adamw import MOMENTS
+from rlhf_workers.training.optimizers.sharded_optimizer import ShardedOptimizer
+from rlhf_workers.training.parallel.rank_layout import RankLayout
 from rlhf_workers.training.trainer import Trainer
 
 WAIT = 240.0

@@ -3,7 +3,7 @@
 import torch
 from tests.support.delayed_copies import DelayedCopies
 
-from rlhf_workers.copy_stream import CopyStream
+from rlhf_workers.devices.copy_stream import CopyStream
 
 
 class StandInMemory:

@@ -7,9 +7,9 @@ import torch
 from safetensors.torch import load_file, save_file
 from tests.support import models
 
-from rlhf_workers.training.pipeline_stage import HEADS_IN_FILES, VALUE_HEAD
-from rlhf_workers.training.tensor_file import TensorFolder
-from rlhf_workers.training.tensor_parts import read_parts
+from rlhf_workers.training.parallel.tensor_parts import read_parts
+from rlhf_workers.training.stages.pipeline_stage import HEADS_IN_FILES, VALUE_HEAD
+from rlhf_workers.weights.tensor_file import TensorFolder
 
 HEADS = {"num_attention_heads": 8, "num_key_value_heads": 4, "num_hidden_layers": 4}
 

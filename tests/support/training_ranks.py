@@ -26,14 +26,14 @@ from rlhf_api.schedule import Action, Pipeline, ScheduleTable
 from rlhf_planner.schedule.methods import placed
 from rlhf_planner.schedule.serial import serial_table
 from rlhf_workers.algorithms.registry import build_algorithm
-from rlhf_workers.training import checkpoint
 from rlhf_workers.training.backends import megatron_backend, torch_backend
 from rlhf_workers.training.backends.torch_backend import build_trainer
-from rlhf_workers.training.communicator import Communicator, RowCounts
-from rlhf_workers.training.rank_layout import RankLayout
+from rlhf_workers.training.batches.training_batch import TrainingBatch, batch_from
+from rlhf_workers.training.checkpoints import checkpoint
+from rlhf_workers.training.communication.communicator import Communicator, RowCounts
+from rlhf_workers.training.communication.transport import GroupTransport
+from rlhf_workers.training.parallel.rank_layout import RankLayout
 from rlhf_workers.training.trainer import Trainer
-from rlhf_workers.training.training_batch import TrainingBatch, batch_from
-from rlhf_workers.training.transport import GroupTransport
 
 Result = TypeVar("Result")
 WAIT = 300.0

@@ -10,6 +10,7 @@ from tests.support.training_ranks import ThreadCommunicator, make_job, make_samp
 from rlhf_api import control_pb2 as pb
 from rlhf_api.schedule import ScheduleTable
 from rlhf_workers.training.backends.torch_backend import TorchBackend
+from rlhf_workers.training.stages.stage_copy import StageCopies, StageCopy
 from rlhf_workers.training.trainer import Trainer
 from rlhf_workers.training.training_role import SpanBuffer, TrainingRole
 
@@ -40,6 +41,11 @@ def trainer_in(role: TrainingRole) -> Trainer:
     """The trainer of a role whose backend is torch."""
     assert isinstance(role._backend, TorchBackend)
     return role._backend.trainer
+
+
+def stage_copies(trainer: Trainer) -> list[StageCopy]:
+    """What moves the stages of a trainer to host memory."""
+    return next(hook for hook in trainer.hooks if isinstance(hook, StageCopies)).copies
 
 
 def finish(role: TrainingRole, outbox: RecordedOutbox) -> None:

@@ -14,7 +14,7 @@ from tests.support.models import write_policy
 from rlhf_api.samples import ResponsePart, SampleRequest
 from rlhf_workers.generation.vllm_engine.build import build_engine
 from rlhf_workers.generation.vllm_engine.engine import VllmEngine
-from rlhf_workers.models import load_tokenizer
+from rlhf_workers.models.loading import load_tokenizer
 
 CPU = torch.device("cpu")
 RESPONSE = 12

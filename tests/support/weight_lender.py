@@ -20,8 +20,8 @@ from rlhf_api import control_pb2 as pb
 from rlhf_workers.failures import WorkError
 from rlhf_workers.peer_server import start_server
 from rlhf_workers.shared_memory.choice import lent_by
-from rlhf_workers.weight_copies import WeightCopies
-from rlhf_workers.weight_source import WeightSourceService
+from rlhf_workers.weights.copies import WeightCopies
+from rlhf_workers.weights.source import WeightSourceService
 from rlhf_workers.worker_role import WeightProvider
 
 HOST = torch.device("cpu")

@@ -26,7 +26,9 @@ from rlhf_api.names import Env, ExitCode, Group
 from rlhf_api.protocol import PROTOCOL, read_job
 from rlhf_api.worker_roles import write_roles
 from rlhf_workers.compute import Compute
-from rlhf_workers.device import device_memory, device_name, open_device, used_memory
+from rlhf_workers.decode_watchdog import LOOK_SECONDS, hung_step
+from rlhf_workers.devices.device import device_memory, device_name, open_device, used_memory
+from rlhf_workers.devices.reproducible_sums import ask_for_reproducible_sums
 from rlhf_workers.generation.engine_totals import engine_in_words
 from rlhf_workers.generation.migration.kv_sink import KvSinkService, most_arriving_bytes
 from rlhf_workers.logs import WorkerLogFields, flush_logs
@@ -34,15 +36,13 @@ from rlhf_workers.metrics import MeasuredWorker, metrics_of
 from rlhf_workers.outbox import SessionOutbox
 from rlhf_workers.peer_server import PeerServer, free_port, start_server
 from rlhf_workers.progress import present_stage
-from rlhf_workers.reproducible_sums import ask_for_reproducible_sums
 from rlhf_workers.session import CoordinatorSession, IncompatibleError, SessionBrokenError
 from rlhf_workers.settings import WorkerSettings, join_address, split_address
 from rlhf_workers.shared_memory.choice import lent_by
-from rlhf_workers.step_watch import LOOK_SECONDS, hung_step
-from rlhf_workers.training.finished_pieces import finished_pieces
-from rlhf_workers.training.peer_waits import present_wait
-from rlhf_workers.weight_copies import WeightCopies
-from rlhf_workers.weight_source import WeightSourceService
+from rlhf_workers.training.communication.collective_waits import present_wait
+from rlhf_workers.training.schedule.progress_counter import finished_units
+from rlhf_workers.weights.copies import WeightCopies
+from rlhf_workers.weights.source import WeightSourceService
 from rlhf_workers.worker_role import KeepsWeights
 
 log = logging.getLogger(__name__)
@@ -304,7 +304,7 @@ class Agent:
             stage=present_stage(),
             learns_siblings=self._compute.snapshot.learns_siblings,
             engine=engine_in_words(roles),
-            training_pieces=finished_pieces() if Group.TRAINING in self._compute.snapshot.roles else 0,
+            training_pieces=finished_units() if Group.TRAINING in self._compute.snapshot.roles else 0,
             waits_for=present_wait(),
             kept_version=max((role.kept_version for role in roles if isinstance(role, KeepsWeights)), default=0),
         )

@@ -22,13 +22,13 @@ import torch
 from rlhf_api import control_pb2 as pb
 from rlhf_api.job import RLHFJob
 from rlhf_api.names import Group
-from rlhf_workers.device import unused_memory
-from rlhf_workers.device_arbiter import DeviceArbiter
+from rlhf_workers.decode_watchdog import RunningStep, stack_of
+from rlhf_workers.devices.arbiter import DeviceArbiter
+from rlhf_workers.devices.device import unused_memory
 from rlhf_workers.failures import WorkError, device_is_lost, failure_of
 from rlhf_workers.outbox import SessionOutbox
 from rlhf_workers.progress import stage
 from rlhf_workers.role_builders import BUILDERS, build_role
-from rlhf_workers.step_watch import RunningStep, stack_of
 from rlhf_workers.worker_role import (
     DraftsBySiblings,
     KvReceiver,

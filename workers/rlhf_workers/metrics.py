@@ -23,8 +23,8 @@ from rlhf_workers.compute import Compute
 from rlhf_workers.generation.engine_registry import ENGINES
 from rlhf_workers.generation.engine_totals import MeasuresEngine
 from rlhf_workers.generation.speculation.speculation_totals import SpeculationTotals
-from rlhf_workers.offloadable_weights import MOVES
 from rlhf_workers.outbox import SessionOutbox
+from rlhf_workers.weights.offload import MOVES
 
 log = logging.getLogger(__name__)
 

@@ -17,7 +17,7 @@ from rlhf_api.channels import OPTIONS, server_credentials
 from rlhf_api.names import Env
 from rlhf_workers.addresses import why_not_bound
 from rlhf_workers.settings import SettingsError
-from rlhf_workers.weight_source import WeightSourceService
+from rlhf_workers.weights.source import WeightSourceService
 
 WEIGHT_SOURCE: Final = control_pb2.DESCRIPTOR.services_by_name["WeightSource"].full_name
 KV_SINK: Final = control_pb2.DESCRIPTOR.services_by_name["KvSink"].full_name

@@ -30,8 +30,8 @@ from collections.abc import Sequence
 from typing import Final, NoReturn
 
 from rlhf_api.names import Env, ExitCode
-from rlhf_workers.rank_ends import RankEnd, pod_end
-from rlhf_workers.rank_environments import RankEnvironment, rank_environments
+from rlhf_workers.ranks.ends import RankEnd, pod_end
+from rlhf_workers.ranks.environments import RankEnvironment, rank_environments
 from rlhf_workers.settings import SettingsError
 
 log = logging.getLogger("rlhf_workers")
@@ -237,7 +237,7 @@ def main() -> int:
 
 def _run(launcher: RankLauncher, environments: Sequence[RankEnvironment]) -> int:
     from rlhf_workers.addresses import AddressInUseError, open_endpoint
-    from rlhf_workers.rank_endpoint import ailment_of, metrics_of_ranks
+    from rlhf_workers.ranks.endpoint import ailment_of, metrics_of_ranks
 
     try:
         endpoint = open_endpoint(os.environ.get(Env.METRICS, ""))

@@ -15,7 +15,7 @@ import torch
 
 from rlhf_api import control_pb2 as pb
 from rlhf_api.samples import SampleKey
-from rlhf_workers.kv_slices import KvReservation, KvSlice
+from rlhf_workers.models.kv_slices import KvReservation, KvSlice
 
 
 class Outbox(Protocol):

@@ -34,7 +34,7 @@ class AlgorithmFields(ApiModel):
     all_tasks: ClassVar[tuple[Task, ...]]
     """Every task it may have, whatever its numbers are, in the order of the stages."""
 
-    samples_together: ClassVar[int] = 1
+    samples_per_unit: ClassVar[int] = 1
     """So many samples that follow one another are always in one micro-batch: those of a pair."""
     greedy_baseline: ClassVar[bool] = False
     """Whether one more response to each prompt, its last sample, is decoded greedily: its reward is what the others are
@@ -71,7 +71,7 @@ class AlgorithmFields(ApiModel):
         return {}
 
     @property
-    def scores_again(self) -> bool:
+    def recomputes_logprobs(self) -> bool:
         """Whether the training ranks compute the log-probabilities of the sampled tokens before they train on them."""
         return False
 
@@ -132,7 +132,7 @@ class PolicyGradientFields(AlgorithmFields):
     """Samples per optimizer step; must divide rollout.batchSize."""
 
     @property
-    def scores_again(self) -> bool:
+    def recomputes_logprobs(self) -> bool:
         return self.old_log_probabilities == "Trainer"
 
     @property

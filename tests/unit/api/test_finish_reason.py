@@ -14,7 +14,7 @@ from rlhf_coordinator.storage.journal_pb2 import Record
 from rlhf_coordinator.storage.sample_codec import packed, score_sample
 from rlhf_workers.failures import WorkError
 from rlhf_workers.sample_codec import scoring_sample_of
-from rlhf_workers.training.training_batch import batch_from
+from rlhf_workers.training.batches.training_batch import batch_from
 
 REASONS: tuple[FinishReason, ...] = ("stop", "length")
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from rlhf_workers.reproducible_sums import ask_for_reproducible_sums
+from rlhf_workers.devices.reproducible_sums import ask_for_reproducible_sums
 
 ask_for_reproducible_sums()
 

@@ -17,13 +17,13 @@ from rlhf_api import control_pb2 as pb
 from rlhf_api.job import RLHFJob
 from rlhf_api.job.lora import EVERY_TARGET
 from rlhf_coordinator.model_folder_problems import check_model_folders
-from rlhf_workers.adapter_weights import AdapterWeights
 from rlhf_workers.failures import WorkError
 from rlhf_workers.generation.generation_role import build
 from rlhf_workers.training.backends.torch_backend import TorchBackend
 from rlhf_workers.training.trainer import Trainer
-from rlhf_workers.weight_folder import read_folder
-from rlhf_workers.weights import OpenedWeights
+from rlhf_workers.weights.adapters import AdapterWeights
+from rlhf_workers.weights.fetching import FetchedWeights
+from rlhf_workers.weights.folder import read_folder
 
 LORA = {"rank": 3, "alpha": 6.0, "targetModules": ["q_proj", "v_proj", "down_proj"]}
 RANKS = [pb.WeightLocation(address="rank-0:7710")]
@@ -46,9 +46,9 @@ def opener(job: RLHFJob, tensors: Mapping[str, torch.Tensor]) -> AdapterWeights:
     @contextmanager
     def came(
         model: str, version: int, sources: Sequence[pb.WeightLocation], certificates: Path | None
-    ) -> Iterator[OpenedWeights]:
+    ) -> Iterator[FetchedWeights]:
         size = sum(value.nbytes for value in tensors.values())
-        yield OpenedWeights(dict(tensors), {"stream": size})
+        yield FetchedWeights(dict(tensors), {"stream": size})
 
     return AdapterWeights(job.spec, came)
 

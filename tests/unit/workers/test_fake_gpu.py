@@ -20,8 +20,8 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from rlhf_api import control_pb2 as pb
 from rlhf_api.arrays import pack
 from rlhf_api.samples import SampleKey, ScoringSample
-from rlhf_workers.copy_stream import HostCopyStream
-from rlhf_workers.device_copies import CopyToHost
+from rlhf_workers.devices.copy_stream import HostCopyStream
+from rlhf_workers.devices.host_copies import CopyToHost
 from rlhf_workers.generation.engine import EngineLimits, SamplingParameters
 from rlhf_workers.generation.kv_staging import KvStaging
 from rlhf_workers.generation.torch_engine import decode_costs, forward, fused_forward
@@ -29,7 +29,7 @@ from rlhf_workers.generation.torch_engine.engine import TorchEngine
 from rlhf_workers.inference import chunk_forward, model_scorer
 from rlhf_workers.inference.incremental_scoring import IncrementalScoring
 from rlhf_workers.inference.model_scorer import LogProbabilityScorer, TokenScorer, ValueScorer
-from rlhf_workers.models import ValueModel
+from rlhf_workers.models.loading import ValueModel
 
 GPU = torch.device("cuda:0")
 MODULES = (forward, fused_forward, model_scorer, chunk_forward)

@@ -14,12 +14,12 @@ from rlhf_api.algorithms import ModelRole
 from rlhf_coordinator.model_folder_problems import model_folder_problems
 from rlhf_coordinator.model_sizes import read_size
 from rlhf_workers.failures import WorkError
-from rlhf_workers.models import checked_folder, load_backbone_with_value_head, load_causal_lm
+from rlhf_workers.models.loading import checked_folder, load_backbone_with_value_head, load_causal_lm
 from rlhf_workers.training.backends.torch_backend import weights_folder
-from rlhf_workers.training.expert_files import as_in_files
-from rlhf_workers.training.model_stages import build_stage, read_config
-from rlhf_workers.training.tensor_file import model_tensors
-from rlhf_workers.weight_folder import read_folder
+from rlhf_workers.training.stages.model_stages import build_stage, read_config
+from rlhf_workers.weights.expert_files import as_in_files
+from rlhf_workers.weights.folder import read_folder
+from rlhf_workers.weights.tensor_file import model_tensors
 
 FIELD = "spec.models.actor.path"
 CPU = torch.device("cpu")

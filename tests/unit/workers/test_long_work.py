@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rlhf_workers.decode_watchdog import hung_step, stack_of
 from rlhf_workers.failures import failure_of
 from rlhf_workers.generation.vllm_engine.failures import build_failure
 from rlhf_workers.generation.vllm_engine.log_lines import (
@@ -16,7 +17,6 @@ from rlhf_workers.generation.vllm_engine.log_lines import (
     reported_build,
 )
 from rlhf_workers.progress import present_stage, stage
-from rlhf_workers.step_watch import hung_step, stack_of
 
 
 def test_the_innermost_stage_is_told_with_how_far_it_is() -> None:

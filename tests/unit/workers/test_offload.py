@@ -9,8 +9,8 @@ from tests.support.stand_in_memory import StandInMemory
 from torch import nn
 
 from rlhf_api import control_pb2 as pb
-from rlhf_workers.device_arbiter import DeviceArbiter
-from rlhf_workers.offloadable_weights import MOVES, OffloadableWeights
+from rlhf_workers.devices.arbiter import DeviceArbiter
+from rlhf_workers.weights.offload import MOVES, OffloadableWeights
 
 HOST = torch.device("cpu")
 

@@ -16,7 +16,7 @@ from rlhf_planner.device_memory import ModelSize, decoding, scoring
 from rlhf_workers.failures import WorkError
 from rlhf_workers.generation import generation_role as generation
 from rlhf_workers.inference.scorers import load_scorer
-from rlhf_workers.precision import compute_dtype
+from rlhf_workers.models.precision import compute_dtype
 
 SHORT = {"batchSize": 8, "maxPromptTokens": 16, "maxResponseTokens": 16}
 

@@ -14,9 +14,9 @@ from pathlib import Path
 import pytest
 from tests.support.processes_left import alive, until
 
-from rlhf_workers.rank_endpoint import RanksUnwellError, answers, merged
-from rlhf_workers.rank_ends import RankEnd, pod_end
-from rlhf_workers.rank_environments import rank_environments
+from rlhf_workers.ranks.endpoint import RanksUnwellError, answers, merged
+from rlhf_workers.ranks.ends import RankEnd, pod_end
+from rlhf_workers.ranks.environments import rank_environments
 from rlhf_workers.settings import SettingsError, read_settings
 
 RANK = """

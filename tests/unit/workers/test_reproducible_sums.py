@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from rlhf_workers.reproducible_sums import VALUE, VARIABLE, ask_for_reproducible_sums
+from rlhf_workers.devices.reproducible_sums import VALUE, VARIABLE, ask_for_reproducible_sums
 
 
 @pytest.mark.parametrize(
@@ -21,6 +21,6 @@ def test_the_variable_is_set_where_it_is_needed_and_not_given(
 ) -> None:
     monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: instructions)
     environment = {} if given is None else {VARIABLE: given}
-    monkeypatch.setattr("rlhf_workers.reproducible_sums.os.environ", environment)
+    monkeypatch.setattr("rlhf_workers.devices.reproducible_sums.os.environ", environment)
     ask_for_reproducible_sums()
     assert environment.get(VARIABLE) == then

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from rlhf_workers.device import device_sharers, free_memory, open_device
+from rlhf_workers.devices.device import device_sharers, free_memory, open_device
 
 GPU = torch.device("cuda:0")
 
@@ -15,7 +15,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (900, 1000))
     monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device: 100)
     monkeypatch.setattr(torch.cuda, "memory_allocated", lambda device: 40)
-    monkeypatch.setattr("rlhf_workers.device._sharers", {})
+    monkeypatch.setattr("rlhf_workers.devices.device._sharers", {})
 
 
 @pytest.mark.usefixtures("gpu")

@@ -11,6 +11,7 @@ import torch
 from tests.support import models
 from tests.support.stand_in_memory import StandInMemory
 from tests.support.training_ranks import CPU, assert_bitwise, make_job, run
+from tests.support.training_roles import stage_copies
 
 from rlhf_api import control_pb2 as pb
 from rlhf_api.algorithms import ModelRole
@@ -19,13 +20,13 @@ from rlhf_api.job import RLHFJob
 from rlhf_api.samples import SampleKey, ScoringSample
 from rlhf_coordinator.model_sizes import read_size
 from rlhf_planner.device_memory import training
-from rlhf_workers.adapter_weights import AdapterWeights
 from rlhf_workers.inference.inference_role import InferenceRole
 from rlhf_workers.inference.scorers import load_scorer
 from rlhf_workers.training.backends.torch_backend import TorchBackend
-from rlhf_workers.training.stage_copy import StageCopy
+from rlhf_workers.training.stages.stage_copy import StageCopy
 from rlhf_workers.training.trainer import Trainer
-from rlhf_workers.weights import OpenedWeights
+from rlhf_workers.weights.adapters import AdapterWeights
+from rlhf_workers.weights.fetching import FetchedWeights
 
 
 @pytest.fixture(scope="module")
@@ -69,7 +70,7 @@ def test_a_rank_holds_the_trunk_of_actor_and_critic_once_and_trains_the_same_bit
     assert_bitwise(shared, separate)
     for ours, theirs in zip(shared, separate, strict=True):
         assert frozen_bytes(ours) < 0.6 * frozen_bytes(theirs)
-        moved = [part for copy in ours._copies for part in copy._tensors()]
+        moved = [part for copy in stage_copies(ours) for part in copy._tensors()]
         assert len({id(part) for part in moved}) == len(moved), "each tensor moves once"
 
 
@@ -125,8 +126,8 @@ def take(job: RLHFJob, scorer: Any, tensors: dict[str, torch.Tensor]) -> None:
     @contextmanager
     def came(
         model: str, version: int, sources: Sequence[pb.WeightLocation], certificates: Path | None
-    ) -> Iterator[OpenedWeights]:
-        yield OpenedWeights(dict(tensors), {"stream": 1})
+    ) -> Iterator[FetchedWeights]:
+        yield FetchedWeights(dict(tensors), {"stream": 1})
 
     role = InferenceRole(0, None, 40, CPU, AdapterWeights(job.spec, came))
     role.add("values", "critic", scorer)

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from rlhf_api import control_pb2 as pb
 from rlhf_api.control_pb2_grpc import WeightSourceStub
 from rlhf_workers.peer_server import start_server
-from rlhf_workers.weight_chunks import decode, encode
-from rlhf_workers.weight_source import WeightSourceService
+from rlhf_workers.weights.chunks import decode, encode
+from rlhf_workers.weights.source import WeightSourceService
 
 NAMES = st.text(st.characters(codec="utf-8"), min_size=1, max_size=200)
 OFFSETS = st.integers(0, (1 << 63) - 1)

@@ -9,11 +9,11 @@ from tests.support.delayed_copies import DelayedCopies
 from tests.support.weight_lender import VersionedWeights, weights_of
 
 from rlhf_api import control_pb2 as pb
-from rlhf_workers import weight_copies
 from rlhf_workers.failures import WorkError
 from rlhf_workers.shared_memory.host_regions import HostSharing
 from rlhf_workers.shared_memory.regions import RegionRefusedError
-from rlhf_workers.weight_copies import MOST_COPIES, WeightCopies, WeightCopy
+from rlhf_workers.weights import copies as weight_copies
+from rlhf_workers.weights.copies import MOST_COPIES, WeightCopies, WeightCopy
 from rlhf_workers.worker_role import WeightProvider
 
 SHARING = HostSharing()

@@ -46,7 +46,7 @@ class Generating:
         self.engine_totals = EngineTotals()
         self.engine_choice = EngineChoice("my_package.my_engine", "Named", "the manifest names it")
         self.engine_registry = registry
-        self.speculation_totals: SpeculationTotals | None = SpeculationTotals.of(["Siblings", "Ngram"], 4)
+        self.speculation_totals: SpeculationTotals | None = SpeculationTotals.for_drafters(["Siblings", "Ngram"], 4)
 
 
 def registry(role: Generating | None = None) -> CollectorRegistry:

@@ -19,8 +19,8 @@ from rlhf_api import control_pb2 as pb
 from rlhf_operator.certificates import new_authority
 from rlhf_workers.failures import WorkError
 from rlhf_workers.peer_server import start_server
-from rlhf_workers.weight_source import WeightSourceService
-from rlhf_workers.weights import FetchPolicy, fetch
+from rlhf_workers.weights.fetching import FetchPolicy, fetch
+from rlhf_workers.weights.source import WeightSourceService
 
 PATIENT = FetchPolicy(attempts=3, backoff_seconds=0.01, describe_seconds=60.0, idle_seconds=60.0)
 QUICK = replace(PATIENT, attempts=2, idle_seconds=2.5)

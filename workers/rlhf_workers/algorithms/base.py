@@ -18,7 +18,7 @@ from rlhf_workers.algorithms.batch_metrics import batch_metrics
 from rlhf_workers.algorithms.likelihood_objective import LikelihoodObjective
 from rlhf_workers.algorithms.objectives import Objective, PolicyLosses, PolicyObjective, TokenLosses, ValueObjective
 from rlhf_workers.losses.aggregation import token_mean_weights
-from rlhf_workers.training.training_batch import MicroBatch, TrainingBatch
+from rlhf_workers.training.batches.training_batch import MicroBatch, TrainingBatch
 
 
 @dataclass(frozen=True)

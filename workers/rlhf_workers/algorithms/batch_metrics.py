@@ -10,7 +10,7 @@ import torch
 
 from rlhf_api.algorithms import Graph
 from rlhf_workers.losses.kl import sequence_kl, token_kl
-from rlhf_workers.training.training_batch import TrainingBatch
+from rlhf_workers.training.batches.training_batch import TrainingBatch
 
 ADVANTAGES: Final = "advantages"
 """Field of a prepared batch that has statistics, where an algorithm has it."""

@@ -5,7 +5,7 @@ import torch
 from rlhf_workers.algorithms.grpo import GroupRelativePolicyOptimization
 from rlhf_workers.losses.cispo import weighted_policy_loss
 from rlhf_workers.losses.ppo import PolicyLoss
-from rlhf_workers.training.training_batch import MicroBatch
+from rlhf_workers.training.batches.training_batch import MicroBatch
 
 
 class ClippedImportanceSamplingPolicyOptimization(GroupRelativePolicyOptimization):

@@ -12,7 +12,7 @@ from rlhf_workers.losses.aggregation import constant_length_weights, sequence_me
 from rlhf_workers.losses.kl import divergence
 from rlhf_workers.losses.mismatch import correction, mismatch_metrics
 from rlhf_workers.losses.ppo import PolicyLoss, policy_loss
-from rlhf_workers.training.training_batch import OLD_FIELD, MicroBatch, TrainingBatch
+from rlhf_workers.training.batches.training_batch import OLD_FIELD, MicroBatch, TrainingBatch
 
 Fields = TypeVar("Fields", bound=PolicyGradientFields)
 

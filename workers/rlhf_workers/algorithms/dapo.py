@@ -10,7 +10,7 @@ from rlhf_api.algorithms.dapo import DAPO
 from rlhf_workers.algorithms.clipped_policy import ClippedPolicyGradient
 from rlhf_workers.losses.group_advantages import group_advantages
 from rlhf_workers.losses.overlong import overlong_penalty
-from rlhf_workers.training.training_batch import TrainingBatch
+from rlhf_workers.training.batches.training_batch import TrainingBatch
 
 
 class DynamicSamplingPolicyOptimization(ClippedPolicyGradient[DAPO]):

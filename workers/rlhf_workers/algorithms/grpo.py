@@ -3,7 +3,7 @@
 from rlhf_api.algorithms.grpo import GRPO
 from rlhf_workers.algorithms.clipped_policy import ClippedPolicyGradient
 from rlhf_workers.losses.group_advantages import group_advantages
-from rlhf_workers.training.training_batch import TrainingBatch
+from rlhf_workers.training.batches.training_batch import TrainingBatch
 
 
 class GroupRelativePolicyOptimization(ClippedPolicyGradient[GRPO]):

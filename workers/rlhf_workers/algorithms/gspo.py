@@ -11,7 +11,7 @@ from rlhf_api.algorithms.gspo import GSPO
 from rlhf_workers.algorithms.base import AlgorithmContext
 from rlhf_workers.algorithms.grpo import GroupRelativePolicyOptimization
 from rlhf_workers.losses.ppo import LOG_RATIO_LIMIT, PolicyLoss, clipped_surrogate
-from rlhf_workers.training.training_batch import MicroBatch
+from rlhf_workers.training.batches.training_batch import MicroBatch
 
 TOKEN_LOG_RATIO_LIMIT: Final = 10.0
 """Nats of the token form's ratio, beyond which it has no slope (as verl)."""

@@ -6,9 +6,9 @@ Rule: as in `objectives`; nothing is observed of who wrote the responses, as not
 import torch
 
 from rlhf_workers.algorithms.objectives import PolicyFormula, PolicyTerms, Statistics
-from rlhf_workers.training.pipeline_stage import PipelineStage
-from rlhf_workers.training.trained_tokens import token_log_probabilities
-from rlhf_workers.training.training_batch import MicroBatch
+from rlhf_workers.training.batches.training_batch import MicroBatch
+from rlhf_workers.training.stages.last_stage_outputs import token_log_probabilities
+from rlhf_workers.training.stages.pipeline_stage import PipelineStage
 
 
 class LikelihoodSums:
@@ -17,7 +17,7 @@ class LikelihoodSums:
     names = ("tokens", "loss", "entropy", "log_likelihood")
 
     @staticmethod
-    def of(log_p: torch.Tensor, entropy: torch.Tensor, loss: torch.Tensor) -> dict[str, torch.Tensor | float]:
+    def compute(log_p: torch.Tensor, entropy: torch.Tensor, loss: torch.Tensor) -> dict[str, torch.Tensor | float]:
         """Return the sums over a micro-batch of log-probabilities [n] and entropies [n], with its loss, scalar."""
         return {
             "tokens": float(log_p.numel()),
@@ -50,7 +50,7 @@ class LikelihoodObjective:
         losses = self._formula(log_p, entropy, microbatch)
         per_token = losses.loss if isinstance(losses, PolicyTerms) else losses[0]
         loss = (microbatch.weights[self._role] * per_token).sum()
-        self.statistics.add(LikelihoodSums.of(log_p, entropy, loss), {})
+        self.statistics.add(LikelihoodSums.compute(log_p, entropy, loss), {})
         return loss
 
     def metrics(self) -> dict[str, float]:

@@ -12,9 +12,9 @@ from typing import Final, Protocol
 import torch
 
 from rlhf_workers.losses.kl import measured_k3
-from rlhf_workers.training.pipeline_stage import PipelineStage
-from rlhf_workers.training.trained_tokens import token_log_probabilities, token_values
-from rlhf_workers.training.training_batch import MicroBatch
+from rlhf_workers.training.batches.training_batch import MicroBatch
+from rlhf_workers.training.stages.last_stage_outputs import token_log_probabilities, token_values
+from rlhf_workers.training.stages.pipeline_stage import PipelineStage
 
 MISMATCH_WARNING: Final = 0.02
 """Mean |difference| (nats) of generation's and training's log-probabilities above which ratios are biased visibly."""

@@ -8,7 +8,7 @@ from dataclasses import replace
 import torch
 
 from rlhf_workers.algorithms.dpo import DirectPreferenceOptimization
-from rlhf_workers.training.training_batch import TrainingBatch
+from rlhf_workers.training.batches.training_batch import TrainingBatch
 
 
 class OnlineDirectPreferenceOptimization(DirectPreferenceOptimization):

@@ -1,6 +1,6 @@
 """Objectives over pairs: of a policy whose pairs are compared by log-ratios, and of a reward model by its scores.
 
-Rule: as in `objectives`. The samples 2k and 2k + 1 of a micro-batch are a pair (`AlgorithmFields.samples_together`);
+Rule: as in `objectives`. The samples 2k and 2k + 1 of a micro-batch are a pair (`AlgorithmFields.samples_per_unit`);
 which of them is better is in the field `PREFERENCE`. A pair counts by the weights of its tokens, so the sum over
 micro-batches is the mean over the pairs of a mini-batch; one without tokens counts nothing.
 """
@@ -12,9 +12,9 @@ import torch
 
 from rlhf_workers.algorithms.likelihood_objective import LikelihoodSums
 from rlhf_workers.algorithms.objectives import Statistics
-from rlhf_workers.training.pipeline_stage import PipelineStage
-from rlhf_workers.training.trained_tokens import response_scores, token_log_probabilities
-from rlhf_workers.training.training_batch import MicroBatch, TrainingBatch
+from rlhf_workers.training.batches.training_batch import MicroBatch, TrainingBatch
+from rlhf_workers.training.stages.last_stage_outputs import response_scores, token_log_probabilities
+from rlhf_workers.training.stages.pipeline_stage import PipelineStage
 
 PREFERENCE: Final = "preference"
 """Field: 1 on the tokens of the better response of a pair, -1 on those of the worse."""
@@ -43,7 +43,7 @@ class _PairSums:
     names = ("pairs", "chosen", "rejected", "accurate")
 
     @staticmethod
-    def of(chosen: torch.Tensor, rejected: torch.Tensor, counted: torch.Tensor) -> dict[str, torch.Tensor | float]:
+    def compute(chosen: torch.Tensor, rejected: torch.Tensor, counted: torch.Tensor) -> dict[str, torch.Tensor | float]:
         return {
             "pairs": counted.sum(),
             "chosen": chosen.detach()[counted].double().sum(),
@@ -93,8 +93,8 @@ class LogRatioObjective:
         chosen, rejected = _ordered(log_ratios, microbatch)
         weights = _weights(microbatch, self._role)
         loss = (weights * self._formula(chosen, rejected)).sum()
-        sums = _PairSums.of(self._beta * chosen, self._beta * rejected, weights > 0)
-        self.statistics.add(sums | LikelihoodSums.of(log_p, entropy, loss), {})
+        sums = _PairSums.compute(self._beta * chosen, self._beta * rejected, weights > 0)
+        self.statistics.add(sums | LikelihoodSums.compute(log_p, entropy, loss), {})
         return loss
 
     def metrics(self) -> dict[str, float]:
@@ -115,7 +115,7 @@ class ScoreObjective:
         chosen, rejected = _ordered(response_scores(stage, hidden, microbatch), microbatch)
         weights = _weights(microbatch, self._role)
         loss = (weights * self._formula(chosen, rejected)).sum()
-        self.statistics.add({"loss": loss.detach(), **_PairSums.of(chosen, rejected, weights > 0)}, {})
+        self.statistics.add({"loss": loss.detach(), **_PairSums.compute(chosen, rejected, weights > 0)}, {})
         return loss
 
     def metrics(self) -> dict[str, float]:

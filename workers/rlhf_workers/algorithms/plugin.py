@@ -24,7 +24,7 @@ from rlhf_api.names import ExitCode
 from rlhf_workers.algorithms.base import Algorithm, AlgorithmContext
 from rlhf_workers.algorithms.objectives import PolicyLosses, PolicyTerms, TokenLosses
 from rlhf_workers.failures import WorkError
-from rlhf_workers.training.training_batch import MicroBatch, TrainingBatch
+from rlhf_workers.training.batches.training_batch import MicroBatch, TrainingBatch
 
 FIELD: Final = "spec.algorithm.plugin"
 MODULE_NAME: Final = "rlhf_plugin_algorithm"

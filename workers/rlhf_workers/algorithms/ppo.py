@@ -11,7 +11,7 @@ from rlhf_workers.algorithms.objectives import TokenLosses
 from rlhf_workers.losses.gae import advantages_and_returns, token_rewards, whiten
 from rlhf_workers.losses.kl import adapted_coefficient
 from rlhf_workers.losses.ppo import value_loss
-from rlhf_workers.training.training_batch import MicroBatch, TrainingBatch
+from rlhf_workers.training.batches.training_batch import MicroBatch, TrainingBatch
 
 
 class ProximalPolicyOptimization(ClippedPolicyGradient[PPO]):

@@ -8,7 +8,7 @@ from rlhf_workers.algorithms.base import AlgorithmContext
 from rlhf_workers.algorithms.clipped_policy import ClippedPolicyGradient
 from rlhf_workers.losses.gae import discounted_returns, token_rewards, whiten
 from rlhf_workers.losses.group_advantages import group_advantages
-from rlhf_workers.training.training_batch import TrainingBatch
+from rlhf_workers.training.batches.training_batch import TrainingBatch
 
 
 class ReinforceWithGlobalNormalization(ClippedPolicyGradient[ReinforcePlusPlus]):

@@ -9,7 +9,7 @@ from rlhf_workers.algorithms.base import Algorithm, mini_batch_mask
 from rlhf_workers.algorithms.objectives import Objective
 from rlhf_workers.algorithms.pair_objectives import PREFERENCE, ScoreObjective, pair_mean_weights, with_preference
 from rlhf_workers.losses.pairs import ranking_loss
-from rlhf_workers.training.training_batch import TrainingBatch
+from rlhf_workers.training.batches.training_batch import TrainingBatch
 
 
 class RewardModelTraining(Algorithm):

@@ -10,7 +10,7 @@ from rlhf_workers.algorithms.base import AlgorithmContext
 from rlhf_workers.algorithms.clipped_policy import ClippedPolicyGradient
 from rlhf_workers.losses.group_advantages import leave_one_out_advantages
 from rlhf_workers.losses.ppo import LOG_RATIO_LIMIT, PolicyLoss, clipped_surrogate
-from rlhf_workers.training.training_batch import MicroBatch, TrainingBatch
+from rlhf_workers.training.batches.training_batch import MicroBatch, TrainingBatch
 
 
 class ReinforceLeaveOneOut(ClippedPolicyGradient[RLOO]):

@@ -23,7 +23,7 @@ from rlhf_workers.algorithms.objectives import Objective, TokenLosses, ValueObje
 from rlhf_workers.losses.gae import advantages_and_returns, token_rewards, whiten
 from rlhf_workers.losses.lagrangian import combined_advantages, moved_log_multiplier
 from rlhf_workers.losses.ppo import value_loss
-from rlhf_workers.training.training_batch import MicroBatch, TrainingBatch
+from rlhf_workers.training.batches.training_batch import MicroBatch, TrainingBatch
 
 
 class SafeReinforcementLearning(ClippedPolicyGradient[SafeRLHF]):

@@ -7,7 +7,7 @@ import torch
 
 from rlhf_workers.algorithms.base import Algorithm
 from rlhf_workers.algorithms.objectives import TokenLosses
-from rlhf_workers.training.training_batch import MicroBatch, TrainingBatch
+from rlhf_workers.training.batches.training_batch import MicroBatch, TrainingBatch
 
 
 class SupervisedFineTuning(Algorithm):

@@ -17,7 +17,7 @@ from prometheus_client.registry import Collector
 from rlhf_api.algorithms import has_greedy_baseline
 from rlhf_api.job import RLHFJobSpec
 from rlhf_api.samples import ResponsePart, SampleKey, SampleRequest
-from rlhf_workers.kv_slices import KvShape, KvSlice
+from rlhf_workers.models.kv_slices import KvShape, KvSlice
 
 NO_VERSION: Final = -1
 """Of an engine whose weights are of no one version: it takes and decodes no sample."""
@@ -33,7 +33,7 @@ class EngineLimits:
     max_response_tokens: int
 
     @classmethod
-    def of(cls, spec: RLHFJobSpec) -> "EngineLimits":
+    def from_spec(cls, spec: RLHFJobSpec) -> "EngineLimits":
         """Return the sizes that a job asks for."""
         rollout = spec.rollout
         return cls(spec.generation.max_batch_size, rollout.max_prompt_tokens, rollout.max_response_tokens)
@@ -59,7 +59,7 @@ class SamplingParameters:
     """Of requests that are drawn for evaluation, above 0; 0: there are none."""
 
     @classmethod
-    def of(cls, spec: RLHFJobSpec) -> "SamplingParameters":
+    def from_spec(cls, spec: RLHFJobSpec) -> "SamplingParameters":
         """Return how a job draws tokens."""
         rollout = spec.rollout
         return cls(

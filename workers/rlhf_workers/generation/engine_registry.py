@@ -29,7 +29,7 @@ from rlhf_workers.generation.engine_choice import (
 )
 from rlhf_workers.generation.vllm_engine import environment
 from rlhf_workers.loading import uncollected
-from rlhf_workers.models import checked_folder
+from rlhf_workers.models.loading import checked_folder
 
 FIELD: Final = "spec.generation.engine"
 ACTOR_FIELD: Final = f"{GENERATE.model.manifest_path}.path"

@@ -22,9 +22,7 @@ from rlhf_api.job import RLHFJob
 from rlhf_api.names import ExitCode
 from rlhf_api.samples import ResponsePart, SampleKey
 from rlhf_api.text_tokens import response_text, text_ends
-from rlhf_workers import weights
-from rlhf_workers.adapter_weights import AdapterWeights, OpenWeights, starts_elsewhere
-from rlhf_workers.device import memory_in_use
+from rlhf_workers.devices.device import memory_in_use
 from rlhf_workers.failures import WorkError
 from rlhf_workers.generation.engine import (
     NO_VERSION,
@@ -48,9 +46,11 @@ from rlhf_workers.generation.speculation.speculation_totals import SpeculationTo
 from rlhf_workers.generation.speculation.speculator import Speculates
 from rlhf_workers.generation.step_observations import Activity
 from rlhf_workers.generation.weight_updates import WeightUpdates
-from rlhf_workers.models import generation_config, load_tokenizer, model_folder
+from rlhf_workers.models.loading import generation_config, load_tokenizer, model_folder
 from rlhf_workers.sample_codec import finished_message, key_message, key_of, progress_message, request_of
 from rlhf_workers.shared_memory.choice import borrowed_by
+from rlhf_workers.weights.adapters import AdapterWeights, WeightFetcher, starts_elsewhere
+from rlhf_workers.weights.fetching import fetch_weights
 from rlhf_workers.worker_role import Outbox
 
 log = logging.getLogger(__name__)
@@ -76,7 +76,7 @@ class GenerationRole:
         tokenizer: Any,
         certificates: Path | None = None,
         *,
-        open_weights: OpenWeights = weights.opened,
+        weight_fetcher: WeightFetcher = fetch_weights,
         clock_ns: Callable[[], int] = time.time_ns,
         choice: EngineChoice | None = None,
         in_use: Callable[[], int] = lambda: 0,
@@ -93,7 +93,7 @@ class GenerationRole:
         """See engine_totals.MeasuresEngine."""
         self._tokenizer = tokenizer
         self._ends = text_ends(tokenizer) if ends is None else ends
-        self._updates = WeightUpdates(engine, certificates, open_weights)
+        self._updates = WeightUpdates(engine, certificates, weight_fetcher)
         self._clock_ns = clock_ns
         self._activity = Activity()
         self._in_use = in_use
@@ -238,19 +238,19 @@ class GenerationRole:
         if command.model != ACTOR:
             raise WorkError("WrongModel", f"the generation role holds the actor, not {command.model!r}")
         start_ns = self._clock_ns()
-        with self._updates.opened(command) as opened:
+        with self._updates.fetched(command) as update:
             copy_ns = self._clock_ns()
             why = f"weight version {command.version} was loaded on the source"
-            size = self._updates.load(command, opened, partial(self._migrations.stop, None, why))
+            size = self._updates.load(command, update, partial(self._migrations.stop, None, why))
             end_ns = self._clock_ns()
         self._drafting.policy_changed()
         if outbox is not None:
             self._activity.flush(outbox)
             copied = f"{(end_ns - copy_ns) / 1e9:.4f}"
             outbox.span(
-                "load-weights", start_ns, end_ns, command.version, bytes=str(size), way=opened.ways, copy_seconds=copied
+                "load-weights", start_ns, end_ns, command.version, bytes=str(size), way=update.ways, copy_seconds=copied
             )
-            for way, count in opened.bytes_by_way.items():
+            for way, count in update.bytes_by_way.items():
                 outbox.moved(f"weights_{way}", count, (end_ns - start_ns) / 1e9)
         seconds, copy_seconds = (end_ns - start_ns) / 1e9, (end_ns - copy_ns) / 1e9
         return pb.LoadResult(version=command.version, bytes=size, seconds=seconds, copy_seconds=copy_seconds)
@@ -326,7 +326,7 @@ def build(job: RLHFJob, command: pb.Command, device: torch.device, certificates:
     """Loads the policy and its engine; WorkError when the folder, the engine's arguments or the sizes do not fit."""
     path = job.spec.models.actor.path
     tokenizer = load_tokenizer(path, ACTOR_FIELD)
-    open_weights = AdapterWeights(job.spec, partial(weights.opened, sharings=borrowed_by(job.spec, device)))
+    weight_fetcher = AdapterWeights(job.spec, partial(fetch_weights, sharings=borrowed_by(job.spec, device)))
     choice = chosen_engine(job.spec, device)
     log.info("the engine is %s", choice.words)
     engine = build_engine(job.spec, tokenizer, device)
@@ -335,12 +335,12 @@ def build(job: RLHFJob, command: pb.Command, device: torch.device, certificates:
     if job.spec.rollout.environment is not None:
         engine = with_environment(engine, job.spec, tokenizer, ends)
     in_use = partial(memory_in_use, device)
-    drafting = JobDrafting.of(engine, job.spec, command.become_generation.learned)
+    drafting = JobDrafting.for_engine(engine, job.spec, command.become_generation.learned)
     role = GenerationRole(
         engine,
         tokenizer,
         certificates,
-        open_weights=open_weights,
+        weight_fetcher=weight_fetcher,
         choice=choice,
         in_use=in_use,
         drafting=drafting,

@@ -11,8 +11,8 @@ from typing import Final
 
 import torch
 
-from rlhf_workers.copy_stream import CopyStream, copies_of
-from rlhf_workers.kv_slices import KvSlice
+from rlhf_workers.devices.copy_stream import CopyStream, copies_of
+from rlhf_workers.models.kv_slices import KvSlice
 
 ALIGNMENT: Final = 256
 """Bytes between which parts begin in a piece."""

@@ -16,27 +16,27 @@ from typing import Protocol, runtime_checkable
 import torch
 
 from rlhf_api import control_pb2 as pb
-from rlhf_workers.adapter_weights import OpenWeights
 from rlhf_workers.failures import WorkError
 from rlhf_workers.generation.engine import NO_VERSION, Engine
 from rlhf_workers.generation.speculation.speculator import Speculates
-from rlhf_workers.weights import OpenedWeights
+from rlhf_workers.weights.adapters import WeightFetcher
+from rlhf_workers.weights.fetching import FetchedWeights
 
 
 @runtime_checkable
 class TakesDraftWeights(Protocol):
-    """What drafts by a model: a speculator, or an engine that drafts by itself (its `own_draft_model`)."""
+    """What drafts by a model: a speculator, or an engine that drafts by itself (its `vllm_draft_model`)."""
 
     def load_weights(self, tensors: Mapping[str, torch.Tensor]) -> int: ...
 
 
 @dataclass(frozen=True)
-class Opened:
+class WeightUpdate:
     """Weights of one version that are there and not yet loaded."""
 
     version: int
-    policy: OpenedWeights
-    draft: OpenedWeights | None
+    policy: FetchedWeights
+    draft: FetchedWeights | None
     """Of the draft model, where one comes with the policy and somebody drafts by it."""
 
     @property
@@ -54,42 +54,42 @@ class Opened:
 class WeightUpdates:
     """Of one engine."""
 
-    def __init__(self, engine: Engine, certificates: Path | None, open_weights: OpenWeights) -> None:
-        self._engine, self._certificates, self._open_weights = engine, certificates, open_weights
+    def __init__(self, engine: Engine, certificates: Path | None, weight_fetcher: WeightFetcher) -> None:
+        self._engine, self._certificates, self._weight_fetcher = engine, certificates, weight_fetcher
         self.draft_versions: dict[str, int] = {}
         """Version of the draft model, by its name, once one came with the policy."""
 
     @contextmanager
-    def opened(self, command: pb.LoadWeights) -> Iterator[Opened]:
-        """Give the weights that a command names, as long as the context is open. Raises as `weights.opened`."""
+    def fetched(self, command: pb.LoadWeights) -> Iterator[WeightUpdate]:
+        """Give the weights that a command names, as long as the context is open. Raises as `fetch_weights`."""
         with ExitStack() as stack:
 
-            def of(model: str) -> OpenedWeights:
-                source = self._open_weights(model, command.version, command.sources, self._certificates)
+            def fetched(model: str) -> FetchedWeights:
+                source = self._weight_fetcher(model, command.version, command.sources, self._certificates)
                 return stack.enter_context(source)
 
-            policy = of(command.model)
-            draft = of(command.draft_model) if command.draft_model and self._drafts is not None else None
-            yield Opened(command.version, policy, draft)
+            policy = fetched(command.model)
+            draft = fetched(command.draft_model) if command.draft_model and self._drafts is not None else None
+            yield WeightUpdate(command.version, policy, draft)
 
-    def load(self, command: pb.LoadWeights, opened: Opened, before: Callable[[], None]) -> int:
+    def load(self, command: pb.LoadWeights, update: WeightUpdate, before: Callable[[], None]) -> int:
         """Replace the weights of policy and draft model; return bytes. `before` is called before the first copy.
 
         WorkError leaves the engine as it was, or without a version.
         """
         before()
-        size = self._engine.load_weights(opened.policy.tensors, opened.version)
+        size = self._engine.load_weights(update.policy.tensors, update.version)
         try:
-            if opened.draft is not None:
-                size += self._load_draft(command.draft_model, opened.draft, opened.version)
-            opened.policy.confirm()
+            if update.draft is not None:
+                size += self._load_draft(command.draft_model, update.draft, update.version)
+            update.policy.confirm()
         except WorkError:
             self._engine.version = NO_VERSION
             raise
         return size
 
-    def _load_draft(self, name: str, draft: OpenedWeights, version: int) -> int:
-        assert self._drafts is not None, "it is opened for who drafts by it"
+    def _load_draft(self, name: str, draft: FetchedWeights, version: int) -> int:
+        assert self._drafts is not None, "it is fetched for who drafts by it"
         size = self._drafts.load_weights(draft.tensors)
         draft.confirm()
         self.draft_versions[name] = version
@@ -98,7 +98,7 @@ class WeightUpdates:
     @property
     def _drafts(self) -> TakesDraftWeights | None:
         """Who drafts by weights: the engine itself, or its speculator."""
-        own = getattr(self._engine, "own_draft_model", None)
+        own = getattr(self._engine, "vllm_draft_model", None)
         speculator = self._engine.speculator if isinstance(self._engine, Speculates) else None
         takes = speculator if speculator is not None and speculator.takes_weights else None
         return own if isinstance(own, TakesDraftWeights) else takes

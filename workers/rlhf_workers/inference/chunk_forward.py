@@ -15,8 +15,8 @@ import numpy as np
 import torch
 from transformers.cache_utils import Cache
 
-from rlhf_workers.attention_masks import AttentionMasks
-from rlhf_workers.device_copies import to_device
+from rlhf_workers.devices.host_copies import to_device
+from rlhf_workers.models.attention_masks import AttentionMasks
 
 log = logging.getLogger(__name__)
 
@@ -113,7 +113,7 @@ class ChunkForward:
             self._model(
                 input_ids=ids,
                 position_ids=positions,
-                attention_mask=self._masks.of(positions, cache.length),
+                attention_mask=self._masks.for_positions(positions, cache.length),
                 past_key_values=cache,
                 use_cache=True,
             ),

@@ -16,7 +16,7 @@ import torch
 
 from rlhf_api import control_pb2 as pb
 from rlhf_api.samples import ScoringSample
-from rlhf_workers.device import device_memory, free_memory
+from rlhf_workers.devices.device import device_memory, free_memory
 from rlhf_workers.inference.model_scorer import TokenScorer, check_ids
 from rlhf_workers.inference.partial_scores import PartialScore, PartialScoreStore
 from rlhf_workers.sample_codec import tokens_of

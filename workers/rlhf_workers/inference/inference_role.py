@@ -23,7 +23,6 @@ from rlhf_api.arrays import pack
 from rlhf_api.job import RLHFJob
 from rlhf_api.names import Group
 from rlhf_api.samples import FloatArray, ScoringSample
-from rlhf_workers.adapter_weights import AdapterWeights, OpenWeights
 from rlhf_workers.failures import WorkError, failure_of
 from rlhf_workers.inference.batches import next_batch
 from rlhf_workers.inference.group_comparisons import GroupComparisons, GroupScorer
@@ -32,11 +31,12 @@ from rlhf_workers.inference.model_scorer import ModelScorer, TokenScorer, ValueS
 from rlhf_workers.inference.rewards.reward_calls import RewardCalls, RewardOutcome
 from rlhf_workers.inference.scorers import Scorer, Trunks, load_scorer
 from rlhf_workers.inference.scoring_costs import measure
-from rlhf_workers.models import replace_weights
-from rlhf_workers.offloadable_weights import OffloadableWeights
+from rlhf_workers.models.loading import replace_weights
 from rlhf_workers.sample_codec import key_message, scoring_sample_of
 from rlhf_workers.shared_memory.choice import borrowed_by
-from rlhf_workers.weights import opened
+from rlhf_workers.weights.adapters import AdapterWeights, WeightFetcher
+from rlhf_workers.weights.fetching import fetch_weights
+from rlhf_workers.weights.offload import OffloadableWeights
 from rlhf_workers.worker_role import Outbox
 
 log = logging.getLogger(__name__)
@@ -71,7 +71,7 @@ class InferenceRole:
         certificates: Path | None,
         longest: int = 0,
         device: torch.device = CPU,
-        open_weights: OpenWeights = opened,
+        weight_fetcher: WeightFetcher = fetch_weights,
     ) -> None:
         """`batch_tokens` 0 scores sample by sample (deterministic job); `longest` is the job's longest sample, in
         tokens."""
@@ -82,7 +82,7 @@ class InferenceRole:
         self._versions: dict[str, int] = {}
         self._measuring: Iterator[pb.CommandDone | None] | None = None
         self._device = device
-        self._open_weights = open_weights
+        self._weight_fetcher = weight_fetcher
         self._early: IncrementalScoring | None = None
         self._comparisons = GroupComparisons()
 
@@ -151,7 +151,7 @@ class InferenceRole:
         if weights.version == 0 == self._versions[weights.model]:
             return pb.LoadResult(version=0)
         start_ns, started = time.time_ns(), time.monotonic()
-        with self._open_weights(weights.model, weights.version, weights.sources, self._certificates) as source:
+        with self._weight_fetcher(weights.model, weights.version, weights.sources, self._certificates) as source:
             came = time.monotonic()
             size = replace_weights(held[0].model, source.tensors, what=f"{weights.model} version {weights.version}")
             source.confirm()
@@ -369,8 +369,8 @@ def build(job: RLHFJob, command: pb.Command, device: torch.device, certificates:
     batch_tokens = 0 if job.spec.deterministic else job.spec.inference.batch_tokens
     rollout = job.spec.rollout
     longest = rollout.max_prompt_tokens + rollout.max_response_tokens
-    open_weights = AdapterWeights(job.spec, partial(opened, sharings=borrowed_by(job.spec, device)))
-    role = InferenceRole(batch_tokens, certificates, longest, device, open_weights)
+    weight_fetcher = AdapterWeights(job.spec, partial(fetch_weights, sharings=borrowed_by(job.spec, device)))
+    role = InferenceRole(batch_tokens, certificates, longest, device, weight_fetcher)
     trunks: Trunks = {}
     moved: set[int] = set()
     try:

@@ -17,13 +17,13 @@ import torch
 
 from rlhf_api.job import RLHFJobSpec
 from rlhf_api.samples import FloatArray, ScoringSample
-from rlhf_workers.device_copies import to_device
+from rlhf_workers.devices.host_copies import to_device
 from rlhf_workers.failures import WorkError
 from rlhf_workers.inference.chunk_forward import ChunkForward
 from rlhf_workers.inference.partial_scores import PartialScore
 from rlhf_workers.inference.token_scores import TokenScores
 from rlhf_workers.losses.log_probabilities import selected_log_probabilities
-from rlhf_workers.models import Attention, ValueModel
+from rlhf_workers.models.loading import Attention, ValueModel
 
 PAD: Final = 16
 """Tokens; rows below a tile of 16 take other kernels, whose last bits differ."""

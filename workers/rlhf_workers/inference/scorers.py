@@ -13,13 +13,13 @@ from rlhf_api.job import RLHFJobSpec
 from rlhf_api.job.model_source import ModelSource
 from rlhf_api.names import ExitCode
 from rlhf_api.vocabularies import MISMATCH, tokenizer_problem
-from rlhf_workers import models
 from rlhf_workers.failures import WorkError
 from rlhf_workers.inference.group_comparisons import GroupScorer
 from rlhf_workers.inference.model_scorer import LogProbabilityScorer, ModelScorer, ValueScorer, scoring_attention
 from rlhf_workers.inference.rewards.registry import load_reward
 from rlhf_workers.inference.rewards.reward_calls import RewardCalls
-from rlhf_workers.precision import compute_dtype
+from rlhf_workers.models import loading as models
+from rlhf_workers.models.precision import compute_dtype
 
 Scorer: TypeAlias = ModelScorer | GroupScorer | RewardCalls
 

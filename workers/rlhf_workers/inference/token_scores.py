@@ -14,7 +14,7 @@ import torch
 
 from rlhf_api.samples import TokenArray
 from rlhf_api.score_blocks import BLOCK
-from rlhf_workers.device_copies import to_device, wait_for
+from rlhf_workers.devices.host_copies import to_device, wait_for
 from rlhf_workers.inference.chunk_forward import ChunkForward
 from rlhf_workers.inference.partial_scores import PartialScore
 

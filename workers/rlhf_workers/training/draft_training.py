@@ -15,7 +15,7 @@ checkpoint and comes to the same draft model, bit by bit.
 
 import logging
 import math
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -25,14 +25,18 @@ from rlhf_api.algorithms import graph_of
 from rlhf_api.job import RLHFJobSpec
 from rlhf_workers.algorithms.objectives import Statistics
 from rlhf_workers.losses.distillation import distillation
-from rlhf_workers.precision import casting, shared_casts
-from rlhf_workers.training.communicator import Communicator
-from rlhf_workers.training.optimizer import StageOptimizer
-from rlhf_workers.training.pipeline_stage import PipelineStage
-from rlhf_workers.training.rank_layout import RankLayout
-from rlhf_workers.training.stage_copy import StageCopy
-from rlhf_workers.training.time_marks import time_marks_of
-from rlhf_workers.training.training_batch import MicroBatch
+from rlhf_workers.models.precision import casting, shared_casts
+from rlhf_workers.training.backends.registry import SpanSink
+from rlhf_workers.training.batches.training_batch import MicroBatch
+from rlhf_workers.training.communication.communicator import Communicator
+from rlhf_workers.training.optimizers.optimizer import StageOptimizer
+from rlhf_workers.training.parallel.rank_layout import RankLayout
+from rlhf_workers.training.schedule.device_timers import timers_for
+from rlhf_workers.training.schedule.step_spans import measured
+from rlhf_workers.training.stages.pipeline_stage import PipelineStage
+from rlhf_workers.training.stages.stage_copy import StageCopy
+from rlhf_workers.training.stages.stage_work import Note
+from rlhf_workers.training.training_hooks import TrainingHook
 
 log = logging.getLogger(__name__)
 
@@ -50,7 +54,7 @@ class _Noted:
     microbatch: MicroBatch
 
 
-class DraftTraining:
+class DraftTraining(TrainingHook):
     """One rank's part. A rank without the policy's last stage holds no draft model, and only adds up the sums."""
 
     def __init__(
@@ -61,10 +65,12 @@ class DraftTraining:
         communicator: Communicator,
         device: torch.device,
         compute: torch.dtype,
+        span: SpanSink,
     ) -> None:
         """`stage`: the whole draft model, where this rank has the policy's last stage."""
         policy = graph_of(spec).policy
         last = layout.stages(policy) - 1
+        self._span = span
         self._communicator, self._holders = communicator, layout.holders(policy, last)
         self._everyone = tuple(range(layout.world))
         self._publishes = stage is not None and layout.publishes(policy, last)
@@ -81,12 +87,16 @@ class DraftTraining:
         self.steps = 0
         """Optimizer steps of the draft model so far; saved with its moments."""
         self._noted: list[_Noted] = []
-        self._marks = time_marks_of(device)
+        self._marks = timers_for(device)
         self._pending: list[Any] = []
         """Marks of the passes of a mini-batch whose step is not taken yet."""
         self._statistics = self._before = Statistics(SUMS, MAXIMA, device)
 
-    def note(self, stage: PipelineStage, hidden: torch.Tensor, microbatch: MicroBatch) -> None:
+    def policy_note(self) -> Note:
+        """See TrainingHook."""
+        return self._keep_states
+
+    def _keep_states(self, stage: PipelineStage, hidden: torch.Tensor, microbatch: MicroBatch) -> None:
         """Keep the policy's normed states [b, L, hidden] of a micro-batch, as far as tokens are trained there."""
         states = hidden.detach().flatten(0, 1).index_select(0, microbatch.positions)
         self._noted.append(_Noted(stage, states, microbatch))
@@ -101,12 +111,15 @@ class DraftTraining:
     def backward(self, tokens: int) -> None:
         """Add up the gradients of the micro-batches that were noted; `tokens`: trained ones of the mini-batch, on all
         ranks together."""
-        if self.stage is None:
-            return
+        with measured(self._span, "train/draft"):
+            if self.stage is not None:
+                self._backward(self.stage, tokens)
+
+    def _backward(self, stage: PipelineStage, tokens: int) -> None:
         self._before, self._pending = self._statistics.copy(), [self._marks.mark()]
         with shared_casts(self._device, self._compute):
             for noted in self._noted:
-                self._learn(self.stage, noted, tokens)
+                self._learn(stage, noted, tokens)
         self._noted.clear()
         self._pending.append(self._marks.mark())
 
@@ -140,18 +153,21 @@ class DraftTraining:
 
     def step(self) -> None:
         """Add up the gradients over the ranks and take an optimizer step, or skip it where they are not finite."""
-        if self.optimizer is None:
-            return
+        with measured(self._span, "train/draft-step"):
+            if self.optimizer is not None:
+                self._step(self.optimizer)
+
+    def _step(self, optimizer: StageOptimizer) -> None:
         begun = self._marks.mark()
-        self._communicator.all_reduce_sum(self.optimizer.gradients, self._holders)
-        norm = float(self.optimizer.norm_squared()) ** 0.5
+        self._communicator.all_reduce_sum(optimizer.gradients, self._holders)
+        norm = float(optimizer.norm_squared()) ** 0.5
         finite = math.isfinite(norm)
         if finite:
             limit = self._limit
-            self.optimizer.step(self._rate, 1.0 if limit is None or norm <= limit else limit / norm)
+            optimizer.step(self._rate, 1.0 if limit is None or norm <= limit else limit / norm)
             self.steps += 1
         else:
-            self.optimizer.gradients.zero_()
+            optimizer.gradients.zero_()
             self._statistics = self._before
             log.warning("the gradient of the draft model is %s: its step is skipped, the policy's is not", norm)
         times = self._marks.read([*self._pending, begun, self._marks.mark()])
@@ -161,11 +177,11 @@ class DraftTraining:
         numbers["skipped"] += not finite
         numbers["seconds"] += seconds
         numbers["longest_step"] = max(numbers["longest_step"], seconds)
-        numbers["published_bytes"] = float(self.optimizer.counted * self._compute.itemsize)
+        numbers["published_bytes"] = float(optimizer.counted * self._compute.itemsize)
         self._statistics.maxima = torch.tensor([numbers[name] for name in MAXIMA], dtype=torch.float64).to(self._device)
         self._pending = []
 
-    def metrics(self) -> dict[str, float]:
+    def metrics(self, trained: Collection[str], layout: RankLayout) -> dict[str, float]:
         """Return what the iteration's steps came to, the same on all ranks, who must all ask.
 
         `seconds` are those of the slowest rank.

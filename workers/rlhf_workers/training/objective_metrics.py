@@ -1,22 +1,21 @@
-"""The metrics of an iteration's objectives and optimizers: what was counted on every rank, over the group.
+"""The metrics of an iteration's objectives: what was counted on every rank, over the group.
 
 Rule: all ranks come here together, once an iteration, with the same objectives in the same order, and get the same
 numbers. Must never change what is trained.
 """
 
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Final
 
-import torch
-
 from rlhf_workers.algorithms.objectives import MISMATCH_WARNING, Objective
-from rlhf_workers.training.communicator import Communicator
-from rlhf_workers.training.optimizer import StageOptimizer
-from rlhf_workers.training.rank_layout import RankLayout
+from rlhf_workers.training.communication.communicator import Communicator
+from rlhf_workers.training.parallel.rank_layout import RankLayout
 
 log = logging.getLogger(__name__)
 
+Objectives = Mapping[str, Objective]
+"""Model -> objective."""
 Norms = dict[str, list[float]]
 """Model -> gradient norm of each of its steps, before clipping."""
 
@@ -25,7 +24,7 @@ LOSS_SUM: Final = "loss_sum"
 
 
 def objective_metrics(
-    objectives: Mapping[str, Objective], norms: Norms, layout: RankLayout, communicator: Communicator
+    objectives: Objectives, norms: Norms, layout: RankLayout, communicator: Communicator
 ) -> dict[str, float]:
     """Return what the models' losses counted, and their mean gradient norms."""
     metrics: dict[str, float] = {}
@@ -41,17 +40,6 @@ def objective_metrics(
             metrics[name.removesuffix("_sum")] = metrics.pop(name) / steps
         metrics[f"gradient_norm/{model}"] = sum(norms[model]) / steps
     return metrics
-
-
-def offload_metrics(
-    optimizers: Iterable[StageOptimizer | None], layout: RankLayout, communicator: Communicator, device: torch.device
-) -> dict[str, float]:
-    """Return the bytes of moments in host memory, of the rank that has most there."""
-    most = torch.tensor(
-        [float(sum(one.host_bytes for one in optimizers if one is not None))], dtype=torch.float64, device=device
-    )
-    communicator.all_reduce_max(most, tuple(range(layout.world)))
-    return {"train/host_optimizer_bytes": float(most)}
 
 
 def say_mismatch(policy: str, metrics: Mapping[str, float]) -> None:

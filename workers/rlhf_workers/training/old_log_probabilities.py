@@ -18,19 +18,19 @@ import torch
 from rlhf_api.algorithms.graph import SAMPLED_FIELD
 from rlhf_api.job import RLHFJobSpec
 from rlhf_planner.schedule.forward_only import forward_only
-from rlhf_workers.precision import shared_casts
+from rlhf_workers.models.precision import shared_casts
 from rlhf_workers.training.backends.registry import SpanSink
-from rlhf_workers.training.communicator import Communicator
-from rlhf_workers.training.context_group import context_group
-from rlhf_workers.training.executor import execute
-from rlhf_workers.training.minibatches import epoch_order, mini_batches
-from rlhf_workers.training.pipeline_stage import PipelineStage
-from rlhf_workers.training.rank_layout import RankLayout
-from rlhf_workers.training.stage_work import StageWork
-from rlhf_workers.training.time_marks import TimeMarks
-from rlhf_workers.training.token_bounds import Dealt, deal
-from rlhf_workers.training.trained_tokens import token_log_probabilities
-from rlhf_workers.training.training_batch import OLD_FIELD, MicroBatch, TrainingBatch, micro_batch
+from rlhf_workers.training.batches.minibatches import epoch_order, mini_batches
+from rlhf_workers.training.batches.token_budget import MicroBatchPlan, split_minibatch
+from rlhf_workers.training.batches.training_batch import OLD_FIELD, MicroBatch, TrainingBatch, micro_batch
+from rlhf_workers.training.communication.communicator import Communicator
+from rlhf_workers.training.parallel.context_group import context_group
+from rlhf_workers.training.parallel.rank_layout import RankLayout
+from rlhf_workers.training.schedule.device_timers import DeviceTimers
+from rlhf_workers.training.schedule.executor import execute
+from rlhf_workers.training.stages.last_stage_outputs import token_log_probabilities
+from rlhf_workers.training.stages.pipeline_stage import PipelineStage
+from rlhf_workers.training.stages.stage_work import StageWork
 
 SPAN: Final = "train/old-log-probabilities"
 """Of one mini-batch."""
@@ -47,13 +47,13 @@ class OldLogProbabilities:
         communicator: Communicator,
         device: torch.device,
         compute: torch.dtype,
-        time_marks: TimeMarks,
+        device_timers: DeviceTimers,
         span: SpanSink,
     ) -> None:
         """`policy`: role of the model that sampled; `stages`: all that this rank holds."""
         self._spec, self._policy, self._communicator, self._span = spec, policy, communicator, span
-        self._device, self._compute, self._time_marks = device, compute, time_marks
-        self._together = spec.algorithm.fields.samples_together
+        self._device, self._compute, self._device_timers = device, compute, device_timers
+        self._samples_per_unit = spec.algorithm.fields.samples_per_unit
         self._held = {stage: module for (model, stage), module in stages.items() if model == policy}
 
     def added_to(
@@ -62,18 +62,20 @@ class OldLogProbabilities:
         """Return the batch with OLD_FIELD, a mini-batch per step of the iterator. All ranks must call it together."""
         training = self._spec.training
         result = torch.zeros(batch.mask.shape)
-        order = epoch_order(self._spec.seed, iteration, 0, len(batch.prompts), self._together)
+        order = epoch_order(self._spec.seed, iteration, 0, len(batch.prompts), self._samples_per_unit)
         for number, rows in enumerate(mini_batches(order, self._spec.algorithm.fields.mini_batch_size)):
             if not batch.mask[rows].any():  # every sample abstained, so none of them is trained on
                 continue
             start = time.time_ns()
-            dealt = deal(layout, rows, batch.lengths, self._together, training.micro_batch_tokens, training.packing)
-            table = forward_only(dealt.layout.table, self._policy)
-            work, found = self._mini_batch(batch, dealt)
+            plan = split_minibatch(
+                layout, rows, batch.lengths, self._samples_per_unit, training.micro_batch_tokens, training.packing
+            )
+            table = forward_only(plan.layout.table, self._policy)
+            work, found = self._mini_batch(batch, plan)
             with shared_casts(self._device, self._compute):
-                row, marks = table.rows[layout.local], self._time_marks
+                row, marks = table.rows[layout.local], self._device_timers
                 places = {"first_rank": layout.first_rank, "apart": layout.tensor}
-                execute(row, work, self._communicator, time_marks=marks, forward_only=True, **places)
+                execute(row, work, self._communicator, device_timers=marks, forward_only=True, **places)
             for chosen, log_p in found.items() if layout.speaks(self._policy) else ():
                 part = torch.zeros(len(chosen), result.shape[1])
                 part[batch.mask[list(chosen)]] = log_p.cpu()
@@ -92,17 +94,17 @@ class OldLogProbabilities:
         return torch.where(batch.stale, batch.fields[SAMPLED_FIELD], old)
 
     def _mini_batch(
-        self, batch: TrainingBatch, dealt: Dealt
+        self, batch: TrainingBatch, plan: MicroBatchPlan
     ) -> tuple[dict[int, StageWork], dict[tuple[int, ...], torch.Tensor]]:
         """Return this rank's work by pipeline index, and where the log-probabilities [n] of each micro-batch's samples
         will be."""
         work: dict[int, StageWork] = {}
         found: dict[tuple[int, ...], torch.Tensor] = {}
-        layout = dealt.layout
+        layout = plan.layout
         for index in layout.pipelines(self._policy) if self._held else ():
-            chosen = dealt.splits[self._policy][layout.replica(index)]
+            chosen = plan.splits[self._policy][layout.replica(index)]
             group = context_group(layout, self._communicator)
-            cells = [micro_batch(batch, samples, {}, dealt.packed, group) for samples in chosen]
+            cells = [micro_batch(batch, samples, {}, plan.packed, group) for samples in chosen]
             ending = _Ending(self._spec.rollout.temperature, [tuple(samples) for samples in chosen], found)
             microbatches = [cell.to(self._device) for cell in cells]
             work[index] = StageWork(layout.stages(self._policy), self._held, microbatches, ending, self._compute)

@@ -10,88 +10,79 @@ batches.
 import logging
 import math
 import time
-from collections.abc import Collection, Generator, Iterator, Mapping
-from contextlib import contextmanager
-from typing import Any
+from collections.abc import Generator, Mapping, Sequence
 
 import torch
 
 from rlhf_api.algorithms import ModelRole
 from rlhf_api.job import RLHFJobSpec
-from rlhf_api.job.lora import Lora
 from rlhf_api.schedule import ScheduleTable
 from rlhf_workers.algorithms.objectives import Objective
 from rlhf_workers.algorithms.registry import build_algorithm
-from rlhf_workers.precision import shared_casts
+from rlhf_workers.devices.host_copies import wait_for
+from rlhf_workers.models.precision import shared_casts
 from rlhf_workers.training.backends.registry import SpanSink
-from rlhf_workers.training.communicator import Communicator
-from rlhf_workers.training.context_group import context_group
+from rlhf_workers.training.batches.minibatches import check_mini_batch, epoch_order, mini_batches
+from rlhf_workers.training.batches.token_budget import MicroBatchPlan, split_minibatch
+from rlhf_workers.training.batches.training_batch import MicroBatch, TrainingBatch, micro_batch
+from rlhf_workers.training.communication.communicator import Communicator
 from rlhf_workers.training.draft_training import DraftTraining
-from rlhf_workers.training.executor import TimedAction, execute
-from rlhf_workers.training.expert_use import ExpertUse
-from rlhf_workers.training.finished_pieces import piece_finished
-from rlhf_workers.training.gradient_sums import sum_gradients, sum_sizes
-from rlhf_workers.training.minibatches import check_mini_batch, epoch_order, mini_batches
-from rlhf_workers.training.objective_metrics import Norms, objective_metrics, offload_metrics, say_mismatch
+from rlhf_workers.training.model_order import train_policy_first
+from rlhf_workers.training.objective_metrics import Norms, Objectives, objective_metrics, say_mismatch
 from rlhf_workers.training.old_log_probabilities import OldLogProbabilities
-from rlhf_workers.training.optimizer import Horizon, learning_rate
-from rlhf_workers.training.pipeline_stage import PipelineStage
-from rlhf_workers.training.rank_layout import RankLayout
-from rlhf_workers.training.sharded_optimizer import optimizer_of
-from rlhf_workers.training.shared_moments import moment_shares
-from rlhf_workers.training.stage_copy import StageCopy
-from rlhf_workers.training.stage_work import Note, StageWork
-from rlhf_workers.training.step_spans import name_of
-from rlhf_workers.training.time_marks import time_marks_of
-from rlhf_workers.training.token_bounds import Dealt, Padding, deal
-from rlhf_workers.training.training_batch import MicroBatch, TrainingBatch, micro_batch
-from rlhf_workers.training.training_progress import TrainingProgress
+from rlhf_workers.training.optimizers.optimizer import Horizon, StageOptimizer, learning_rate
+from rlhf_workers.training.optimizers.shared_updates import broadcast_updates, gather_weights
+from rlhf_workers.training.parallel.context_group import context_group
+from rlhf_workers.training.parallel.gradient_reduction import all_reduce_norms, sum_gradients
+from rlhf_workers.training.parallel.rank_layout import RankLayout
+from rlhf_workers.training.schedule.device_timers import DeviceTimers
+from rlhf_workers.training.schedule.executor import TimedAction, execute
+from rlhf_workers.training.schedule.step_spans import give_spans, measured
+from rlhf_workers.training.stages.pipeline_stage import PipelineStage
+from rlhf_workers.training.stages.stage_work import Note, StageWork, mini_batch_work
+from rlhf_workers.training.training_hooks import TrainingHook
+from rlhf_workers.training.training_progress import TrainingProgress, steps_of
 
 log = logging.getLogger(__name__)
 
 
 class Trainer:
-    """Holds this rank's stages and optimizers."""
+    """Holds this rank's stages and optimizers. `trainer_build` makes it."""
 
     def __init__(
         self,
         spec: RLHFJobSpec,
         layout: RankLayout,
         stages: Mapping[tuple[str, int], PipelineStage],
+        optimizers: Mapping[tuple[str, int], StageOptimizer],
         communicator: Communicator,
         device: torch.device,
         compute: torch.dtype,
         span: SpanSink,
-        draft: DraftTraining | None = None,
+        *,
+        device_timers: DeviceTimers,
+        hooks: Sequence[TrainingHook],
+        draft: DraftTraining | None,
+        old_log_probabilities: OldLogProbabilities | None,
     ) -> None:
-        """`stages` are those of `layout.held`; `draft`: None trains no draft model. WorkError when the mini-batch does
-        not divide."""
-        self.draft = draft
-        self.spec, self.layout, self.stages, self.communicator = spec, layout, stages, communicator
-        self.device, self.compute, self._span = device, compute, span
+        """`draft`, which is one of `hooks`, is saved and published with the models. `old_log_probabilities` is None
+        where losses take those of the engine. WorkError when the mini-batch does not divide."""
+        self.spec, self.layout, self.stages, self.optimizers = spec, layout, stages, optimizers
+        self.communicator, self.device, self.compute, self._span = communicator, device, compute, span
+        self.device_timers, self.hooks, self.draft, self._old_logprobs = (
+            device_timers,
+            hooks,
+            draft,
+            old_log_probabilities,
+        )
         self.algorithm = build_algorithm(spec, device)
-        self._together = spec.algorithm.fields.samples_together
-        self._padding = Padding()
-        """Of the last iteration."""
-        self.progress = TrainingProgress(0, Horizon(self._steps_of(spec.iterations)))
-        fields = spec.training.optimizer
-        self.peaks = {model: fields.peak_learning_rate(ModelRole(model)) for model in layout.models}
-        shares = {key: moment_shares(layout, *key, spec.training.parallelism) for key in stages}
-        offload = spec.training.parallelism.offload_optimizer
-        self.optimizers = {key: optimizer_of(stage, fields, shares[key], offload) for key, stage in stages.items()}
-        self._copies = list(self._stage_copies())
-        self._experts = ExpertUse(stages, layout)
-        for stage in stages.values():
-            stage.recompute = spec.training.activation_checkpointing
-        self.time_marks = time_marks_of(device)
+        self._samples_per_unit = spec.algorithm.fields.samples_per_unit
+        self.progress = TrainingProgress(0, Horizon(steps_of(spec, spec.iterations)))
+        peak = spec.training.optimizer.peak_learning_rate
+        self.peaks = {model: peak(ModelRole(model)) for model in layout.models}
         self._policy = self.algorithm.context.graph.policy
         self._policy_held = False
         """Whether the present iteration trains critics alone."""
-        self._again = None
-        if spec.algorithm.fields.scores_again:
-            marks = self.time_marks
-            self._again = OldLogProbabilities(spec, self._policy, stages, communicator, device, compute, marks, span)
-        self._everyone = tuple(range(layout.world))
         self._context = context_group(layout, communicator)
         self.step_seconds: list[float] = []
         """Of every mini-batch of the last iteration: from its first action on this rank to its last."""
@@ -127,16 +118,15 @@ class Trainer:
     def _train(
         self, iteration: int, batch: TrainingBatch, iterations: int, policy_first: bool
     ) -> Generator[None, None, dict[str, float]]:
-        self.step_seconds, self.bubble_seconds, self._padding = [], 0.0, Padding()
-        self._experts.begin()
-        if self.draft is not None:
-            self.draft.begin()
-        warmup = self.spec.training.optimizer.warmup_steps
-        self.progress.look_ahead(self._steps_of(iterations or self.spec.iterations), warmup)
+        self.step_seconds, self.bubble_seconds = [], 0.0
+        for hook in self.hooks:
+            hook.begin()
+        total = steps_of(self.spec, iterations or self.spec.iterations)
+        self.progress.look_ahead(total, self.spec.training.optimizer.warmup_steps)
         self._policy_held = not self.spec.algorithm.fields.trains_policy(iteration)
-        if self._again is not None:
-            batch = yield from self._again.added_to(iteration, batch, self.layout)
-        with self._measured("train/advantages"):
+        if self._old_logprobs is not None:
+            batch = yield from self._old_logprobs.added_to(iteration, batch, self.layout)
+        with measured(self._span, "train/advantages"):
             self.algorithm.begin_iteration(iteration)
             batch = self.algorithm.prepare(batch)
             objectives = self.objectives()
@@ -147,57 +137,25 @@ class Trainer:
         norms: Norms = {model: [] for model in objectives}
         non_finite = self.progress.non_finite.total
         if policy_first and not self._policy_held and len(objectives) > 1:
-            skipped = yield from self._train_policy_first(iteration, batch, objectives, norms)
+            skipped = yield from train_policy_first(self, self._policy, iteration, batch, objectives, norms)
         else:
-            skipped = yield from self._train_models(iteration, batch, objectives, norms, set())
-            self._gather_weights(objectives)
+            skipped = yield from self.train_models(iteration, batch, objectives, norms, set())
         metrics = self.algorithm.batch_metrics(batch)
         metrics |= objective_metrics(objectives, norms, self.layout, self.communicator)
         metrics |= {f"learning_rate/{m}": self._rates[m] if norms[m] else self.rate(m) for m in objectives}
         if self.layout.rank == 0:
             say_mismatch(self._policy, metrics)
-        if self.draft is not None:
-            metrics |= self.draft.metrics()
-        if self.spec.training.parallelism.offload_optimizer:
-            taught = None if self.draft is None else self.draft.optimizer
-            held = [*self.optimizers.values(), taught]
-            metrics |= offload_metrics(held, self.layout, self.communicator, self.device)
-        metrics |= self._padding.metrics()
-        metrics |= self._experts.metrics(objectives, self.layout, self.communicator, self.device)
-        metrics["train/skipped_steps"] = float(skipped)
-        metrics["train/nonfinite_steps"] = float(self.progress.non_finite.total - non_finite)
-        metrics["train/nonfinite_steps_total"] = float(self.progress.non_finite.total)
+        for hook in self.hooks:
+            metrics |= hook.metrics(objectives, self.layout)
+        metrics |= {"train/skipped_steps": float(skipped), **self.progress.non_finite.metrics(non_finite)}
         if not self.spec.algorithm.fields.trains_policy(0):
             metrics["train/critic_only"] = float(self._policy_held)
         self.algorithm.finish_iteration(metrics)
         self.critics_behind = False
         return metrics
 
-    def _train_policy_first(
-        self, iteration: int, batch: TrainingBatch, objectives: Mapping[str, Objective], norms: Norms
-    ) -> Generator[None, None, int]:
-        """Train the policy on all mini-batches, then the other models on the same, from the same optimizer step on."""
-        start, left_out = self.progress.steps, set[int]()
-        policy: dict[str, Objective] = {self._policy: objectives[self._policy]}
-        skipped = yield from self._train_models(iteration, batch, policy, norms, left_out)
-        self._gather_weights(policy)
-        end, of_policy = self.progress.steps, self.step_seconds
-        self.progress.steps, self.step_seconds, self.critics_behind = start, [], True
-        yield
-        critics = {model: objective for model, objective in objectives.items() if model != self._policy}
-        yield from self._train_models(iteration, batch, critics, norms, left_out)
-        self._gather_weights(critics)
-        self.step_seconds = [sum(seconds) for seconds in zip(of_policy, self.step_seconds, strict=True)]
-        self.progress.steps = end
-        return skipped
-
-    def _train_models(
-        self,
-        iteration: int,
-        batch: TrainingBatch,
-        objectives: Mapping[str, Objective],
-        norms: Norms,
-        left_out: set[int],
+    def train_models(
+        self, iteration: int, batch: TrainingBatch, objectives: Objectives, norms: Norms, left_out: set[int]
     ) -> Generator[None, None, int]:
         """Train some models on every mini-batch; return how many had no sample to train on.
 
@@ -205,7 +163,7 @@ class Trainer:
         """
         skipped, steps, number = 0, self.progress.steps, -1
         for epoch in range(self.spec.algorithm.fields.epochs):
-            order = epoch_order(self.spec.seed, iteration, epoch, len(batch.prompts), self._together)
+            order = epoch_order(self.spec.seed, iteration, epoch, len(batch.prompts), self._samples_per_unit)
             for rows in mini_batches(order, self.spec.algorithm.fields.mini_batch_size):
                 number += 1
                 if not batch.mask[rows].any():  # every sample abstained: no gradient, so no step either
@@ -215,70 +173,51 @@ class Trainer:
                     self.step_seconds.append(0.0)
                     continue
                 for objective in objectives.values():
-                    objective.first_pass = self.progress.steps == steps and self._again is None
+                    objective.first_pass = self.progress.steps == steps and self._old_logprobs is None
                 taken = self._step(iteration, batch, rows, objectives)
                 if not taken:
                     left_out.add(number)
                 for model, norm in taken.items():
                     norms[model].append(norm)
                 yield
+        gather_weights(objectives, self.layout, self.optimizers, self.communicator, self._span)
         return skipped
 
     def offload(self) -> None:
-        """Move weights and moments to host memory and free the gradients, which are all zero between two trainings."""
-        for optimizer in self.optimizers.values():
-            optimizer.drop_gradients()
-        for copy in self._copies:
-            copy.offload()
-        if self.draft is not None:
-            self.draft.offload()
+        """Move everything to host memory, between two trainings."""
+        for hook in self.hooks:
+            hook.offload()
 
     def onload(self) -> None:
         """Move everything back to the device, as it was."""
-        for copy in self._copies:
-            copy.onload()
-        for optimizer in self.optimizers.values():
-            if not len(optimizer.gradients):
-                optimizer.make_gradients()
-        if self.draft is not None:
-            self.draft.onload()
-
-    def _stage_copies(self) -> Iterator[StageCopy]:
-        """A copy a stage; what several stages use moves with the first."""
-        moved: set[int] = set()
-        for key, stage in self.stages.items():
-            if self.optimizers[key].part:  # parts do not move: rules refuse ranks that share a device with others
-                continue
-            yield StageCopy(stage, self.optimizers[key], self.device, frozenset(moved))
-            moved |= {id(part) for part in stage.parameters()}
+        for hook in self.hooks:
+            hook.onload()
 
     # ------------------------------------------------------------ one mini-batch
 
-    def _step(
-        self, iteration: int, batch: TrainingBatch, rows: list[int], objectives: Mapping[str, Objective]
-    ) -> dict[str, float]:
+    def _step(self, iteration: int, batch: TrainingBatch, rows: list[int], objectives: Objectives) -> dict[str, float]:
         """Take one optimizer step by the gradients of a mini-batch; return each model's gradient norm before clipping.
 
         Return nothing, and take no step, when a loss or a gradient is not finite.
         """
-        draft = self.draft if self._policy in objectives else None
-        training = self.spec.training
-        dealt = deal(self.layout, rows, batch.lengths, self._together, training.micro_batch_tokens, training.packing)
-        if not self.critics_behind:
-            self._padding.add(dealt, batch.lengths)
-        layout = dealt.layout.of_models(objectives)
-        work = self.mini_batch(batch, dealt, objectives, None if draft is None else draft.note)
+        hooks = self.hooks if self._policy in objectives else ()
+        limits = self.spec.training.micro_batch_tokens, self.spec.training.packing
+        plan = split_minibatch(self.layout, rows, batch.lengths, self._samples_per_unit, *limits)
+        for hook in () if self.critics_behind else self.hooks:
+            hook.add_mini_batch(plan, batch.lengths)
+        layout = plan.layout.of_models(objectives)
+        work = self.mini_batch(batch, plan, objectives, [note for hook in hooks if (note := hook.policy_note())])
         before = {model: objective.statistics.copy() for model, objective in objectives.items()}
         start = time.time_ns()
         with shared_casts(self.device, self.compute):
-            measured = self.execute(layout, work)
-        self._report(measured, start, time.time_ns())
-        if draft is not None:
-            with self._measured("train/draft"):
-                draft.backward(int(batch.mask[rows].sum()))
-        with self._measured("train/gradients"):
+            timed = self.execute(layout, work)
+        self._report(timed, start, time.time_ns())
+        tokens = int(batch.mask[rows].sum())
+        for hook in hooks:
+            hook.backward(tokens)
+        with measured(self._span, "train/gradients"):
             sum_gradients(objectives, self.layout, self.stages, self.optimizers, self.communicator)
-            losses, squares = sum_sizes(objectives, before, self.layout, self.optimizers, self.communicator)
+            losses, squares = all_reduce_norms(objectives, before, self.layout, self.optimizers, self.communicator)
         allowed = self.spec.training.optimizer.max_non_finite_steps
         if problem := self.progress.non_finite.problem(losses, squares, iteration, self.progress.steps, allowed):
             if self.layout.rank == 0:
@@ -287,20 +226,19 @@ class Trainer:
                 objective.statistics = before[model]
             for optimizer in self.optimizers.values():
                 optimizer.gradients.zero_()
-            if draft is not None:
-                draft.forget()
+            for hook in hooks:
+                hook.forget()
             return {}
         norms = {model: sum(squares[key] for key in squares if key[0] == model) ** 0.5 for model in objectives}
-        with self._measured("train/optimizer"):
+        with measured(self._span, "train/optimizer"):
             limit = self.spec.training.optimizer.max_gradient_norm
             for model, stage in self.layout.held:
                 if model in objectives:
                     scale = 1.0 if limit is None or norms[model] <= limit else limit / norms[model]
                     self.optimizers[model, stage].step(self.rate(model), scale)
-        self._hand_on(objectives)
-        if draft is not None:
-            with self._measured("train/draft-step"):
-                draft.step()
+        broadcast_updates(objectives, self.layout, self.optimizers, self.communicator, self._span)
+        for hook in hooks:
+            hook.step()
         self._rates |= {model: self.rate(model) for model in objectives}
         self.progress.steps += 1
         self.progress.held_steps += self._policy_held
@@ -308,7 +246,7 @@ class Trainer:
 
     def execute(self, layout: RankLayout, work: Mapping[int, StageWork]) -> list[TimedAction]:
         """Run this rank's row of a layout's table."""
-        return execute(layout.row, work, self.communicator, layout.first_rank, self.time_marks, apart=layout.tensor)
+        return execute(layout.row, work, self.communicator, layout.first_rank, self.device_timers, apart=layout.tensor)
 
     def rate(self, model: str) -> float:
         """Return the learning rate of a model's next optimizer step."""
@@ -319,17 +257,9 @@ class Trainer:
         """Return how many of the job's optimizer steps so far a model took no part in."""
         return self.progress.held_steps if model == self._policy else 0
 
-    def _steps_of(self, iterations: int) -> int:
-        batches = self.spec.rollout.batch_size // self.spec.algorithm.fields.mini_batch_size
-        return iterations * self.spec.algorithm.fields.epochs * batches
-
     def writes(self, model: str, stage: int) -> bool:
         """Return whether this rank saves a stage, or a part of it that no other rank has."""
         return self.layout.writes(model, stage) or self.optimizers[model, stage].over_data
-
-    def adapters(self, model: str) -> Lora | None:
-        """Return the adapters by which a model is trained; None where all its weights are."""
-        return self.spec.training.adapters(ModelRole(model))
 
     def use_table(self, table: ScheduleTable) -> None:
         """Train by another table from the next mini-batch on; ValueError when it places stages on other ranks."""
@@ -337,77 +267,31 @@ class Trainer:
 
     def barrier(self) -> None:
         """Wait for all ranks of the group."""
-        self.communicator.all_reduce_sum(torch.zeros(1, device=self.device), self._everyone)
-        self.synchronize()
-
-    def synchronize(self) -> None:
-        """Wait for what the device still computes."""
-        if self.device.type == "cuda":
-            torch.cuda.current_stream(self.device).synchronize()
+        self.communicator.all_reduce_sum(torch.zeros(1, device=self.device), tuple(range(self.layout.world)))
+        wait_for(self.device)
 
     def mini_batch(
-        self, batch: TrainingBatch, dealt: Dealt, objectives: Mapping[str, Objective], note: Note | None = None
+        self, batch: TrainingBatch, plan: MicroBatchPlan, objectives: Objectives, notes: Sequence[Note] = ()
     ) -> dict[int, StageWork]:
         """Return what this rank computes for a mini-batch's samples of the models that have an objective, by pipeline
-        index. `note`: told of what the policy's last stage makes."""
-        weights = self.algorithm.token_weights(batch, dealt.samples)
-        made: dict[tuple[int, ...], MicroBatch] = {}
-        work = {}
-        for index, pipeline in enumerate(self.layout.table.pipelines):
-            held = {stage: self.stages[model, stage] for model, stage in self.stages if model == pipeline.model}
-            model = pipeline.model
-            if not held or model not in objectives:
-                continue
-            microbatches = []
-            for chosen in dealt.splits[model][self.layout.replica(index)]:
-                if tuple(chosen) not in made:
-                    made[tuple(chosen)] = micro_batch(batch, chosen, weights, dealt.packed, self._context).to(
-                        self.device
-                    )
-                microbatches.append(made[tuple(chosen)])
-            seen_by = note if model == self._policy else None
-            work[index] = StageWork(
-                len(pipeline.stage_ranks), held, microbatches, objectives[model].loss, self.compute, seen_by
-            )
-        return work
+        index. `notes` see what the policy's last stage makes."""
+        weights = self.algorithm.token_weights(batch, plan.samples)
 
-    def _hand_on(self, models: Collection[str]) -> None:
-        """Bring the copies of a stage that share its moments up to date with what each has stepped."""
-        shared = [key for key in self.layout.held if key[0] in models and self.optimizers[key].shares.part]
-        if shared:
-            with self._measured("train/hand-on"):
-                for key in shared:
-                    self.optimizers[key].hand_on(self.communicator)
+        def cell(samples: list[int]) -> MicroBatch:
+            return micro_batch(batch, samples, weights, plan.packed, self._context).to(self.device)
 
-    def _gather_weights(self, models: Collection[str]) -> None:
-        """Make whole parameters of those of some models that ranks hold in parts. Here and nowhere else: a training is
-        what all ranks do once and together, while publishing and saving may be asked of one rank, or of one again."""
-        if any(optimizer.part for optimizer in self.optimizers.values()):
-            with self._measured("train/gather"):
-                for key in self.layout.held:
-                    if key[0] in models and self.writes(*key):
-                        self.optimizers[key].gather(self.communicator)
-
-    # ------------------------------------------------------------ metrics
+        losses = {model: objective.loss for model, objective in objectives.items()}
+        return mini_batch_work(self.layout, self.stages, plan, losses, cell, self.compute, {self._policy: notes})
 
     def objectives(self) -> dict[str, Objective]:
         """Return trained role -> objective without statistics, in table order."""
         objectives = self.algorithm.objectives()
         return {model: objectives[model] for model in self.layout.models}
 
-    def _report(self, measured: list[TimedAction], start_ns: int, end_ns: int) -> None:
-        busy = sum(step.end_ns - step.start_ns for step in measured if step.action.peer is None)
+    def _report(self, timed: list[TimedAction], start_ns: int, end_ns: int) -> None:
+        busy = sum(step.end_ns - step.start_ns for step in timed if step.action.peer is None)
         self.step_seconds.append((end_ns - start_ns) / 1e9)
         self.bubble_seconds += (end_ns - start_ns - busy) / 1e9
         number = str(len(self.step_seconds) - 1)
         self._span("train/step", start_ns, end_ns, number=number, schedule=self.layout.table.method)
-        for step in measured:
-            name, of = name_of(step.action, self.layout.table), step.action
-            self._span(name, step.start_ns, step.end_ns, stage=str(of.stage), microbatch=str(of.microbatch))
-
-    @contextmanager
-    def _measured(self, name: str) -> Iterator[Any]:
-        start = time.time_ns()
-        yield
-        piece_finished()
-        self._span(name, start, time.time_ns())
+        give_spans(self._span, timed, self.layout.table)

@@ -7,8 +7,15 @@ moments, and the rise of its learning rate, begin with its own first step. Must 
 
 from dataclasses import dataclass, field
 
-from rlhf_workers.training.nonfinite import NonFiniteSteps
-from rlhf_workers.training.optimizer import Horizon
+from rlhf_api.job import RLHFJobSpec
+from rlhf_workers.training.optimizers.nonfinite import NonFiniteSteps
+from rlhf_workers.training.optimizers.optimizer import Horizon
+
+
+def steps_of(spec: RLHFJobSpec, iterations: int) -> int:
+    """Return the optimizer steps of so many iterations."""
+    fields = spec.algorithm.fields
+    return iterations * fields.epochs * (spec.rollout.batch_size // fields.mini_batch_size)
 
 
 @dataclass

@@ -28,12 +28,12 @@ from rlhf_api.schedule import ScheduleTable
 from rlhf_workers.failures import WorkError
 from rlhf_workers.settings import read_settings
 from rlhf_workers.training.backends.registry import TrainingBackend, build_backend
-from rlhf_workers.training.communicator import PeerLostError
-from rlhf_workers.training.coordinator_batches import CoordinatorBatches
-from rlhf_workers.training.greedy_baselines import without_greedy
-from rlhf_workers.training.reward_shaping import shaped
-from rlhf_workers.training.training_batch import batch_from
-from rlhf_workers.training.transport import TRANSPORTS
+from rlhf_workers.training.batches.coordinator_batches import CoordinatorBatches
+from rlhf_workers.training.batches.greedy_baselines import without_greedy
+from rlhf_workers.training.batches.reward_shaping import shaped
+from rlhf_workers.training.batches.training_batch import batch_from
+from rlhf_workers.training.communication.communicator import PeerLostError
+from rlhf_workers.training.communication.transport import TRANSPORTS
 from rlhf_workers.worker_role import Outbox
 
 log = logging.getLogger(__name__)
@@ -48,7 +48,7 @@ class KeptWeights:
     """Model -> (parameter name, tensor) of what this rank publishes."""
 
     @classmethod
-    def of(cls, backend: TrainingBackend, version: int) -> "KeptWeights":
+    def from_backend(cls, backend: TrainingBackend, version: int) -> "KeptWeights":
         """Copy what a rank publishes now, which is of `version`; of a draft model nothing where none is trained."""
         copies = {
             model: [(name, tensor.detach().to("cpu", copy=True)) for name, tensor in backend.published(model)]
@@ -190,7 +190,7 @@ class TrainingRole:
         self._wake(iteration, outbox)
         self._kept = None
         if command.train.keep:
-            self._kept = KeptWeights.of(self._backend, self._version)
+            self._kept = KeptWeights.from_backend(self._backend, self._version)
         self._spans.iteration, self._steps_before = iteration, self._backend.steps
         self._running = command, self._train(command.train, outbox)
 

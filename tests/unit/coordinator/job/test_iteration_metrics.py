@@ -11,7 +11,7 @@ from rlhf_api.algorithms import full_graph
 from rlhf_api.arrays import unpack
 from rlhf_coordinator.job.iteration_metrics import batch_metrics
 from rlhf_workers.algorithms.batch_metrics import batch_metrics as trained_metrics
-from rlhf_workers.training.training_batch import batch_from
+from rlhf_workers.training.batches.training_batch import batch_from
 
 GRAPH = full_graph("ppo")
 

@@ -15,8 +15,8 @@ from tests.support.training_ranks import CPU, gradients_of, make_batch, make_job
 from rlhf_api.algorithms.graph import SampleField
 from rlhf_workers.algorithms.pair_objectives import PREFERENCE
 from rlhf_workers.algorithms.registry import build_algorithm
-from rlhf_workers.training.minibatches import epoch_order, split
-from rlhf_workers.training.training_batch import TrainingBatch
+from rlhf_workers.training.batches.minibatches import epoch_order, split
+from rlhf_workers.training.batches.training_batch import TrainingBatch
 
 PAIRS = 4
 BETA = 0.4

@@ -13,7 +13,7 @@ from rlhf_api.names import ExitCode
 from rlhf_workers.algorithms.base import Algorithm
 from rlhf_workers.algorithms.registry import build_algorithm
 from rlhf_workers.failures import WorkError
-from rlhf_workers.training.training_batch import MicroBatch, micro_batch
+from rlhf_workers.training.batches.training_batch import MicroBatch, micro_batch
 
 CPU = torch.device("cpu")
 START = REINFORCE.read_text()

@@ -19,7 +19,7 @@ from tests.support.training_ranks import make_batch, make_job
 from rlhf_workers.algorithms.base import Algorithm
 from rlhf_workers.algorithms.objectives import PolicyTerms
 from rlhf_workers.algorithms.registry import build_algorithm
-from rlhf_workers.training.training_batch import MicroBatch, TrainingBatch, micro_batch
+from rlhf_workers.training.batches.training_batch import MicroBatch, TrainingBatch, micro_batch
 
 Numbers = npt.NDArray[np.float64]
 Formula = Callable[[Numbers, Numbers, Numbers, float], Numbers]

@@ -13,7 +13,7 @@ from tests.support.training_ranks import make_batch, make_job
 
 from rlhf_workers.algorithms.registry import build_algorithm
 from rlhf_workers.algorithms.safe_rlhf import SafeReinforcementLearning
-from rlhf_workers.training.training_batch import TrainingBatch, micro_batch
+from rlhf_workers.training.batches.training_batch import TrainingBatch, micro_batch
 
 CPU = torch.device("cpu")
 

@@ -15,7 +15,7 @@ from rlhf_workers.generation.engine import EngineLimits, SamplingParameters
 from rlhf_workers.generation.torch_engine.drafting import ProposesDrafts
 from rlhf_workers.generation.torch_engine.engine import TorchEngine
 from rlhf_workers.generation.torch_engine.forward_choice import KernelMode
-from rlhf_workers.models import Attention, load_causal_lm, load_tokenizer
+from rlhf_workers.models.loading import Attention, load_causal_lm, load_tokenizer
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -14,7 +14,7 @@ from rlhf_workers.generation.torch_engine.cpu_ops import CachedRow, CpuOps, cach
 from rlhf_workers.generation.torch_engine.decode_ops import CachePlace, DecodeOps, Rotation, TorchOps
 from rlhf_workers.generation.torch_engine.forward import CausalForward
 from rlhf_workers.generation.torch_engine.fused_forward import FAMILIES, fused_forward_for
-from rlhf_workers.models import load_causal_lm, replace_weights
+from rlhf_workers.models.loading import load_causal_lm, replace_weights
 
 HEADS, KV_HEADS, SIZE, CAPACITY, FIRST = 6, 2, 16, 4096, 2
 TOLERANCE = {torch.float32: 2e-5, torch.bfloat16: 4e-2}

@@ -17,7 +17,7 @@ from rlhf_workers.generation.torch_engine.engine import TorchEngine
 from rlhf_workers.generation.torch_engine.forward import CausalForward
 from rlhf_workers.generation.torch_engine.kv_cache import KvPool
 from rlhf_workers.generation.torch_engine.tiles import Tiles
-from rlhf_workers.models import load_causal_lm
+from rlhf_workers.models.loading import load_causal_lm
 
 
 class Neighbourly(CausalForward):

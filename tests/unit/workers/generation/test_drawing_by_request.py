@@ -16,7 +16,7 @@ from rlhf_api.samples import Drawing, SampleRequest
 from rlhf_workers.generation.engine import Engine
 from rlhf_workers.generation.engine_registry import build_engine
 from rlhf_workers.generation.vllm_engine.engine import VllmEngine
-from rlhf_workers.models import load_tokenizer
+from rlhf_workers.models.loading import load_tokenizer
 
 COUNT = 6
 

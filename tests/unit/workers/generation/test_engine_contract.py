@@ -31,7 +31,7 @@ from rlhf_workers.generation.generation_role import build
 from rlhf_workers.generation.vllm_engine import environment
 from rlhf_workers.generation.vllm_engine.engine import VllmEngine
 from rlhf_workers.generation.vllm_engine.keyed_sampler import KeyedSampler
-from rlhf_workers.models import load_tokenizer
+from rlhf_workers.models.loading import load_tokenizer
 
 OUTSIDE = "your_engine.plain_engine"
 NAMES = (*ENGINES, OUTSIDE)

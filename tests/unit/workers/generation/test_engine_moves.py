@@ -15,7 +15,7 @@ from tests.support.models import ARCHITECTURES
 from rlhf_api.samples import ResponsePart, SampleKey, SampleRequest, VersionSpan
 from rlhf_workers.generation.engine import EngineError
 from rlhf_workers.generation.torch_engine.engine import TorchEngine
-from rlhf_workers.kv_slices import KvSlice
+from rlhf_workers.models.kv_slices import KvSlice
 
 TOLERANCE = 1e-4
 """Of log-probabilities in fast mode, where the shape of a batch may change the last bits of float32."""

@@ -7,7 +7,7 @@ import pytest
 import torch
 from tests.support.engine_driving import MakeEngine, finish, requests, same_bits
 
-from rlhf_workers.experts import EXPERT_ROWS, TILED, WHOLE
+from rlhf_workers.models.experts import EXPERT_ROWS, TILED, WHOLE
 
 FAMILIES = ("mixtral", "qwen3_moe")
 HIDDEN = 32

@@ -17,7 +17,7 @@ from rlhf_workers.generation.torch_engine.decode_ops import TorchOps
 from rlhf_workers.generation.torch_engine.forward import CausalForward
 from rlhf_workers.generation.torch_engine.forward_choice import static_forward
 from rlhf_workers.generation.torch_engine.fused_forward import FusedForward, NotFusedError, fused_forward_for
-from rlhf_workers.models import load_causal_lm, replace_weights
+from rlhf_workers.models.loading import load_causal_lm, replace_weights
 
 CPU = torch.device("cpu")
 

@@ -20,7 +20,7 @@ from rlhf_api.samples import SampleKey
 from rlhf_workers.failures import WorkError
 from rlhf_workers.generation.engine import EngineError
 from rlhf_workers.generation.generation_role import GenerationRole, build
-from rlhf_workers.weights import OpenedWeights
+from rlhf_workers.weights.fetching import FetchedWeights
 
 
 @pytest.fixture
@@ -164,11 +164,11 @@ def test_weights_are_fetched_and_loaded_whole(
     @contextmanager
     def opened(
         model: str, version: int, sources: Sequence[pb.WeightLocation], certificates: Path | None
-    ) -> Iterator[OpenedWeights]:
+    ) -> Iterator[FetchedWeights]:
         asked.append((model, version, [source.address for source in sources], certificates))
-        yield OpenedWeights(state, {"stream": 7})
+        yield FetchedWeights(state, {"stream": 7})
 
-    role = GenerationRole(make_engine(), load("llama")[1], tmp_path, open_weights=opened)
+    role = GenerationRole(make_engine(), load("llama")[1], tmp_path, weight_fetcher=opened)
     outbox = RecordedOutbox()
     command = pb.LoadWeights(model="actor", version=4, sources=[pb.WeightLocation(address="10.0.0.7:7710")])
     role.handle(pb.Command(id=9, load_weights=command), outbox)

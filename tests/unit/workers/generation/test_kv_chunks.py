@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from rlhf_api import control_pb2 as pb
 from rlhf_workers.generation.migration import kv_chunks
 from rlhf_workers.generation.migration.kv_chunks import GROWTH_TOKENS, IncomingCache, KvRefusedError, chunks
-from rlhf_workers.kv_slices import KvShape, KvSlice
+from rlhf_workers.models.kv_slices import KvShape, KvSlice
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 
@@ -44,7 +44,7 @@ def cache(dtype: torch.dtype, tokens: int, seed: int = 0) -> KvSlice:
 
 
 def shapes(whole: KvSlice) -> tuple[KvShape, ...]:
-    return tuple(KvShape.of(*states) for states in whole.layers)
+    return tuple(KvShape.from_tensors(*states) for states in whole.layers)
 
 
 def part(whole: KvSlice, start: int, stop: int) -> KvSlice:

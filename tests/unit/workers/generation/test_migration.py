@@ -12,7 +12,7 @@ from rlhf_workers.generation.migration import outgoing
 from rlhf_workers.generation.migration.kv_transfer import TransferOutcome
 from rlhf_workers.generation.migration.outgoing import OutgoingMigrations
 from rlhf_workers.generation.torch_engine.engine import TorchEngine
-from rlhf_workers.kv_slices import KvSlice
+from rlhf_workers.models.kv_slices import KvSlice
 from rlhf_workers.sample_codec import key_message
 
 

@@ -12,7 +12,7 @@ from tests.support.models import write_policy, write_reward_model
 
 from rlhf_api.names import ExitCode
 from rlhf_workers.failures import WorkError
-from rlhf_workers.models import (
+from rlhf_workers.models.loading import (
     load_backbone_with_value_head,
     load_causal_lm,
     load_sequence_classifier,

@@ -16,7 +16,7 @@ from tests.support.random_drafts import RandomDrafts
 from rlhf_api.samples import Drawing, ResponsePart, SampleRequest, VersionSpan
 from rlhf_workers.generation.torch_engine.engine import TorchEngine
 from rlhf_workers.generation.torch_engine.fused_forward import FAMILIES
-from rlhf_workers.models import replace_weights
+from rlhf_workers.models.loading import replace_weights
 
 SAMPLES = 40
 RESPONSE = 36

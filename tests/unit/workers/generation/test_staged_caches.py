@@ -13,11 +13,11 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from rlhf_api import control_pb2 as pb
 from rlhf_api.samples import ResponsePart
-from rlhf_workers.copy_stream import HostCopyStream
+from rlhf_workers.devices.copy_stream import HostCopyStream
 from rlhf_workers.generation.kv_staging import KvStaging
 from rlhf_workers.generation.migration.kv_chunks import IncomingCache, chunks
 from rlhf_workers.generation.torch_engine.engine import TorchEngine
-from rlhf_workers.kv_slices import KvSlice
+from rlhf_workers.models.kv_slices import KvSlice
 
 HOST = torch.device("cpu")
 

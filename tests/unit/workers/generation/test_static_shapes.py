@@ -23,7 +23,7 @@ from rlhf_workers.generation.torch_engine.engine import TorchEngine
 from rlhf_workers.generation.torch_engine.forward_choice import KernelMode
 from rlhf_workers.generation.torch_engine.fused_forward import FAMILIES
 from rlhf_workers.generation.torch_engine.static_decoder import MAX_GRAPHS, StaticDecoder
-from rlhf_workers.models import load_causal_lm, replace_weights
+from rlhf_workers.models.loading import load_causal_lm, replace_weights
 
 LENIENT = settings(
     max_examples=4, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture], derandomize=True

@@ -11,9 +11,9 @@ from safetensors.torch import save_file
 
 from rlhf_api.job.groups import Speculation
 from rlhf_workers.failures import WorkError
-from rlhf_workers.generation.vllm_engine.draft_room import DecodingSample, draft_room, padded_widths
+from rlhf_workers.generation.vllm_engine.draft_budget import DecodingSample, draft_budget, padded_widths
 from rlhf_workers.generation.vllm_engine.drafting import judged
-from rlhf_workers.generation.vllm_engine.own_drafter import own_drafter
+from rlhf_workers.generation.vllm_engine.vllm_speculation import speculation_arguments
 
 SAMPLES = st.lists(st.tuples(st.integers(1, 200), st.integers(0, 16)), max_size=12)
 
@@ -23,7 +23,7 @@ def test_a_draft_takes_what_nobody_else_needs(
     sizes: list[tuple[int, int]], step_tokens: int, free_blocks: int, block_tokens: int
 ) -> None:
     samples = [DecodingSample(str(number), *size) for number, size in enumerate(sizes)]
-    room = draft_room(samples, step_tokens, free_blocks, block_tokens)
+    room = draft_budget(samples, step_tokens, free_blocks, block_tokens)
     assert list(room) == [sample.name for sample in samples]
     assert all(0 <= room[sample.name] <= sample.longest for sample in samples)
     assert sum(room.values()) <= max(0, step_tokens)
@@ -38,10 +38,10 @@ def test_a_draft_takes_what_nobody_else_needs(
 
 def test_a_step_is_shared_and_a_full_cache_lets_drafts_reach_the_end_of_a_block() -> None:
     samples = [DecodingSample("near its end", 30, 8), DecodingSample("far from it", 40, 8)]
-    assert draft_room(samples, 100, 10, 32) == {"near its end": 8, "far from it": 8}
-    assert draft_room(samples, 100, 0, 32) == {"near its end": 2, "far from it": 8}
-    assert draft_room(samples, 6, 10, 32) == {"near its end": 3, "far from it": 3}
-    assert draft_room([DecodingSample("takes the last block itself", 33, 40)], 100, 1, 32) == {
+    assert draft_budget(samples, 100, 10, 32) == {"near its end": 8, "far from it": 8}
+    assert draft_budget(samples, 100, 0, 32) == {"near its end": 2, "far from it": 8}
+    assert draft_budget(samples, 6, 10, 32) == {"near its end": 3, "far from it": 3}
+    assert draft_budget([DecodingSample("takes the last block itself", 33, 40)], 100, 1, 32) == {
         "takes the last block itself": 31
     }
 
@@ -63,8 +63,8 @@ def test_heads_of_the_policys_own_draft_on_a_gpu(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text('{"model_type": "llama"}')
     save_file({"fc.weight": torch.zeros(1)}, tmp_path / "model.safetensors")
     given = {"method": "eagle3", "model": str(tmp_path)}
-    assert own_drafter(given, "cuda", Speculation(max_tokens=5)) == {**given, "num_speculative_tokens": 5}
-    assert own_drafter({"method": "mtp", "num_speculative_tokens": 1}, "cuda", Speculation()) == {
+    assert speculation_arguments(given, "cuda", Speculation(max_tokens=5)) == {**given, "num_speculative_tokens": 5}
+    assert speculation_arguments({"method": "mtp", "num_speculative_tokens": 1}, "cuda", Speculation()) == {
         "method": "mtp",
         "num_speculative_tokens": 1,
     }
@@ -91,5 +91,5 @@ def test_a_drafter_of_vllm_that_cannot_be_is_refused_with_its_field(
     given: Any, device: str, mode: Any, words: str
 ) -> None:
     with pytest.raises(WorkError, match=words) as raised:
-        own_drafter(given, device, Speculation(mode=mode))
+        speculation_arguments(given, device, Speculation(mode=mode))
     assert raised.value.failure.field.startswith("spec.generation.engineArgs.speculative_config")

@@ -11,7 +11,7 @@ from rlhf_api import control_pb2 as pb
 from rlhf_workers.generation.vllm_engine.weight_pieces import Named, opened_piece, pieces
 from rlhf_workers.shared_memory.host_regions import HostSharing
 from rlhf_workers.shared_memory.regions import RegionRefusedError
-from rlhf_workers.weight_manifest import WeightManifestError
+from rlhf_workers.weights.manifest import WeightManifestError
 
 ELSEWHERE = HostSharing()
 """Maps what others lend."""

@@ -17,8 +17,8 @@ from rlhf_workers.generation.engine import NO_VERSION, Engine, EngineLimits, Sam
 from rlhf_workers.generation.generation_role import GenerationRole
 from rlhf_workers.generation.speculation.model import ModelDrafter
 from rlhf_workers.generation.speculation.speculator import Speculator
-from rlhf_workers.models import load_causal_lm
-from rlhf_workers.weights import OpenedWeights
+from rlhf_workers.models.loading import load_causal_lm
+from rlhf_workers.weights.fetching import FetchedWeights
 
 Tensors = dict[str, torch.Tensor]
 
@@ -50,12 +50,12 @@ class Source:
     @contextmanager
     def __call__(
         self, model: str, version: int, sources: Sequence[pb.WeightLocation], certificates: Path | None
-    ) -> Iterator[OpenedWeights]:
+    ) -> Iterator[FetchedWeights]:
         self.asked.append((model, version))
         if model in self.lacking:
             raise WorkError("WeightsUnavailable", f"{model} version {version}: the peer is gone", retryable=True)
         tensors = self.models[model]
-        yield OpenedWeights(tensors, {"stream": sum(tensor.nbytes for tensor in tensors.values())})
+        yield FetchedWeights(tensors, {"stream": sum(tensor.nbytes for tensor in tensors.values())})
 
 
 @pytest.fixture(scope="module")
@@ -81,7 +81,7 @@ def pair(
     speculator = Speculator([drafter], mode="Fixed", longest=4, widths=np.arange(65))
     source = Source(state_of(load("llama")[0]), state_of(drafter._model, 1.0))
     engine: Any = EngineThatDrafts(make_engine(), speculator)
-    return GenerationRole(engine, load("llama")[1], open_weights=source), drafter, source
+    return GenerationRole(engine, load("llama")[1], weight_fetcher=source), drafter, source
 
 
 def order(version: int, draft_model: str = "draft") -> pb.LoadWeights:
@@ -130,7 +130,7 @@ def test_an_engine_that_does_not_draft_by_a_model_is_given_the_policy_alone(
     make_engine: MakeEngine, load: Callable[[str], tuple[Any, Any]]
 ) -> None:
     source = Source(state_of(load("llama")[0]), {})
-    role = GenerationRole(make_engine(), load("llama")[1], open_weights=source)
+    role = GenerationRole(make_engine(), load("llama")[1], weight_fetcher=source)
     role.load(order(3), None)
     assert source.asked == [("actor", 3)]
     assert role.versions() == {"actor": 3}

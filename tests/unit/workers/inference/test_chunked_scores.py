@@ -11,10 +11,10 @@ from tests.support.models import ARCHITECTURES, VOCABULARY, write_policy
 
 from rlhf_api.samples import SampleKey, ScoringSample
 from rlhf_api.score_blocks import BLOCK, whole_blocks
-from rlhf_workers import models
 from rlhf_workers.inference.chunk_forward import ChunkForward
 from rlhf_workers.inference.model_scorer import LogProbabilityScorer, TokenScorer, ValueScorer
 from rlhf_workers.inference.partial_scores import PartialScore
+from rlhf_workers.models import loading as models
 
 CPU = torch.device("cpu")
 TOLERANCE = 1e-4

@@ -13,11 +13,11 @@ from tests.support.models import VOCABULARY, write_policy
 from rlhf_api import control_pb2 as pb
 from rlhf_api.arrays import pack
 from rlhf_api.score_blocks import BLOCK
-from rlhf_workers import models
 from rlhf_workers.inference import inference_role
 from rlhf_workers.inference.inference_role import InferenceRole
 from rlhf_workers.inference.model_scorer import LogProbabilityScorer, ValueScorer
 from rlhf_workers.inference.partial_scores import PartialScore, PartialScoreStore
+from rlhf_workers.models import loading as models
 from rlhf_workers.outbox import SessionOutbox
 
 CPU = torch.device("cpu")

@@ -17,8 +17,8 @@ from rlhf_workers.inference.group_comparisons import Comparing
 from rlhf_workers.inference.inference_role import InferenceRole
 from rlhf_workers.inference.rewards.reward_calls import RewardCalls
 from rlhf_workers.inference.rewards.reward_source import Judgment, RewardError
-from rlhf_workers.offloadable_weights import OffloadableWeights
 from rlhf_workers.outbox import SessionOutbox
+from rlhf_workers.weights.offload import OffloadableWeights
 
 
 class Lengths:

@@ -9,10 +9,10 @@ import torch
 from tests.support.models import ARCHITECTURES, VOCABULARY, write_policy, write_reward_model
 
 from rlhf_api.samples import SampleKey, ScoringSample
-from rlhf_workers import models
 from rlhf_workers.failures import WorkError
 from rlhf_workers.inference.model_scorer import LogProbabilityScorer, TokenScorer, ValueScorer
 from rlhf_workers.inference.rewards.model import RewardModelScorer
+from rlhf_workers.models import loading as models
 
 CPU = torch.device("cpu")
 TEMPERATURE = 0.7

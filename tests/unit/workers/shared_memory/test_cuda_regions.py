@@ -18,9 +18,9 @@ from rlhf_workers.shared_memory.cuda_driver import GRANULE, CudaDriver, CudaDriv
 from rlhf_workers.shared_memory.cuda_regions import CudaSharing
 from rlhf_workers.shared_memory.host_regions import HostSharing
 from rlhf_workers.shared_memory.regions import RegionRefusedError
-from rlhf_workers.weight_copies import WeightCopies
-from rlhf_workers.weight_source import WeightSourceService
-from rlhf_workers.weights import OpenedWeights, opened
+from rlhf_workers.weights.copies import WeightCopies
+from rlhf_workers.weights.fetching import FetchedWeights, fetch_weights
+from rlhf_workers.weights.source import WeightSourceService
 
 WAIT_SECONDS = 120.0
 HOST_SHARING = HostSharing()
@@ -128,7 +128,7 @@ async def serving(copies: WeightCopies, held: VersionedWeights) -> AsyncIterator
         await server.stop()
 
 
-def same(weights: OpenedWeights, version: int) -> bool:
+def same(weights: FetchedWeights, version: int) -> bool:
     wanted = weights_of(version)
     return all(torch.equal(weights.tensors[name], tensor) for name, tensor in wanted.items())
 
@@ -137,7 +137,7 @@ async def test_weights_come_through_device_memory_and_leave_none_behind(peers: G
     held = VersionedWeights(1)
 
     def read(location: pb.WeightLocation, version: int) -> None:
-        with opened("actor", version, [location], None, (peers.borrower, HOST_SHARING)) as weights:
+        with fetch_weights("actor", version, [location], None, (peers.borrower, HOST_SHARING)) as weights:
             assert weights.ways == "device_memory"
             assert same(weights, version)
             weights.confirm()
@@ -155,7 +155,7 @@ async def test_what_the_device_refuses_goes_through_host_memory(peers: GpuPeers,
         library.failing[fault] = 1
 
     def read(location: pb.WeightLocation) -> None:
-        with opened("actor", 1, [location], None, (peers.borrower, HOST_SHARING)) as weights:
+        with fetch_weights("actor", 1, [location], None, (peers.borrower, HOST_SHARING)) as weights:
             assert weights.ways == "host_memory"
             assert same(weights, 1)
 
@@ -172,7 +172,7 @@ async def test_a_lender_that_goes_while_its_device_memory_is_read_is_told_by_con
     loop = asyncio.get_running_loop()
 
     def read() -> None:
-        with opened("actor", 1, [location], None, (peers.borrower,)) as weights:
+        with fetch_weights("actor", 1, [location], None, (peers.borrower,)) as weights:
             weights.confirm()
             asyncio.run_coroutine_threadsafe(server.stop(), loop).result(WAIT_SECONDS)
             end = time.monotonic() + WAIT_SECONDS

@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from rlhf_api.job.groups import Optimizer
-from rlhf_workers.copy_stream import CopyMark, HostCopyStream
-from rlhf_workers.training.adamw import MOMENTS, UNIT, AdamW, DeviceAdamW, HostAdamW
+from rlhf_workers.devices.copy_stream import CopyMark, HostCopyStream
+from rlhf_workers.training.optimizers.adamw import MOMENTS, UNIT, AdamW, DeviceAdamW, HostAdamW
 
 FIELDS = Optimizer(weight_decay=0.1)
 SHAPES: dict[str, tuple[int, ...]] = {

@@ -29,8 +29,8 @@ from rlhf_api.job import RLHFJob
 from rlhf_api.names import ADAPTER_CONFIG, ADAPTER_WEIGHTS
 from rlhf_coordinator.storage import checkpoint as checkpoint_folders
 from rlhf_workers.failures import WorkError
-from rlhf_workers.training import adapters
 from rlhf_workers.training.backends.torch_backend import TorchBackend
+from rlhf_workers.training.stages import adapters
 from rlhf_workers.training.trainer import Trainer
 
 FAMILIES = ("llama", "qwen2", "gemma2")

@@ -19,7 +19,7 @@ from rlhf_api.samples import NOT_SAMPLED
 from rlhf_workers.algorithms.registry import build_algorithm
 from rlhf_workers.failures import WorkError
 from rlhf_workers.losses.gae import advantages_and_returns, token_rewards
-from rlhf_workers.training.training_batch import TrainingBatch, batch_from, micro_batch
+from rlhf_workers.training.batches.training_batch import TrainingBatch, batch_from, micro_batch
 
 CPU = torch.device("cpu")
 GENERATING = [name for name in ALGORITHMS if full_graph(name).tasks_of(Group.GENERATION)]

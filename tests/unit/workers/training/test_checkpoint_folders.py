@@ -15,9 +15,9 @@ from tests.support.training_ranks import Alone, assert_bitwise, exhaust, make_ba
 from rlhf_api import control_pb2 as pb
 from rlhf_api.job import RLHFJob
 from rlhf_coordinator.storage import checkpoint as checkpoints
-from rlhf_workers.models import load_backbone_with_value_head
-from rlhf_workers.training import checkpoint
-from rlhf_workers.training.source_files import read_source_files, write_source_files
+from rlhf_workers.models.loading import load_backbone_with_value_head
+from rlhf_workers.training.checkpoints import checkpoint
+from rlhf_workers.training.checkpoints.source_files import read_source_files, write_source_files
 from rlhf_workers.training.trainer import Trainer
 
 TYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}

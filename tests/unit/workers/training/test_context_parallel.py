@@ -40,9 +40,9 @@ from rlhf_api.job import RLHFJob
 from rlhf_api.schedule import Pipeline
 from rlhf_planner.schedule.methods import opposite
 from rlhf_planner.schedule.serial import serial_table
-from rlhf_workers.training.context_group import ContextCut, ContextGroup, padded
-from rlhf_workers.training.rank_layout import RankLayout
-from rlhf_workers.training.step_timing import measure, slowest_seconds
+from rlhf_workers.training.parallel.context_group import ContextCut, ContextGroup, padded
+from rlhf_workers.training.parallel.rank_layout import RankLayout
+from rlhf_workers.training.schedule.step_timing import measure, slowest_seconds
 from rlhf_workers.training.trainer import Trainer
 
 TOLERANCE = 1e-5
@@ -225,7 +225,7 @@ def test_every_position_is_one_rank_s_and_all_ranks_have_as_many_keys_to_attend_
     groups = [ContextGroup(rank, tuple(range(context)), Alone()) for rank in range(context)]
     widths = [padded(length, groups[0].chunks) for length in lengths]
     assert all(0 <= width - length < groups[0].chunks for width, length in zip(widths, lengths, strict=True))
-    cuts = [ContextCut.of(group, widths) for group in groups]
+    cuts = [ContextCut.for_lengths(group, widths) for group in groups]
     assert sorted(torch.cat([cut.columns for cut in cuts]).tolist()) == list(range(sum(widths)))
     assert len({sum(chunk.length * (2 * chunk.start + chunk.length) for chunk in cut.own_chunks) for cut in cuts}) == 1
     row = torch.arange(sum(widths))
@@ -245,4 +245,4 @@ def test_every_position_is_one_rank_s_and_all_ranks_have_as_many_keys_to_attend_
 
 def test_a_sample_that_is_no_multiple_of_the_chunks_is_refused_in_words() -> None:
     with pytest.raises(ValueError, match="a sample of 6 positions is not cut into 4 equal chunks"):
-        ContextCut.of(ContextGroup(0, (0, 1), Alone()), [8, 6])
+        ContextCut.for_lengths(ContextGroup(0, (0, 1), Alone()), [8, 6])

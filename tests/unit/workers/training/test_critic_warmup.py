@@ -21,8 +21,8 @@ from tests.support.training_ranks import (
 
 from rlhf_api.job import RLHFJob
 from rlhf_api.job.groups import Optimizer
-from rlhf_workers.training import checkpoint
-from rlhf_workers.training.optimizer import Horizon, learning_rate
+from rlhf_workers.training.checkpoints import checkpoint
+from rlhf_workers.training.optimizers.optimizer import Horizon, learning_rate
 from rlhf_workers.training.trainer import Trainer
 
 PPO = {"miniBatchSize": 4, "epochs": 2, "klTarget": 2.0, "klHorizon": 50}

@@ -27,8 +27,8 @@ from tests.support.training_ranks import (
 
 from rlhf_api.job import RLHFJob
 from rlhf_workers.failures import WorkError
-from rlhf_workers.training.draft_files import draft_problem
-from rlhf_workers.training.model_stages import ModelStage
+from rlhf_workers.training.checkpoints.draft_files import draft_problem
+from rlhf_workers.training.stages.model_stages import ModelStage
 from rlhf_workers.training.trainer import Trainer
 
 TIMES = ("draft/seconds", "draft/step_seconds_max")

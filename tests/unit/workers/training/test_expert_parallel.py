@@ -29,10 +29,10 @@ from rlhf_api.job import RLHFJob
 from rlhf_api.schedule import Pipeline
 from rlhf_planner.schedule.methods import opposite
 from rlhf_planner.schedule.serial import serial_table
-from rlhf_workers.experts import FAMILIES
 from rlhf_workers.failures import WorkError
+from rlhf_workers.models.experts import FAMILIES
 from rlhf_workers.training.backends.torch_backend import TorchBackend
-from rlhf_workers.training.step_timing import measure
+from rlhf_workers.training.schedule.step_timing import measure
 from rlhf_workers.training.trainer import Trainer
 
 BACKENDS = ("torch", "megatron")

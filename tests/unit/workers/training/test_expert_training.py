@@ -29,10 +29,10 @@ from tests.support.training_ranks import (
 from rlhf_api.job import RLHFJob
 from rlhf_coordinator.model_sizes import read_size
 from rlhf_planner.schedule.methods import opposite
-from rlhf_workers.experts import FAMILIES
 from rlhf_workers.failures import WorkError
-from rlhf_workers.training import checkpoint
-from rlhf_workers.training.expert_files import NAMES
+from rlhf_workers.models.experts import FAMILIES
+from rlhf_workers.training.checkpoints import checkpoint
+from rlhf_workers.weights.expert_files import NAMES
 
 TOLERANCE = 1e-5
 

@@ -26,8 +26,8 @@ from rlhf_api.job import RLHFJob
 from rlhf_planner.schedule.methods import FUSED, FUSED_SPLIT
 from rlhf_planner.schedule.serial import serial_table
 from rlhf_workers.failures import WorkError
-from rlhf_workers.training.executor import execute
-from rlhf_workers.training.step_timing import NoCommunicator, made_up_work, stage_row
+from rlhf_workers.training.schedule.executor import execute
+from rlhf_workers.training.schedule.step_timing import NoCommunicator, made_up_work, stage_row
 
 
 @pytest.fixture(scope="module")

@@ -15,8 +15,8 @@ from tests.support.training_ranks import make_batch, make_job
 
 from rlhf_workers.algorithms.base import Algorithm
 from rlhf_workers.algorithms.registry import build_algorithm
-from rlhf_workers.training.greedy_baselines import without_greedy
-from rlhf_workers.training.training_batch import TrainingBatch
+from rlhf_workers.training.batches.greedy_baselines import without_greedy
+from rlhf_workers.training.batches.training_batch import TrainingBatch
 
 CPU = torch.device("cpu")
 Numbers = npt.NDArray[np.float64]

@@ -23,7 +23,7 @@ from rlhf_coordinator.failures import JobError
 from rlhf_coordinator.model_sizes import read_sizes
 from rlhf_coordinator.storage import checkpoint
 from rlhf_workers.training.backends.torch_backend import TorchBackend, build_trainer
-from rlhf_workers.training.source_files import read_source_files
+from rlhf_workers.training.checkpoints.source_files import read_source_files
 from rlhf_workers.training.training_role import SpanBuffer, TrainingRole
 
 HUB_ID = "team/tiny-policy"

@@ -29,8 +29,8 @@ from rlhf_api.job import RLHFJob
 from rlhf_workers.failures import WorkError
 from rlhf_workers.training.backends.torch_backend import TorchBackend
 from rlhf_workers.training.megatron.megatron_stage import build_megatron_stage
-from rlhf_workers.training.model_stages import read_config
-from rlhf_workers.training.tensor_file import model_tensors
+from rlhf_workers.training.stages.model_stages import read_config
+from rlhf_workers.weights.tensor_file import model_tensors
 
 TOLERANCE = 1e-5
 """Of the largest number of a tensor: float32 sums in another order."""

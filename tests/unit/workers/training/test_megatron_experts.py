@@ -35,10 +35,10 @@ from rlhf_planner.schedule.methods import opposite
 from rlhf_workers.failures import WorkError
 from rlhf_workers.training.backends.torch_backend import TorchBackend
 from rlhf_workers.training.megatron.megatron_stage import TENSOR_FIELD, build_megatron_stage
-from rlhf_workers.training.model_stages import read_config
-from rlhf_workers.training.tensor_file import model_tensors
-from rlhf_workers.training.tensor_group import TensorGroup
+from rlhf_workers.training.parallel.tensor_group import TensorGroup
+from rlhf_workers.training.stages.model_stages import read_config
 from rlhf_workers.training.trainer import Trainer
+from rlhf_workers.weights.tensor_file import model_tensors
 
 TOLERANCE = 1e-5
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {

@@ -23,10 +23,10 @@ from tests.support.training_ranks import (
 )
 
 from rlhf_workers.failures import WorkError
-from rlhf_workers.training import checkpoint
-from rlhf_workers.training.minibatches import epoch_order
+from rlhf_workers.training.batches.minibatches import epoch_order
+from rlhf_workers.training.batches.training_batch import TrainingBatch
+from rlhf_workers.training.checkpoints import checkpoint
 from rlhf_workers.training.trainer import Trainer
-from rlhf_workers.training.training_batch import TrainingBatch
 
 
 def poisoned(batch: TrainingBatch, *rows: int) -> TrainingBatch:

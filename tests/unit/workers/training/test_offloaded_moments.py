@@ -28,7 +28,7 @@ from tests.support.training_ranks import (
 from tests.support.training_roles import finish, role_of, train, trainer_in
 
 from rlhf_api.job import RLHFJob
-from rlhf_workers.training import adamw
+from rlhf_workers.training.optimizers import adamw
 from rlhf_workers.training.trainer import Trainer
 
 LAYOUTS = [

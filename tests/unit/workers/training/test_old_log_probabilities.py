@@ -40,8 +40,8 @@ from rlhf_workers.algorithms.objectives import PolicyTerms
 from rlhf_workers.algorithms.registry import build_algorithm
 from rlhf_workers.generation.torch_engine.build import build_engine
 from rlhf_workers.losses import mismatch
-from rlhf_workers.models import load_tokenizer
-from rlhf_workers.training.training_batch import OLD_FIELD, STALE_FIELD, TrainingBatch, batch_from, micro_batch
+from rlhf_workers.models.loading import load_tokenizer
+from rlhf_workers.training.batches.training_batch import OLD_FIELD, STALE_FIELD, TrainingBatch, batch_from, micro_batch
 
 TEMPERATURE = 0.8
 
@@ -72,8 +72,8 @@ def computed(job: RLHFJob, table: ScheduleTable, world: int, batch: TrainingBatc
     def work(rank: int, peers: ThreadCommunicator) -> torch.Tensor:
         trainer = trainer_of(job, table, rank, world, peers)
         before = {name: value.clone() for name, value in weights_of([trainer]).items()}
-        assert trainer._again is not None
-        result: torch.Tensor = exhaust(trainer._again.added_to(3, batch, trainer.layout)).fields[OLD_FIELD]
+        assert trainer._old_logprobs is not None
+        result: torch.Tensor = exhaust(trainer._old_logprobs.added_to(3, batch, trainer.layout)).fields[OLD_FIELD]
         assert all(torch.equal(value, before[name]) for name, value in weights_of([trainer]).items())
         assert not any(bool(optimizer.gradients.any()) for optimizer in trainer.optimizers.values())
         return result
@@ -115,7 +115,7 @@ def test_training_computes_the_same_bits_again_and_is_the_engine_s_where_that_sa
     job = make_job(folder, folder, algorithm={"ppo": {"miniBatchSize": 8, "epochs": 2}})
     trainer = trainer_of(again(job), serial(job, 1, 1), 0, 1, Alone())
     batch = make_batch()
-    old = exhaust(trainer._again.added_to(0, batch, trainer.layout)).fields[OLD_FIELD]  # type: ignore[union-attr]
+    old = exhaust(trainer._old_logprobs.added_to(0, batch, trainer.layout)).fields[OLD_FIELD]  # type: ignore[union-attr]
     agreed = batch.with_fields(log_probabilities=old)
     metrics = exhaust(trainer.train(0, agreed))
     assert (metrics["actor/mismatch"], metrics["actor/mismatch_max"], metrics["actor/mismatch_kl"]) == (0, 0, 0)
@@ -263,7 +263,7 @@ def test_what_earlier_weights_drew_is_no_mismatch_of_the_engine(folder: Path) ->
     job = make_job(folder, folder)
     batch = make_batch()
     trainer = trainer_of(again(job), serial(job, 1, 1), 0, 1, Alone())
-    own = exhaust(trainer._again.added_to(0, batch, trainer.layout)).fields[OLD_FIELD]  # type: ignore[union-attr]
+    own = exhaust(trainer._old_logprobs.added_to(0, batch, trainer.layout)).fields[OLD_FIELD]  # type: ignore[union-attr]
     stale = torch.zeros(batch.mask.shape)
     stale[:, 0] = 1
     drawn = torch.where(stale > 0, own - 1.0, own)

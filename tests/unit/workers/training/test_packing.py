@@ -30,8 +30,8 @@ from tests.support.training_ranks import (
 
 from rlhf_api.job import RLHFJob
 from rlhf_planner.schedule.methods import opposite
-from rlhf_workers.training.packed_batches import packed_split
-from rlhf_workers.training.training_batch import OLD_FIELD, micro_batch
+from rlhf_workers.training.batches.packed_batches import packed_split
+from rlhf_workers.training.batches.training_batch import OLD_FIELD, micro_batch
 
 FAMILIES = ("llama", "qwen2", "qwen3", "mistral", "gemma2", "mixtral", "qwen3_moe")
 TOLERANCE = 1e-5
@@ -154,8 +154,8 @@ def test_the_first_pass_is_packed_as_well(folders: dict[str, Path]) -> None:
         fields = {"ppo": {"miniBatchSize": 8, "oldLogProbabilities": "Trainer"}}
         job = packed(folders["gemma2"], {"packing": packing}, algorithm=fields)
         trainer = trainer_of(job, serial(job, 1, 1), 0, 1, Alone())
-        assert trainer._again is not None
-        found[packing] = exhaust(trainer._again.added_to(0, batch, trainer.layout)).fields[OLD_FIELD]
+        assert trainer._old_logprobs is not None
+        found[packing] = exhaust(trainer._old_logprobs.added_to(0, batch, trainer.layout)).fields[OLD_FIELD]
     assert torch.allclose(found[True], found[False], rtol=1e-5, atol=1e-6)
     assert found[True].any()
 

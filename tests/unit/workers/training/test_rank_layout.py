@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from rlhf_api.schedule import Pipeline, ScheduleTable
 from rlhf_planner.schedule.serial import serial_table
-from rlhf_workers.training.rank_layout import RankLayout
+from rlhf_workers.training.parallel.rank_layout import RankLayout
 
 
 @st.composite

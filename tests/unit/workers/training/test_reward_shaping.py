@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from rlhf_api.algorithms.combination import Combination, Combine
 from rlhf_api.job.reward_shaping import RewardShaping
-from rlhf_workers.training.reward_shaping import normalized_sum, shaped
-from rlhf_workers.training.training_batch import TrainingBatch, micro_batch
+from rlhf_workers.training.batches.reward_shaping import normalized_sum, shaped
+from rlhf_workers.training.batches.training_batch import TrainingBatch, micro_batch
 
 LONGEST = 8
 LENGTHS = (2, 5, 8, 8)

@@ -8,9 +8,9 @@ from tests.support.training_ranks import make_job, serial
 
 from rlhf_workers.failures import WorkError
 from rlhf_workers.training.backends.torch_backend import require_shards
-from rlhf_workers.training.rank_layout import RankLayout
-from rlhf_workers.training.sharded_stage import Part
-from rlhf_workers.training.transport import GroupTransport
+from rlhf_workers.training.communication.transport import GroupTransport
+from rlhf_workers.training.parallel.rank_layout import RankLayout
+from rlhf_workers.training.parallel.sharded_stage import Part
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,7 @@ from tests.support.training_ranks import (
 
 from rlhf_api.job import RLHFJob
 from rlhf_workers.failures import WorkError
-from rlhf_workers.training.shared_moments import MomentShares
+from rlhf_workers.training.optimizers.shared_moments import MomentShares
 from rlhf_workers.training.trainer import Trainer
 
 LAYOUTS = [("torch", 1, 1, 2), ("torch", 1, 2, 2), ("torch", 1, 1, 4), ("megatron", 2, 1, 2), ("megatron", 2, 2, 2)]

@@ -35,11 +35,11 @@ from tests.support.training_ranks import (
 from rlhf_api import control_pb2 as pb
 from rlhf_api.job import RLHFJob
 from rlhf_workers.failures import WorkError
-from rlhf_workers.training import checkpoint
 from rlhf_workers.training.backends.torch_backend import TorchBackend
-from rlhf_workers.training.communicator import PeerLostError
-from rlhf_workers.training.step_timing import measure
-from rlhf_workers.training.tensor_parts import ENDINGS
+from rlhf_workers.training.checkpoints import checkpoint
+from rlhf_workers.training.communication.communicator import PeerLostError
+from rlhf_workers.training.parallel.tensor_parts import ENDINGS
+from rlhf_workers.training.schedule.step_timing import measure
 from rlhf_workers.training.trainer import Trainer
 
 TOLERANCE = 1e-5

@@ -31,7 +31,7 @@ from rlhf_api import control_pb2 as pb
 from rlhf_api.job import RLHFJob
 from rlhf_workers.failures import WorkError
 from rlhf_workers.training.backends.torch_backend import TorchBackend
-from rlhf_workers.training.step_timing import measure
+from rlhf_workers.training.schedule.step_timing import measure
 from rlhf_workers.training.trainer import Trainer
 
 TOLERANCE = 1e-5

@@ -13,11 +13,11 @@ from rlhf_api.job.groups import Optimizer
 from rlhf_api.schedule import Pipeline
 from rlhf_planner.schedule.serial import serial_table
 from rlhf_workers.failures import WorkError
-from rlhf_workers.training.minibatches import epoch_order, mini_batches, split
-from rlhf_workers.training.optimizer import Horizon, learning_rate
-from rlhf_workers.training.pipeline_stage import stage_layers
-from rlhf_workers.training.rank_layout import RankLayout
-from rlhf_workers.training.training_batch import STALE_FIELD, batch_from, micro_batch
+from rlhf_workers.training.batches.minibatches import epoch_order, mini_batches, split
+from rlhf_workers.training.batches.training_batch import STALE_FIELD, batch_from, micro_batch
+from rlhf_workers.training.optimizers.optimizer import Horizon, learning_rate
+from rlhf_workers.training.parallel.rank_layout import RankLayout
+from rlhf_workers.training.stages.pipeline_stage import stage_layers
 
 
 @given(st.integers(1, 4), st.integers(1, 5), st.integers(1, 4), st.integers(0, 2**32))

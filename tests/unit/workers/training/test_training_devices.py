@@ -13,10 +13,11 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from rlhf_api import control_pb2 as pb
 from rlhf_workers.training.backends.torch_backend import build_trainer
-from rlhf_workers.training.stage_work import StageWork
-from rlhf_workers.training.step_timing import measure
-from rlhf_workers.training.token_bounds import deal
+from rlhf_workers.training.batches.token_budget import split_minibatch
+from rlhf_workers.training.schedule.step_timing import measure
+from rlhf_workers.training.stages.stage_work import StageWork
 from rlhf_workers.training.trainer import Trainer
+from rlhf_workers.training.trainer_build import new_trainer
 
 FAMILIES = ("llama", "qwen3", "gemma2")
 GPU = torch.device("cuda:0")
@@ -123,7 +124,7 @@ def test_a_rank_that_has_some_positions_mixes_no_devices_and_reads_as_often(
         return torch.ones(queries, keys, dtype=torch.bool, device=PRETENDED).tril(keys - queries)[None, None]
 
     # PyTorch cannot make its own, which has no numbers, while operations are watched.
-    monkeypatch.setattr("rlhf_workers.training.context_attention.causal_lower_right", written_out)
+    monkeypatch.setattr("rlhf_workers.training.parallel.context_attention.causal_lower_right", written_out)
     training = {"parallelism": {"context": 2}, "packing": packing}
     with CudaRules() as rules:
         trainer = trainer_on(PRETENDED, folders[family], algorithm, deterministic, 2, **training)
@@ -165,12 +166,12 @@ def test_forward_losses_and_optimizer_run_on_fake_gpus_in_either_precision(
     """What `meta` cannot show: branches for CUDA, and its autocast. PyTorch's engine wants a GPU for the backward."""
     real = trainer_on(CPU, folders[family], deterministic=False, precision=precision)
     batch = real.algorithm.prepare(make_batch())
-    dealt = deal(real.layout, list(range(8)), batch.lengths, together=1, most_tokens=None)
-    works = real.mini_batch(batch, dealt, real.objectives())
+    plan = split_minibatch(real.layout, list(range(8)), batch.lengths, together=1, most_tokens=None)
+    works = real.mini_batch(batch, plan, real.objectives())
     with FakeTensorMode(allow_non_fake_inputs=True):
         for stage in real.stages.values():
             move(stage, GPU)
-        trainer = Trainer(
+        trainer = new_trainer(
             real.spec, real.layout, real.stages, real.communicator, GPU, real.compute, lambda *_, **__: None
         )
         objectives = trainer.objectives()

@@ -16,7 +16,7 @@ from rlhf_api import channels, control_pb2_grpc
 from rlhf_api import control_pb2 as pb
 from rlhf_operator.certificates import new_authority
 from rlhf_workers.failures import WorkError
-from rlhf_workers.training.coordinator_batches import CoordinatorBatches
+from rlhf_workers.training.batches.coordinator_batches import CoordinatorBatches
 
 
 class FailingCoordinator(PartialCoordinator):

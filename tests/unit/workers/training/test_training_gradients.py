@@ -16,8 +16,8 @@ from tests.support.gradient_comparison import assert_same_gradients, plain_gradi
 from tests.support.training_ranks import gradients_of, interleave, make_batch, make_job, serial, split_backward
 
 from rlhf_api.schedule import Pipeline
-from rlhf_workers.training.rank_layout import RankLayout
-from rlhf_workers.training.token_bounds import deal
+from rlhf_workers.training.batches.token_budget import split_minibatch
+from rlhf_workers.training.parallel.rank_layout import RankLayout
 
 FAMILIES = ("llama", "qwen2", "qwen3", "mistral", "gemma2", "mixtral", "qwen3_moe")
 
@@ -63,8 +63,10 @@ def test_micro_batches_of_bounded_tokens_give_the_gradients_of_those_of_equal_sa
     job = make_job(folders["llama"], critic, algorithm={algorithm: fields}, training=bound)
     for pipeline, data in ((1, 1), (2, 1), (1, 2), (2, 2)):
         table = serial(job, pipeline, data, roles)
-        dealt = deal(RankLayout(table, 0, pipeline * data), list(range(8)), batch.lengths, 1, max(batch.lengths))
-        assert len(dealt.splits["actor"][0]) > table.pipelines[0].microbatches
+        plan = split_minibatch(
+            RankLayout(table, 0, pipeline * data), list(range(8)), batch.lengths, 1, max(batch.lengths)
+        )
+        assert len(plan.splits["actor"][0]) > table.pipelines[0].microbatches
         assert_same_gradients(gradients_of(job, table, pipeline * data, batch), equal, 2e-6)
 
 

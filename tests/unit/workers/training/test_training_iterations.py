@@ -36,9 +36,10 @@ from rlhf_planner.schedule.serial import one_f_one_b
 from rlhf_workers.failures import WorkError
 from rlhf_workers.inference.scorers import load_scorer
 from rlhf_workers.losses.group_advantages import group_advantages
-from rlhf_workers.training import checkpoint, tensor_file
+from rlhf_workers.training.batches.training_batch import batch_from
+from rlhf_workers.training.checkpoints import checkpoint
 from rlhf_workers.training.trainer import Trainer
-from rlhf_workers.training.training_batch import batch_from
+from rlhf_workers.weights import tensor_file
 
 
 def test_two_runs_are_bitwise_equal_and_learn_something(folder: Path) -> None:

@@ -12,7 +12,7 @@ from tests.support.training_ranks import CPU, Alone, make_job, serial
 from rlhf_api import control_pb2 as pb
 from rlhf_planner.transformer_shape import shape_of
 from rlhf_workers.training.backends.torch_backend import build_trainer
-from rlhf_workers.training.step_timing import activation_bytes, made_up_work
+from rlhf_workers.training.schedule.step_timing import activation_bytes, made_up_work
 from rlhf_workers.training.trainer import Trainer
 
 PROMPT, RESPONSE, SAMPLES = 24, 40, 2

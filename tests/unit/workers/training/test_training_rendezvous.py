@@ -11,7 +11,7 @@ from rlhf_api import control_pb2 as pb
 from rlhf_workers import peer_server
 from rlhf_workers.failures import WorkError
 from rlhf_workers.settings import join_address
-from rlhf_workers.training.rendezvous import join_group, leave_group
+from rlhf_workers.training.communication.rendezvous import join_group, leave_group
 
 
 def join(rank: int, address: str) -> None:

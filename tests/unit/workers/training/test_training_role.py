@@ -8,14 +8,14 @@ import transformers
 from tests.support import models
 from tests.support.outbox import RecordedOutbox
 from tests.support.training_ranks import ThreadCommunicator, make_samples, on_ranks
-from tests.support.training_roles import finish, role_of, train, trainer_in
+from tests.support.training_roles import finish, role_of, stage_copies, train, trainer_in
 
 from rlhf_api import control_pb2 as pb
 from rlhf_workers.failures import WorkError
-from rlhf_workers.training.communicator import PeerLostError
-from rlhf_workers.training.finished_pieces import finished_pieces
-from rlhf_workers.training.model_stages import read_config
-from rlhf_workers.training.tensor_file import model_tensors
+from rlhf_workers.training.communication.communicator import PeerLostError
+from rlhf_workers.training.schedule.progress_counter import finished_units
+from rlhf_workers.training.stages.model_stages import read_config
+from rlhf_workers.weights.tensor_file import model_tensors
 
 
 @pytest.fixture(scope="module")
@@ -33,7 +33,7 @@ def test_a_rank_that_slept_between_two_trainings_holds_the_same_bits(folder: Pat
             if sleeping:
                 role.offload()
                 role.offload()
-        moved = {id(tensor) for copy in trainer_in(role)._copies for tensor in copy._tensors()}
+        moved = {id(tensor) for copy in stage_copies(trainer_in(role)) for tensor in copy._tensors()}
         for optimizer in trainer_in(role).optimizers.values():
             assert moved >= {id(value) for value in (*optimizer.parameters.values(), *optimizer.moments())}
             assert len(list(optimizer.moments())) == 2 * len(optimizer.parameters)
@@ -57,12 +57,12 @@ def test_a_train_is_done_in_bounded_steps_and_answered_once(folder: Path) -> Non
         outbox = RecordedOutbox()
         role = role_of(folder, peers, rank, algorithm={"ppo": {"miniBatchSize": 4, "epochs": 2}})
         role.handle(train(0), outbox)
-        steps, pieces = 0, finished_pieces()
+        steps, pieces = 0, finished_units()
         while not outbox.answers:
             assert role.step(outbox)
             steps += 1
         assert steps == 2 * 2 + 1
-        assert finished_pieces() - pieces >= 8 + steps, "by which a long step is told from one that hangs"
+        assert finished_units() - pieces >= 8 + steps, "by which a long step is told from one that hangs"
         assert not role.step(outbox)
         result = outbox.answers[0].train
         assert (result.iteration, result.version) == (0, 1)

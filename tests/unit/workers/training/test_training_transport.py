@@ -12,10 +12,9 @@ from tests.support.fused_ranks import assert_bitwise, fused_job, fused_table
 from tests.support.training_ranks import Done, ThreadCommunicator, exhaust, make_batch, on_ranks, serial, trainer_of
 
 from rlhf_planner.schedule.methods import FUSED_SPLIT
-from rlhf_workers.training.communicator import Communicator
-from rlhf_workers.training.host_transport import CpuCopies, HostCommunicator, HostCopy
-from rlhf_workers.training.trainer import Trainer
-from rlhf_workers.training.transport import (
+from rlhf_workers.training.communication.communicator import Communicator
+from rlhf_workers.training.communication.host_transport import CpuCopies, HostCommunicator, HostCopy
+from rlhf_workers.training.communication.transport import (
     STATEMENT_BYTES,
     GroupTransport,
     RankDevice,
@@ -23,6 +22,7 @@ from rlhf_workers.training.transport import (
     describe,
     read_statement,
 )
+from rlhf_workers.training.trainer import Trainer
 
 HOST = GroupTransport("host")
 

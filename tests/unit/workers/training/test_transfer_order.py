@@ -26,9 +26,9 @@ from rlhf_planner.schedule.row_simulation import widest
 from rlhf_planner.schedule.serial import serial_table
 from rlhf_planner.schedule.solve import solve
 from rlhf_planner.schedule.table_check import check_table
-from rlhf_workers.training.communicator import PeerLostError, RowCounts, waiting_for
-from rlhf_workers.training.executor import execute
-from rlhf_workers.training.transport import GroupTransport
+from rlhf_workers.training.communication.communicator import PeerLostError, RowCounts, waiting_for
+from rlhf_workers.training.communication.transport import GroupTransport
+from rlhf_workers.training.schedule.executor import execute
 
 
 class Meeting(torch.autograd.Function):

@@ -14,7 +14,7 @@ from rlhf_api import control_pb2 as pb
 from rlhf_api.samples import SampleKey, SampleRequest
 from rlhf_workers.generation.engine import Engine, EngineError, Sleeps, kv_moves_of
 from rlhf_workers.generation.migration.kv_chunks import KvRefusedError
-from rlhf_workers.kv_slices import KvReservation, KvSlice
+from rlhf_workers.models.kv_slices import KvReservation, KvSlice
 from rlhf_workers.sample_codec import key_of, progress_message, request_of, resumed_request
 from rlhf_workers.worker_role import Outbox
 

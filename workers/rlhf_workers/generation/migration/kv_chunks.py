@@ -15,7 +15,7 @@ import torch
 
 from rlhf_api import control_pb2 as pb
 from rlhf_api.channels import CHUNK_BYTES
-from rlhf_workers.kv_slices import KvShape, KvSlice
+from rlhf_workers.models.kv_slices import KvShape, KvSlice
 
 log = logging.getLogger(__name__)
 

@@ -18,7 +18,7 @@ import grpc
 from rlhf_api import control_pb2 as pb
 from rlhf_api.control_pb2_grpc import KvSinkStub
 from rlhf_workers.generation.migration.kv_chunks import chunks
-from rlhf_workers.kv_slices import KvSlice
+from rlhf_workers.models.kv_slices import KvSlice
 
 TAKEN: Final = "rlhf-offer-taken"
 """Initial metadata by which a destination says that the chunks may come."""

@@ -48,7 +48,7 @@ class PromptGroup(NamedTuple):
     """Place of the prompt in the iteration's batch, from 0: sample // samples per prompt."""
 
     @classmethod
-    def of(cls, key: SampleKey, samples_per_prompt: int) -> "PromptGroup":
+    def for_sample(cls, key: SampleKey, samples_per_prompt: int) -> "PromptGroup":
         """Return the group that a sample belongs to."""
         return cls(key.iteration, key.sample // samples_per_prompt)
 

@@ -35,7 +35,7 @@ class JobDrafting:
         self._reported_ns = 0
 
     @classmethod
-    def of(cls, engine: Engine, spec: RLHFJobSpec, learned: pb.LearnedDrafts) -> "JobDrafting":
+    def for_engine(cls, engine: Engine, spec: RLHFJobSpec, learned: pb.LearnedDrafts) -> "JobDrafting":
         """Return that of an engine, whose speculator begins with what others learned, where that makes sense."""
         speculator = engine.speculator if isinstance(engine, Speculates) else None
         if speculator is not None:
@@ -43,7 +43,7 @@ class JobDrafting:
                 speculator.begin_with(learned_of(learned))
             except ValueError as error:
                 log.warning("what others learned of drafts is left out: %s", error)
-        return cls(speculator, SiblingLimits.of(spec))
+        return cls(speculator, SiblingLimits.from_spec(spec))
 
     @property
     def learns_siblings(self) -> bool:

@@ -18,15 +18,15 @@ from rlhf_api.job import RLHFJobSpec
 from rlhf_api.names import ExitCode
 from rlhf_api.samples import SampleKey, SampleRequest, TokenArray
 from rlhf_api.vocabularies import difference
-from rlhf_workers.attention_masks import AttentionMasks
 from rlhf_workers.failures import WorkError
 from rlhf_workers.generation.engine import EngineLimits, SamplingParameters
 from rlhf_workers.generation.sampling import WORDS_PER_BLOCK, sample, uniforms
 from rlhf_workers.generation.speculation.draft_cache import DraftCache
 from rlhf_workers.generation.speculation.drafter import MATCHES, MAX_DRAFT, Draft, DraftRequest
 from rlhf_workers.generation.speculation.vocabulary import policy_vocabulary
-from rlhf_workers.models import load_causal_lm, load_tokenizer, replace_weights
-from rlhf_workers.precision import compute_dtype
+from rlhf_workers.models.attention_masks import AttentionMasks
+from rlhf_workers.models.loading import load_causal_lm, load_tokenizer, replace_weights
+from rlhf_workers.models.precision import compute_dtype
 
 FIELD: Final = "spec.generation.speculation.draftModel.path"
 WIDE: Final = 2 * MAX_DRAFT
@@ -211,7 +211,7 @@ class ModelDrafter:
         logits: torch.Tensor = self._model(
             input_ids=tokens,
             position_ids=positions,
-            attention_mask=self._masks.of(positions, length),
+            attention_mask=self._masks.for_positions(positions, length),
             past_key_values=self._cache,
             use_cache=True,
         ).logits
@@ -223,7 +223,7 @@ def build_drafter(spec: RLHFJobSpec, tokenizer: Any, device: torch.device) -> Mo
     draft_model = spec.generation.speculation.draft_model
     if draft_model is None:
         raise _unusable("is not set, and the drafter Model needs it: name a Hugging Face folder")
-    path, dtype, limits = draft_model.path, compute_dtype(spec), EngineLimits.of(spec)
+    path, dtype, limits = draft_model.path, compute_dtype(spec), EngineLimits.from_spec(spec)
     if problem := difference(load_tokenizer(path, FIELD).get_vocab(), tokenizer.get_vocab()):
         raise _unusable(f"{path}: {problem}; a draft model has the policy's tokenizer")
     model = load_causal_lm(path, field=FIELD, dtype=dtype, device=device, attention="sdpa")
@@ -236,7 +236,7 @@ def build_drafter(spec: RLHFJobSpec, tokenizer: Any, device: torch.device) -> Mo
         )
     if unknown := AttentionMasks(config, model.dtype).unknown:
         raise _unusable(f"{path} has layers of kind {', '.join(unknown)}, which no drafter knows")
-    return ModelDrafter(model, SamplingParameters.of(spec), limits, policy_vocabulary(spec))
+    return ModelDrafter(model, SamplingParameters.from_spec(spec), limits, policy_vocabulary(spec))
 
 
 def _unusable(message: str) -> WorkError:

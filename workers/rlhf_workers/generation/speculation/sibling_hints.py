@@ -28,7 +28,7 @@ class SiblingLimits:
     """Samples of an iteration, those that may take the place of others, or were begun beyond it, included."""
 
     @classmethod
-    def of(cls, spec: RLHFJobSpec) -> "SiblingLimits":
+    def from_spec(cls, spec: RLHFJobSpec) -> "SiblingLimits":
         """Return the limits of a job."""
         batch = max(spec.rollout.batch_size * (1 + spec.algorithm.fields.refill.rounds), samples_begun(spec))
         return cls(-(-batch // samples_per_prompt(spec)), batch)

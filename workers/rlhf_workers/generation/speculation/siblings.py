@@ -88,7 +88,7 @@ class SiblingsDrafter:
         source = SampleSource(key.iteration, key.sample)
         self._leave(source)
         self._drop_before(key.iteration)
-        name = PromptGroup.of(key, self._samples_per_prompt)
+        name = PromptGroup.for_sample(key, self._samples_per_prompt)
         group = self._group(name)
         if group is None:
             return
@@ -104,7 +104,7 @@ class SiblingsDrafter:
         """Add tokens to the index of the sample's group."""
         source = SampleSource(key.iteration, key.sample)
         holder, text = self._live.get(source, (None, None))
-        group = self._groups.get(PromptGroup.of(key, self._samples_per_prompt))
+        group = self._groups.get(PromptGroup.for_sample(key, self._samples_per_prompt))
         if text is None or group is None or holder != key:
             return
         if self._room_for(BYTES_PER_TOKEN * len(tokens), group):
@@ -123,7 +123,7 @@ class SiblingsDrafter:
         return [self._draft(request) for request in requests]
 
     def _draft(self, request: DraftRequest) -> Draft:
-        group = self._groups.get(PromptGroup.of(request.key, self._samples_per_prompt))
+        group = self._groups.get(PromptGroup.for_sample(request.key, self._samples_per_prompt))
         if group is None or request.longest < 1:
             return NOTHING
         guess = group.index.guess(_context(request), request.longest)

@@ -39,7 +39,7 @@ class SpeculationTotals:
     by_drafter_seconds: list[float] = field(default_factory=list)
 
     @classmethod
-    def of(cls, drafters: Sequence[str], longest: int) -> "SpeculationTotals":
+    def for_drafters(cls, drafters: Sequence[str], longest: int) -> "SpeculationTotals":
         """Return totals of nothing."""
         shape = (len(drafters), longest)
         return cls(

@@ -107,7 +107,7 @@ class Speculator:
         self.mode: Mode = mode
         self.longest = longest
         self.controller = DraftController.new(len(drafters), MATCHES, longest, widths)
-        self.totals = SpeculationTotals.of([drafter.name for drafter in drafters], longest)
+        self.totals = SpeculationTotals.for_drafters([drafter.name for drafter in drafters], longest)
         self.evidence = Evidence([drafter.name for drafter in drafters], MATCHES, longest)
         """What the coordinator is told."""
         self._drafters = list(drafters)

@@ -4,7 +4,7 @@ from transformers import AutoConfig
 
 from rlhf_api.algorithms.graph import GENERATE
 from rlhf_api.job import RLHFJobSpec
-from rlhf_workers.models import model_folder
+from rlhf_workers.models.loading import model_folder
 
 
 def policy_vocabulary(spec: RLHFJobSpec) -> int:

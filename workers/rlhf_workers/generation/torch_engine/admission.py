@@ -12,7 +12,7 @@ from typing import Any, Final
 import numpy as np
 
 from rlhf_api.samples import SampleRequest
-from rlhf_workers.device_copies import to_device
+from rlhf_workers.devices.host_copies import to_device
 from rlhf_workers.generation.engine import EngineLimits, Prefill, StepReport
 from rlhf_workers.generation.torch_engine.buckets import padded
 from rlhf_workers.generation.torch_engine.engine_state import EngineState
@@ -69,13 +69,13 @@ class Admission:
             report.prefilled += tokens
 
     def _kept(self, state: EngineState, request: SampleRequest) -> bool:
-        return state.kept_turns is not None and state.kept_turns.fits(request)
+        return state.turn_cache is not None and state.turn_cache.fits(request)
 
     def _go_on(self, state: EngineState, report: StepReport) -> None:
         """Places the first sample of the queue, whose cache was kept; where that fails it is prefilled next time."""
-        assert state.kept_turns is not None
+        assert state.turn_cache is not None
         request = state.queue[0]
-        kept = state.kept_turns.take(request.key)
+        kept = state.turn_cache.take(request.key)
         state.place(request, kept.position, kept.states)
         state.queue.popleft()
         report.kept += kept.position

@@ -17,8 +17,8 @@ from rlhf_workers.generation.speculation.speculator_build import build_speculato
 from rlhf_workers.generation.torch_engine.buckets import pass_widths
 from rlhf_workers.generation.torch_engine.engine import TorchEngine
 from rlhf_workers.generation.torch_engine.forward_choice import KernelMode
-from rlhf_workers.models import Attention, load_causal_lm
-from rlhf_workers.precision import compute_dtype
+from rlhf_workers.models.loading import Attention, load_causal_lm
+from rlhf_workers.models.precision import compute_dtype
 
 ACTOR_FIELD: Final = f"{GENERATE.model.manifest_path}.path"
 ATTENTIONS: Final[tuple[Attention, ...]] = ("eager", "sdpa")
@@ -42,8 +42,8 @@ def build_engine(spec: RLHFJobSpec, tokenizer: Any, device: torch.device) -> Tor
     return TorchEngine(
         model,
         tokenizer,
-        SamplingParameters.of(spec),
-        EngineLimits.of(spec),
+        SamplingParameters.from_spec(spec),
+        EngineLimits.from_spec(spec),
         deterministic=spec.deterministic,
         static_shapes=static_shapes,
         fused_kernels=_for_gpus(chosen["fusedKernels"], device),
@@ -66,7 +66,7 @@ def _arguments(spec: RLHFJobSpec) -> dict[str, Any]:
     """
     dtype, algorithm = str(compute_dtype(spec)).removeprefix("torch."), spec.algorithm.fields
     # Ratios of tokens that older weights drew are against the engine, unless a correction weighs them.
-    against = not algorithm.scores_again or (spec.rollout.may_be_stale and not algorithm.corrects_mismatch)
+    against = not algorithm.recomputes_logprobs or (spec.rollout.may_be_stale and not algorithm.corrects_mismatch)
     dtypes = (dtype,) if against else tuple(dict.fromkeys((dtype, COARSE)))
     allowed: dict[str, Sequence[str]] = {"dtype": dtypes, "attention": ATTENTIONS}
     allowed.update(dict.fromkeys(PASS_ARGUMENTS, MODES))

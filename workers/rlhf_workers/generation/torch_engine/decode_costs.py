@@ -16,13 +16,13 @@ import numpy as np
 import torch
 
 from rlhf_api.samples import SampleKey, SampleRequest, TokenArray, VersionSpan
-from rlhf_workers.device import free_memory
+from rlhf_workers.devices.device import free_memory
 from rlhf_workers.generation.cost_grid import CORNERS, PREFILL_CORNERS, decode_points, prefill_points
 from rlhf_workers.generation.engine import EngineCosts, EngineLimits, KvMoves, PassCost, StepReport
 from rlhf_workers.generation.torch_engine.buckets import TILE_ROWS, bucket
 from rlhf_workers.generation.torch_engine.engine_state import EngineState
 from rlhf_workers.generation.torch_engine.kv_cache import PromptCache
-from rlhf_workers.kv_slices import KvShape
+from rlhf_workers.models.kv_slices import KvShape
 
 BUDGET_SECONDS: Final = 0.8
 """Compute time of all points."""

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from rlhf_workers.device_copies import CopyToHost, to_device
+from rlhf_workers.devices.host_copies import CopyToHost, to_device
 from rlhf_workers.generation.engine import SamplingParameters
 from rlhf_workers.generation.sampling import sample
 from rlhf_workers.generation.torch_engine.buckets import TILE_ROWS

@@ -93,7 +93,7 @@ class Decoding:
         """Rows of every slot (None: one each), and how many of them are drafts."""
         table = state.table
         drafted = np.zeros(len(table.requests), np.int64)
-        if not (self.drafting.enabled or self._tiles is not None or state.kept_turns is not None):
+        if not (self.drafting.enabled or self._tiles is not None or state.turn_cache is not None):
             return None, drafted
         slots = table.occupied()
         wanted = self.drafting.wants(state, slots)
@@ -268,9 +268,9 @@ class Decoding:
     def _complete(self, state: EngineState, slots: Slots, stopped: npt.NDArray[np.bool_]) -> None:
         for slot, stop in zip(slots, stopped, strict=True):
             state.complete.append(state.table.response(int(slot), finish_reason="stop" if stop else "length"))
-            if stop and state.kept_turns is not None:
+            if stop and state.turn_cache is not None:
                 row = state.pools.row(int(slot))
-                state.kept_turns.keep(state.table.key(int(slot)), state.table.sequence(int(slot)), *row)
+                state.turn_cache.keep(state.table.key(int(slot)), state.table.sequence(int(slot)), *row)
         self.drafting.tell(state, slots)
         self.free(state, slots)
 

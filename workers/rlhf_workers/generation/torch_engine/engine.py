@@ -19,7 +19,7 @@ import numpy as np
 import torch
 
 from rlhf_api.samples import FinishReason, ResponsePart, SampleKey, SampleRequest
-from rlhf_workers.device_copies import Stopwatch
+from rlhf_workers.devices.host_copies import Stopwatch
 from rlhf_workers.generation.engine import (
     EngineCosts,
     EngineError,
@@ -39,14 +39,14 @@ from rlhf_workers.generation.torch_engine.drafting import Drafting, ProposesDraf
 from rlhf_workers.generation.torch_engine.engine_state import EngineState
 from rlhf_workers.generation.torch_engine.forward import CausalForward
 from rlhf_workers.generation.torch_engine.forward_choice import KernelMode, static_forward
-from rlhf_workers.generation.torch_engine.kept_turns import KeptTurns
 from rlhf_workers.generation.torch_engine.kv_moves import TorchKvMoves
 from rlhf_workers.generation.torch_engine.kv_pools import BucketedPools, KvPools, PoolSize, SinglePool
 from rlhf_workers.generation.torch_engine.response_table import ResponseTable
 from rlhf_workers.generation.torch_engine.static_decoder import GraphFigures, StaticDecoder
 from rlhf_workers.generation.torch_engine.tiles import Tiles
-from rlhf_workers.models import replace_weights
-from rlhf_workers.offloadable_weights import OffloadableWeights
+from rlhf_workers.generation.torch_engine.turn_cache import TurnCache
+from rlhf_workers.models.loading import replace_weights
+from rlhf_workers.weights.offload import OffloadableWeights
 
 
 class TorchEngine:
@@ -200,12 +200,12 @@ class TorchEngine:
 
     def keep_turns(self) -> None:
         """See KeepsTurns."""
-        self._state.kept_turns = KeptTurns(self.limits.max_batch_size, replays=self.deterministic)
+        self._state.turn_cache = TurnCache(self.limits.max_batch_size, replays=self.deterministic)
 
     def forget_turn(self, key: SampleKey) -> None:
         """See KeepsTurns."""
-        if self._state.kept_turns is not None:
-            self._state.kept_turns.drop(key)
+        if self._state.turn_cache is not None:
+            self._state.turn_cache.drop(key)
 
     def measure(self) -> Generator[None, None, EngineCosts]:
         """See Engine."""
@@ -251,8 +251,8 @@ class TorchEngine:
         return None if self._graphs is None else self._graphs.figures
 
     def _forget_turns(self) -> None:
-        if self._state.kept_turns is not None:
-            self._state.kept_turns.clear()
+        if self._state.turn_cache is not None:
+            self._state.turn_cache.clear()
 
     def _check(self, request: SampleRequest) -> None:
         check_request(request, self.limits, self._forward.vocabulary)

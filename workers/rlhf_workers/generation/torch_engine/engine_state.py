@@ -10,10 +10,10 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from rlhf_api.samples import ResponsePart, SampleKey, SampleRequest
-from rlhf_workers.generation.torch_engine.kept_turns import KeptTurns
 from rlhf_workers.generation.torch_engine.kv_cache import PromptCache
 from rlhf_workers.generation.torch_engine.kv_pools import KvPools
 from rlhf_workers.generation.torch_engine.response_table import ResponseTable
+from rlhf_workers.generation.torch_engine.turn_cache import TurnCache
 
 
 @dataclass
@@ -27,14 +27,14 @@ class EngineState:
     complete: list[ResponsePart] = field(default_factory=list)
     waiting: dict[SampleKey, SampleRequest] = field(default_factory=dict)
     """Samples of the queue that are paused."""
-    kept_turns: KeptTurns | None = None
+    turn_cache: TurnCache | None = None
     """Of samples that were reported as finished, by which they go on; None: nothing is kept."""
     reserved: int = 0
     """Slots kept for samples that arrive from other workers."""
 
     def enqueue(self, request: SampleRequest) -> None:
         """Puts a sample into the queue; one that goes on with what is kept of it comes before those that begin."""
-        if self.kept_turns is not None and self.kept_turns.fits(request):
+        if self.turn_cache is not None and self.turn_cache.fits(request):
             self.queue.appendleft(request)
         else:
             self.queue.append(request)

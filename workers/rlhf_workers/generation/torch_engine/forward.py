@@ -14,8 +14,6 @@ import torch
 
 from rlhf_api.model_limits import context_length
 from rlhf_api.names import ExitCode
-from rlhf_workers.attention_masks import FULL, SLIDING, AttentionMasks
-from rlhf_workers.experts import has_experts, in_tiles
 from rlhf_workers.failures import WorkError
 from rlhf_workers.generation.torch_engine.buckets import TILE_ROWS, length_bucket
 from rlhf_workers.generation.torch_engine.kv_cache import KvPool, PromptCache
@@ -26,7 +24,9 @@ from rlhf_workers.generation.torch_engine.shared_attention import (
     PlacedRectangle,
     in_place_of_its_own,
 )
-from rlhf_workers.kv_slices import KvShape
+from rlhf_workers.models.attention_masks import FULL, SLIDING, AttentionMasks
+from rlhf_workers.models.experts import has_experts, in_tiles
+from rlhf_workers.models.kv_slices import KvShape
 
 log = logging.getLogger(__name__)
 
@@ -71,7 +71,7 @@ class CausalForward:
         self.model(
             input_ids=tokens,
             position_ids=positions[None].expand_as(tokens),
-            attention_mask=self._masks.of(positions[None], length),
+            attention_mask=self._masks.for_positions(positions[None], length),
             past_key_values=cache,
             use_cache=True,
             logits_to_keep=1,
@@ -121,14 +121,14 @@ class CausalForward:
         length: int,
         shape: Rectangle,
     ) -> torch.Tensor:
-        placed = PlacedRectangle.of(shape, self.device)
+        placed = PlacedRectangle.on_device(shape, self.device)
         pool.point_rows(rows, positions, length, (shape.first, shape.samples))
         asked = positions.index_select(0, placed.sources).view(shape.samples, shape.most)
         with in_place_of_its_own(self.model.config.get_text_config()):
             logits: torch.Tensor = self.model(
                 input_ids=tokens[None],
                 position_ids=positions[None],
-                attention_mask=self._masks.of(asked.repeat_interleave(self._group, dim=1), length),
+                attention_mask=self._masks.for_positions(asked.repeat_interleave(self._group, dim=1), length),
                 past_key_values=pool,
                 use_cache=True,
                 rectangle=placed,
@@ -139,7 +139,7 @@ class CausalForward:
         logits: torch.Tensor = self.model(
             input_ids=tokens[:, None],
             position_ids=positions[:, None],
-            attention_mask=self._masks.of(positions[:, None], length),
+            attention_mask=self._masks.for_positions(positions[:, None], length),
             past_key_values=pool,
             use_cache=True,
         ).logits
@@ -205,7 +205,7 @@ class CausalForward:
             self.decode(pool, 0, ids[at : at + 1], torch.full_like(row, at), VERIFY_TOKENS)[0].float()
             for at in range(half, VERIFY_TOKENS)
         ]
-        self.kv_shapes = tuple(KvShape.of(*pool.storage[layer]) for layer in sorted(pool.storage))
+        self.kv_shapes = tuple(KvShape.from_tensors(*pool.storage[layer]) for layer in sorted(pool.storage))
         expected = self.model(input_ids=ids[None], use_cache=False).logits[0, half:].float()
         return expected, torch.stack(cached)
 

@@ -17,13 +17,13 @@ import torch
 from torch import nn
 from torch.nn.functional import linear
 
-from rlhf_workers.attention_masks import SLIDING
 from rlhf_workers.generation.torch_engine.buckets import TILE_ROWS
 from rlhf_workers.generation.torch_engine.decode_ops import CachePlace, DecodeOps, Rotation
 from rlhf_workers.generation.torch_engine.forward import CausalForward, tolerance
 from rlhf_workers.generation.torch_engine.kv_cache import KvPool
 from rlhf_workers.generation.torch_engine.sample_rows import SampleRows
-from rlhf_workers.kv_slices import KvShape
+from rlhf_workers.models.attention_masks import SLIDING
+from rlhf_workers.models.kv_slices import KvShape
 
 log = logging.getLogger(__name__)
 

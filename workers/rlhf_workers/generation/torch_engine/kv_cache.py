@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from transformers.cache_utils import Cache
 
-from rlhf_workers.kv_slices import KvShape
+from rlhf_workers.models.kv_slices import KvShape
 
 _SERIALS = count()
 

@@ -20,7 +20,7 @@ from rlhf_workers.generation.kv_staging import KvStaging
 from rlhf_workers.generation.torch_engine.engine_state import EngineState
 from rlhf_workers.generation.torch_engine.forward import CausalForward
 from rlhf_workers.generation.torch_engine.kv_cache import PromptCache
-from rlhf_workers.kv_slices import KvShape, KvSlice
+from rlhf_workers.models.kv_slices import KvShape, KvSlice
 
 FORMAT = "all layers, all positions, [heads, tokens, size], 1"
 """Raised when the meaning of what travels changes."""

@@ -13,7 +13,7 @@ from typing import Final, NamedTuple, Protocol
 import numpy as np
 import torch
 
-from rlhf_workers.device_copies import to_device
+from rlhf_workers.devices.host_copies import to_device
 from rlhf_workers.generation.torch_engine.buckets import TILE_ROWS, bucket, padded
 from rlhf_workers.generation.torch_engine.kv_cache import KvPool, PromptCache
 from rlhf_workers.generation.torch_engine.response_table import Slots

@@ -14,7 +14,7 @@ import torch
 from torch.nn.functional import scaled_dot_product_attention
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from rlhf_workers.device_copies import to_device
+from rlhf_workers.devices.host_copies import to_device
 from rlhf_workers.generation.torch_engine.sample_rows import Rectangle
 
 NAME: Final = "rlhf_shared_keys"
@@ -35,7 +35,7 @@ class PlacedRectangle(NamedTuple):
     places: torch.Tensor
 
     @classmethod
-    def of(cls, shape: Rectangle, device: torch.device) -> "PlacedRectangle":
+    def on_device(cls, shape: Rectangle, device: torch.device) -> "PlacedRectangle":
         """Return it there."""
         placed = (to_device(part, device) for part in (shape.sources, shape.places))
         return cls(shape.first, shape.samples, shape.most, *placed)

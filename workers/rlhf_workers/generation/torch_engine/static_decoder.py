@@ -16,7 +16,7 @@ from typing import Final, NamedTuple, Protocol
 
 import torch
 
-from rlhf_workers.device_copies import CopyToHost
+from rlhf_workers.devices.host_copies import CopyToHost
 from rlhf_workers.generation.engine import SamplingParameters
 from rlhf_workers.generation.speculation.drafter import MAX_DRAFT
 from rlhf_workers.generation.torch_engine.buckets import TILE_ROWS, padded, width_bucket

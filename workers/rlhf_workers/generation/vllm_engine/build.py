@@ -19,11 +19,11 @@ from rlhf_workers.generation.vllm_engine.batch_invariance import require_batch_i
 from rlhf_workers.generation.vllm_engine.expected_weights import ExpectedWeights
 from rlhf_workers.generation.vllm_engine.failures import build_failure
 from rlhf_workers.generation.vllm_engine.log_lines import reported_build
-from rlhf_workers.generation.vllm_engine.own_draft_model import OwnDraftModel
-from rlhf_workers.generation.vllm_engine.own_drafter import DRAFT_MODEL, own_drafter
-from rlhf_workers.generation.vllm_engine.own_drafter import NAME as OWN_DRAFTER
-from rlhf_workers.models import checked_folder
-from rlhf_workers.precision import compute_dtype
+from rlhf_workers.generation.vllm_engine.vllm_draft_model import VllmDraftModel
+from rlhf_workers.generation.vllm_engine.vllm_speculation import DRAFT_MODEL, speculation_arguments
+from rlhf_workers.generation.vllm_engine.vllm_speculation import NAME as OWN_DRAFTER
+from rlhf_workers.models.loading import checked_folder
+from rlhf_workers.models.precision import compute_dtype
 
 if TYPE_CHECKING:
     from rlhf_workers.generation.vllm_engine.engine import VllmEngine
@@ -42,12 +42,13 @@ def build_engine(spec: RLHFJobSpec, tokenizer: Any, device: torch.device) -> "Vl
     from rlhf_workers.generation.vllm_engine.engine import VllmEngine
 
     folder = str(checked_folder(spec.models.actor.path, ACTOR_FIELD))
-    weights, limits, parameters = ExpectedWeights(folder), EngineLimits.of(spec), SamplingParameters.of(spec)
+    weights, limits = ExpectedWeights(folder), EngineLimits.from_spec(spec)
+    parameters = SamplingParameters.from_spec(spec)
     weights.require_context(limits)
     given = dict(spec.generation.engine_args)
-    drafter = (
-        own_drafter(given.pop(OWN_DRAFTER), device.type, spec.generation.speculation) if OWN_DRAFTER in given else {}
-    )
+    drafter = {}
+    if OWN_DRAFTER in given:
+        drafter = speculation_arguments(given.pop(OWN_DRAFTER), device.type, spec.generation.speculation)
     arguments = engine_arguments(
         given,
         ARGUMENTS,
@@ -74,7 +75,7 @@ def build_engine(spec: RLHFJobSpec, tokenizer: Any, device: torch.device) -> "Vl
     if drafter:
         log.warning("vLLM drafts by %s: the drafters of spec.generation.speculation are not asked", drafter["method"])
         if drafter["method"] == DRAFT_MODEL:
-            engine.own_draft_model = OwnDraftModel(core, ExpectedWeights(drafter["model"]))
+            engine.vllm_draft_model = VllmDraftModel(core, ExpectedWeights(drafter["model"]))
     elif spec.generation.speculation.mode != "Disabled" and core.drafts.refusal:
         log.warning("samples of this model are decoded without drafts: %s", core.drafts.refusal)
     else:

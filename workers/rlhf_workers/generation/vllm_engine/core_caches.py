@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from rlhf_workers.generation.vllm_engine.kv_connector import ArrivedCache, MovedCacheConnector
 from rlhf_workers.generation.vllm_engine.kv_executor import ExecutorLayers
-from rlhf_workers.kv_slices import KvSlice
+from rlhf_workers.models.kv_slices import KvSlice
 
 NEVER: Final = sys.maxsize
 """A step that does not come."""

@@ -2,7 +2,7 @@
 
 vLLM's own place for drafts is the end of a step, in the model runner; here they are handed over just before the step,
 beside the scheduler: nothing is drafted for a sample that ended, was withdrawn or holds still meanwhile, and executor
-processes need no drafter. Rule: a draft stands for one step. Must never be asked for what `draft_room` refuses.
+processes need no drafter. Rule: a draft stands for one step. Must never be asked for what `draft_budget` refuses.
 """
 
 from collections.abc import Mapping
@@ -14,7 +14,7 @@ from vllm.config import CUDAGraphMode
 
 from rlhf_workers.generation.speculation.drafter import MAX_DRAFT
 from rlhf_workers.generation.vllm_engine.core_caches import NEVER
-from rlhf_workers.generation.vllm_engine.draft_room import DecodingSample, draft_room, padded_widths
+from rlhf_workers.generation.vllm_engine.draft_budget import DecodingSample, draft_budget, padded_widths
 
 ROLLED_BACK: Final = ("FullAttentionSpec", "SlidingWindowSpec", "ChunkedLocalAttentionSpec", "MLAAttentionSpec")
 """Kinds of caches in which positions past a rejected token are overwritten; a recurrent state has gone on."""
@@ -69,7 +69,7 @@ class CoreDrafts:
         ]
         free = int(scheduler.kv_cache_manager.block_pool.get_num_free_blocks()) // self._groups
         step_tokens = int(scheduler.max_num_scheduled_tokens) - len(samples)
-        return draft_room(samples, step_tokens, free, int(scheduler.block_size))
+        return draft_budget(samples, step_tokens, free, int(scheduler.block_size))
 
     def offer(self, name: str, draft: list[int]) -> None:
         """Let the next step verify a draft for a request."""

@@ -36,11 +36,11 @@ from rlhf_workers.generation.vllm_engine.drafting import DraftSource, EngineDraf
 from rlhf_workers.generation.vllm_engine.expected_weights import ExpectedWeights
 from rlhf_workers.generation.vllm_engine.held_sample import HeldSample
 from rlhf_workers.generation.vllm_engine.kv_moves import moves_of
-from rlhf_workers.generation.vllm_engine.own_draft_model import OwnDraftModel
 from rlhf_workers.generation.vllm_engine.sample_errors import ended_early, not_finite
 from rlhf_workers.generation.vllm_engine.sleeping import Sleeper
 from rlhf_workers.generation.vllm_engine.step_counts import count as count_step
 from rlhf_workers.generation.vllm_engine.step_times import StepTimes
+from rlhf_workers.generation.vllm_engine.vllm_draft_model import VllmDraftModel
 
 
 class VllmEngine:
@@ -72,7 +72,7 @@ class VllmEngine:
         self._times = StepTimes()
         self._speculator: Speculator | None = None
         self._drafting = EngineDrafts(core.drafts, None, self.vocabulary)
-        self.own_draft_model: OwnDraftModel | None = None
+        self.vllm_draft_model: VllmDraftModel | None = None
         """By which vLLM itself drafts, where it was told to; see `weight_updates.TakesDraftWeights`."""
         self._complete: list[ResponsePart] = []
         """Finished, and not yet reported."""

@@ -17,9 +17,9 @@ from rlhf_api.names import ExitCode
 from rlhf_workers.failures import WorkError
 from rlhf_workers.generation.engine import EngineLimits
 from rlhf_workers.generation.requests import require_context
-from rlhf_workers.generation.vllm_engine.checkpoint_format import CheckpointFormat
 from rlhf_workers.generation.vllm_engine.weight_pieces import Named
-from rlhf_workers.models import generation_config, matched_weights
+from rlhf_workers.models.loading import generation_config, matched_weights
+from rlhf_workers.weights.expert_files import as_in_files
 
 DTYPES: Final = (torch.float32, torch.bfloat16, torch.float16)
 """In which weights are trained and published."""
@@ -34,7 +34,6 @@ class ExpectedWeights:
         with torch.device("meta"):
             self._model: Any = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32)
         self._model.tie_weights()
-        self._format = CheckpointFormat(self._model)
         self.generation_config = generation_config(Path(folder))
         """The folder's, or what follows from its config.json."""
 
@@ -69,7 +68,8 @@ class ExpectedWeights:
             if tensor.dtype not in DTYPES:
                 message = f"{what}: {name} is {tensor.dtype}, must be one of {', '.join(map(str, DTYPES))}"
                 raise WorkError("WeightsMismatch", message, exit_code=ExitCode.BAD_MODEL)
-        return CheckedWeights(sum(tensor.nbytes for _, tensor in named), self._format.converted(named))
+        parts = (part for parameter in named for part in as_in_files(*parameter, self.model_type))
+        return CheckedWeights(sum(tensor.nbytes for _, tensor in named), parts)
 
 
 @dataclass(frozen=True)
@@ -78,4 +78,4 @@ class CheckedWeights:
 
     bytes: int
     named: Iterable[Named]
-    """In a checkpoint's names, layer by layer; to be read once."""
+    """In the names of a folder's files, which vLLM's loader takes; to be read once."""

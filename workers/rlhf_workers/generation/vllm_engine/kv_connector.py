@@ -21,7 +21,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
 
 from rlhf_workers.generation.vllm_engine.kv_blocks import slots_of, write_slice
 from rlhf_workers.generation.vllm_engine.kv_executor import own_heads, paged_layer
-from rlhf_workers.kv_slices import KvSlice
+from rlhf_workers.models.kv_slices import KvSlice
 
 if TYPE_CHECKING:
     import torch

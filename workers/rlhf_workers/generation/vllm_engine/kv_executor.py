@@ -20,7 +20,7 @@ from rlhf_workers.generation.vllm_engine.kv_blocks import (
     learn_places,
     read_slice,
 )
-from rlhf_workers.kv_slices import KvShape, KvSlice
+from rlhf_workers.models.kv_slices import KvShape, KvSlice
 
 
 @dataclass(frozen=True)

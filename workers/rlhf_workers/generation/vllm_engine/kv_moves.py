@@ -18,7 +18,7 @@ from rlhf_api.samples import FinishReason, SampleKey, SampleRequest
 from rlhf_workers.generation.engine import EngineError, EngineLimits
 from rlhf_workers.generation.requests import sample_name
 from rlhf_workers.generation.vllm_engine.kv_executor import ExecutorLayers
-from rlhf_workers.kv_slices import KvShape, KvSlice
+from rlhf_workers.models.kv_slices import KvShape, KvSlice
 
 log = logging.getLogger(__name__)
 

@@ -12,8 +12,8 @@ import torch
 
 from rlhf_api import control_pb2 as pb
 from rlhf_workers.shared_memory.regions import MemorySharing, RegionRefusedError
-from rlhf_workers.tensor_types import NAMES
-from rlhf_workers.weight_manifest import ALIGNMENT, check, check_places, places, shaped
+from rlhf_workers.weights.manifest import ALIGNMENT, check, check_places, places, shaped
+from rlhf_workers.weights.tensor_types import NAMES
 
 PIECE_BYTES: Final = 1 << 28
 """Of a piece, unless one tensor is larger: little next to a model, much next to what a call costs."""

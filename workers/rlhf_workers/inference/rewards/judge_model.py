@@ -20,8 +20,7 @@ from rlhf_api.names import ExitCode
 from rlhf_api.samples import FloatArray, ScoringSample
 from rlhf_api.text_tokens import prompt_tokens
 from rlhf_api.undated_chats import render_undated
-from rlhf_workers import models
-from rlhf_workers.device_copies import to_device
+from rlhf_workers.devices.host_copies import to_device
 from rlhf_workers.failures import WorkError
 from rlhf_workers.inference.group_comparisons import Comparing
 from rlhf_workers.inference.model_scorer import scoring_attention
@@ -35,7 +34,8 @@ from rlhf_workers.inference.rewards.judge_answers import (
     worth,
 )
 from rlhf_workers.inference.rewards.model_text import PROBE
-from rlhf_workers.precision import compute_dtype
+from rlhf_workers.models import loading as models
+from rlhf_workers.models.precision import compute_dtype
 
 log = logging.getLogger(__name__)
 

@@ -16,11 +16,11 @@ import torch
 from rlhf_api.job import RLHFJobSpec
 from rlhf_api.job.rewards import GivenReward
 from rlhf_api.samples import FloatArray, ScoringSample
-from rlhf_workers import models
-from rlhf_workers.device_copies import to_device
+from rlhf_workers.devices.host_copies import to_device
 from rlhf_workers.inference.model_scorer import check_ids, finite_each, padded_ids, scoring_attention
 from rlhf_workers.inference.rewards.model_text import OwnTokenizer, difference
-from rlhf_workers.precision import compute_dtype
+from rlhf_workers.models import loading as models
+from rlhf_workers.models.precision import compute_dtype
 
 log = logging.getLogger(__name__)
 

@@ -15,7 +15,6 @@ from rlhf_api.algorithms import ModelRole
 from rlhf_api.job import RLHFJob
 from rlhf_api.names import ExitCode
 from rlhf_workers.failures import WorkError
-from rlhf_workers.training import adapters
 from rlhf_workers.training.backends.registry import FIELD, SpanSink
 from rlhf_workers.training.backends.torch_backend import (
     HEADS,
@@ -25,12 +24,13 @@ from rlhf_workers.training.backends.torch_backend import (
     weights_folder,
     weights_tensors,
 )
-from rlhf_workers.training.expert_group import ExpertGroup
-from rlhf_workers.training.expert_stage import require_experts
-from rlhf_workers.training.model_stages import attention_of, read_config
-from rlhf_workers.training.pipeline_stage import PipelineStage
-from rlhf_workers.training.rank_layout import RankLayout
-from rlhf_workers.training.tensor_group import TensorGroup
+from rlhf_workers.training.parallel.expert_group import ExpertGroup
+from rlhf_workers.training.parallel.expert_stage import require_experts
+from rlhf_workers.training.parallel.rank_layout import RankLayout
+from rlhf_workers.training.parallel.tensor_group import TensorGroup
+from rlhf_workers.training.stages import adapters
+from rlhf_workers.training.stages.model_stages import attention_of, read_config
+from rlhf_workers.training.stages.pipeline_stage import PipelineStage
 
 
 def build_backend(job: RLHFJob, become: pb.BecomeTraining, device: torch.device, span: SpanSink) -> TorchBackend:

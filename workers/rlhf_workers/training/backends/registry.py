@@ -18,8 +18,8 @@ from rlhf_api.job import RLHFJob
 from rlhf_api.names import ExitCode
 from rlhf_api.schedule import ScheduleTable
 from rlhf_workers.failures import WorkError
-from rlhf_workers.training.training_batch import TrainingBatch
-from rlhf_workers.training.transport import TransportKind
+from rlhf_workers.training.batches.training_batch import TrainingBatch
+from rlhf_workers.training.communication.transport import TransportKind
 
 FIELD: Final = "spec.training.backend"
 BACKENDS: Final[Mapping[str, str]] = {

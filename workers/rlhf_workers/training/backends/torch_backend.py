@@ -17,28 +17,36 @@ from rlhf_api.algorithms import ModelKind, ModelRole, graph_of
 from rlhf_api.job import RLHFJob
 from rlhf_api.names import ADAPTER_FIELD, DRAFT_MODEL, ExitCode
 from rlhf_api.schedule import ScheduleTable
-from rlhf_workers.device import compute_deterministically
+from rlhf_workers.devices.device import compute_deterministically
 from rlhf_workers.failures import WorkError
-from rlhf_workers.models import checked_folder, model_folder
-from rlhf_workers.precision import compute_dtype
-from rlhf_workers.training import adapters, checkpoint, step_timing
+from rlhf_workers.models.loading import checked_folder, model_folder
+from rlhf_workers.models.precision import compute_dtype
 from rlhf_workers.training.backends.registry import SpanSink
-from rlhf_workers.training.communicator import Communicator, TorchCommunicator
-from rlhf_workers.training.draft_files import build_draft_training
-from rlhf_workers.training.expert_group import ExpertGroup
-from rlhf_workers.training.expert_stage import require_experts, sharing
-from rlhf_workers.training.host_transport import CpuCopies, CudaCopies, HostCommunicator
-from rlhf_workers.training.model_stages import ModelStage, attention_of, build_stage, read_config
-from rlhf_workers.training.pipeline_stage import Head, PipelineStage
-from rlhf_workers.training.rank_layout import RankLayout
-from rlhf_workers.training.rendezvous import join_group, leave_group
-from rlhf_workers.training.sharded_stage import FIELD as SHARD_FIELD
-from rlhf_workers.training.sharded_stage import begin, sharding
-from rlhf_workers.training.source_files import SourceFiles, read_source_files, saved_type, write_source_files
-from rlhf_workers.training.tensor_file import CHECKPOINT_FIELD, TensorFolder, checkpoint_tensors, model_tensors
+from rlhf_workers.training.batches.training_batch import TrainingBatch
+from rlhf_workers.training.checkpoints import checkpoint
+from rlhf_workers.training.checkpoints.draft_files import build_draft_training
+from rlhf_workers.training.checkpoints.source_files import (
+    SourceFiles,
+    read_source_files,
+    saved_type,
+    write_source_files,
+)
+from rlhf_workers.training.communication.communicator import Communicator, TorchCommunicator
+from rlhf_workers.training.communication.host_transport import CpuCopies, CudaCopies, HostCommunicator
+from rlhf_workers.training.communication.rendezvous import join_group, leave_group
+from rlhf_workers.training.communication.transport import GroupTransport, TransportKind
+from rlhf_workers.training.parallel.expert_group import ExpertGroup
+from rlhf_workers.training.parallel.expert_stage import require_experts, sharing
+from rlhf_workers.training.parallel.rank_layout import RankLayout
+from rlhf_workers.training.parallel.sharded_stage import FIELD as SHARD_FIELD
+from rlhf_workers.training.parallel.sharded_stage import begin, sharding
+from rlhf_workers.training.schedule import step_timing
+from rlhf_workers.training.stages import adapters
+from rlhf_workers.training.stages.model_stages import ModelStage, attention_of, build_stage, read_config
+from rlhf_workers.training.stages.pipeline_stage import Head, PipelineStage
 from rlhf_workers.training.trainer import Trainer
-from rlhf_workers.training.training_batch import TrainingBatch
-from rlhf_workers.training.transport import GroupTransport, TransportKind
+from rlhf_workers.training.trainer_build import new_trainer
+from rlhf_workers.weights.tensor_file import CHECKPOINT_FIELD, TensorFolder, checkpoint_tensors, model_tensors
 
 HEADS: Final[Mapping[ModelKind, Head]] = {
     ModelKind.POLICY: "lm",
@@ -122,7 +130,7 @@ class TorchBackend:
         for (name, stage), optimizer in sorted(trainer.optimizers.items()):
             if name != model or not trainer.layout.publishes(name, stage):
                 continue
-            if (settings := trainer.adapters(name)) is not None:
+            if (settings := trainer.spec.training.adapters(ModelRole(name))) is not None:
                 of_stage = adapters.merged_parameters if settings.publish == "Merged" else adapters.published_alone
                 yield from of_stage(trainer.stages[name, stage], trainer.compute)
             else:
@@ -165,7 +173,7 @@ def build_trainer(
 ) -> Trainer:
     """Return a trainer: loads this rank's stages, joins the others by `connect`, then restores the checkpoint."""
     parallelism, table = job.spec.training.parallelism, ScheduleTable.model_validate_json(become.schedule)
-    layout = RankLayout.of(table, become.rank, become.world_size, parallelism)
+    layout = RankLayout.for_rank(table, become.rank, become.world_size, parallelism)
     compute = compute_dtype(job.spec)
     trunk: adapters.Trunk = {}
     load = load or load_stage
@@ -184,8 +192,8 @@ def build_trainer(
         communicator = connect(layout)
         for held in stages.values():
             held.join(communicator)
-    draft = build_draft_training(job, layout, communicator, become.checkpoint, device)
-    trainer = Trainer(job.spec, layout, stages, communicator, device, compute, span, draft)
+    draft = build_draft_training(job, layout, communicator, become.checkpoint, device, span)
+    trainer = new_trainer(job.spec, layout, stages, communicator, device, compute, span, draft)
     if become.checkpoint:
         checkpoint.restore(trainer, Path(become.checkpoint), become.version)
     return trainer

@@ -27,7 +27,7 @@ with warnings.catch_warnings():  # as in chunk_modules, whichever is imported fi
     from megatron.core.transformer.moe.router import TopKRouter
 
 from rlhf_planner.tensor_split import expert_count
-from rlhf_workers.experts import Spread, TellCounts
+from rlhf_workers.models.experts import Spread, TellCounts
 
 
 class PlainRouter(TopKRouter):  # type: ignore[misc]

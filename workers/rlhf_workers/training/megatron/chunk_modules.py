@@ -32,16 +32,16 @@ with warnings.catch_warnings():
     from megatron.core.transformer.transformer_config import TransformerConfig
 
 from rlhf_planner.tensor_split import expert_count
-from rlhf_workers.training.context_attention import ChunkMasks
 from rlhf_workers.training.megatron.chunk_experts import (
     expert_settings,
     is_normalised,
     put_in_experts,
 )
 from rlhf_workers.training.megatron.folder_format import vocabulary_rows
-from rlhf_workers.training.pipeline_stage import Attention
-from rlhf_workers.training.sequence_parallel import divided_sum, linear_of_rows
-from rlhf_workers.training.tensor_group import TensorGroup
+from rlhf_workers.training.parallel.context_attention import ChunkMasks
+from rlhf_workers.training.parallel.sequence_parallel import divided_sum, linear_of_rows
+from rlhf_workers.training.parallel.tensor_group import TensorGroup
+from rlhf_workers.training.stages.pipeline_stage import Attention
 
 log = logging.getLogger(__name__)
 

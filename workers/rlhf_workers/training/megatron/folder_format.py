@@ -16,8 +16,8 @@ from typing import Any, Final
 import torch
 from torch.nn import functional
 
-from rlhf_workers.training.pipeline_stage import EMBEDDING
-from rlhf_workers.training.tensor_parts import TensorPart, equal_part
+from rlhf_workers.training.parallel.tensor_parts import TensorPart, equal_part
+from rlhf_workers.training.stages.pipeline_stage import EMBEDDING
 
 Shapes = Mapping[str, torch.Size]
 """Hugging Face name -> shape of every tensor of a stage."""

@@ -15,17 +15,19 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from rlhf_api.names import ExitCode
-from rlhf_workers.experts import has_experts
 from rlhf_workers.failures import WorkError
-from rlhf_workers.training.context_attention import ChunkMasks
-from rlhf_workers.training.context_group import ContextCut
-from rlhf_workers.training.expert_files import NAMES, as_parameters
-from rlhf_workers.training.expert_group import ExpertGroup
-from rlhf_workers.training.expert_stage import SharedExperts
+from rlhf_workers.models.experts import has_experts
 from rlhf_workers.training.megatron.chunk_modules import build_chunk
 from rlhf_workers.training.megatron.folder_format import Shapes, chunk_format, tensor_part, unconverted
-from rlhf_workers.training.model_stages import ModelStage
-from rlhf_workers.training.pipeline_stage import (
+from rlhf_workers.training.parallel.context_attention import ChunkMasks
+from rlhf_workers.training.parallel.context_group import ContextCut
+from rlhf_workers.training.parallel.expert_group import ExpertGroup
+from rlhf_workers.training.parallel.expert_stage import SharedExperts
+from rlhf_workers.training.parallel.sequence_parallel import divided_sum, own_positions, whole_rows
+from rlhf_workers.training.parallel.tensor_group import TensorGroup
+from rlhf_workers.training.parallel.tensor_parts import TensorPart, equal_part, near_equal_keepers
+from rlhf_workers.training.stages.model_stages import ModelStage
+from rlhf_workers.training.stages.pipeline_stage import (
     SCORE_HEAD,
     VALUE_HEAD,
     Attention,
@@ -34,10 +36,8 @@ from rlhf_workers.training.pipeline_stage import (
     Reader,
     stage_layers,
 )
-from rlhf_workers.training.sequence_parallel import divided_sum, own_positions, whole_rows
-from rlhf_workers.training.tensor_file import TensorFolder
-from rlhf_workers.training.tensor_group import TensorGroup
-from rlhf_workers.training.tensor_parts import TensorPart, equal_part, near_equal_keepers
+from rlhf_workers.weights.expert_files import NAMES, as_parameters
+from rlhf_workers.weights.tensor_file import TensorFolder
 
 FAMILIES: Final = ("llama", "mistral", "qwen2", "qwen3", *NAMES)
 """`model_type`s whose chunks are tested to equal the whole model."""
@@ -161,7 +161,7 @@ class MegatronStage(PipelineStage):
 
     def _own(self, name: str, whole: torch.Tensor) -> torch.Tensor:
         part = self.part_of(name)
-        return whole if part is None else part.of(whole)
+        return whole if part is None else part.cut(whole)
 
     def _is_used_in_parts(self, name: str) -> bool:
         if self.tensor.by_position and name not in (VALUE_HEAD, SCORE_HEAD):  # norms, each of a rank's own positions

@@ -1,0 +1,57 @@
+"""`engineArgs.speculative_config`: vLLM drafts by itself, by heads of the policy or a model on its own device.
+
+Rule: what drafts by a model of its own may be asked for, on GPUs; what drafts from tokens is the project's. Whoever
+drafts, the project verifies. Pure: what is given in, vLLM's dict or a refusal out.
+"""
+
+from typing import Any, Final
+
+from rlhf_api.job.groups import Speculation
+from rlhf_api.names import ExitCode
+from rlhf_workers.failures import WorkError
+from rlhf_workers.generation.speculation.drafter import MAX_DRAFT
+from rlhf_workers.models.loading import readable_folder
+
+NAME: Final = "speculative_config"
+FIELD: Final = f"spec.generation.engineArgs.{NAME}"
+DRAFT_MODEL: Final = "draft_model"
+METHODS: Final = ("eagle", "eagle3", "mtp", DRAFT_MODEL)
+FIELDS: Final = ("method", "model", "num_speculative_tokens", "draft_tensor_parallel_size", "quantization")
+
+
+def speculation_arguments(given: Any, device_type: str, speculation: Speculation) -> dict[str, Any]:
+    """Return what vLLM is told of its own drafter; WorkError with the field and what would be right."""
+    if device_type == "cpu":
+        raise _refused(
+            "",
+            "vLLM's own drafters are for GPUs: on a CPU passes of heads or a draft model cost what they gain; name "
+            "drafters in spec.generation.speculation.drafters, which draft where that was measured to be faster",
+        )
+    if speculation.mode == "Disabled":
+        raise _refused("", "contradicts spec.generation.speculation.mode: Disabled; remove one of them")
+    if not isinstance(given, dict):
+        raise _refused("", f"{given!r} must be a mapping such as {{method: eagle3, model: /models/heads}}")
+    for name in given:
+        if name not in FIELDS:
+            raise _refused(
+                f".{name}", f"{given[name]!r} cannot be set: {', '.join(FIELDS)} can, as tokens are verified by us"
+            )
+    method = given.get("method")
+    if method not in METHODS:
+        raise _refused(
+            ".method",
+            f"{method!r} must be one of {', '.join(METHODS)}; drafts from tokens are those of "
+            "spec.generation.speculation.drafters",
+        )
+    tokens = given.get("num_speculative_tokens", speculation.max_tokens)
+    if type(tokens) is not int or not 1 <= tokens <= MAX_DRAFT:
+        raise _refused(".num_speculative_tokens", f"{tokens!r} must be a number from 1 to {MAX_DRAFT}")
+    config = {**given, "num_speculative_tokens": tokens}
+    if method != "mtp" or "model" in given:
+        config["model"] = str(readable_folder(str(given.get("model", "")), f"{FIELD}.model"))
+    return config
+
+
+def _refused(below: str, why: str) -> WorkError:
+    field = f"{FIELD}{below}"
+    return WorkError("EngineArgument", f"{field}: {why}", field=field, exit_code=ExitCode.USAGE)

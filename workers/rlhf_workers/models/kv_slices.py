@@ -1,0 +1,69 @@
+"""What moves of a sample's KV cache between two workers: its shapes, a slice of it, and the slot that waits for it.
+
+Rule: plain data, without a word about who sends it or how. Positions count from the prompt's first token.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+
+from rlhf_api.samples import SampleKey
+
+
+def _at_once() -> None:
+    """Nothing is copied any more."""
+
+
+class KvShape(NamedTuple):
+    """What one token leaves in one layer's cache."""
+
+    heads: int
+    key_size: int
+    value_size: int
+    dtype: torch.dtype
+
+    @classmethod
+    def from_tensors(cls, keys: torch.Tensor, values: torch.Tensor) -> "KvShape":
+        """Return the shape of keys and values [.., heads, tokens, size]."""
+        return cls(keys.shape[-3], keys.shape[-1], values.shape[-1], keys.dtype)
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of keys and values together."""
+        return int(self.heads * (self.key_size + self.value_size) * self.dtype.itemsize)
+
+
+@dataclass(frozen=True)
+class KvSlice:
+    """Keys and values of positions start .. stop-1 of one sample, counted from the prompt's first token."""
+
+    start: int
+    stop: int
+    layers: tuple[tuple[torch.Tensor, torch.Tensor], ...]
+    """Keys and values of each layer, float [heads, stop - start, size], in host memory."""
+    ready: Callable[[], None] = _at_once
+    """Waits until `layers` hold what they will: a device may still be copying. For the thread that reads them."""
+    memory: torch.Tensor | None = None
+    """uint8 [bytes]: all memory that `layers` are views of, where it is one storage of theirs alone."""
+
+    def fits(self, shapes: Sequence[KvShape]) -> bool:
+        """Return whether it has every layer of a model of these shapes, each at all of its positions."""
+        length = self.stop - self.start
+        return len(self.layers) == len(shapes) and all(
+            KvShape.from_tensors(keys, values) == shape and keys.shape[1] == values.shape[1] == length
+            for (keys, values), shape in zip(self.layers, shapes, strict=True)
+        )
+
+
+@dataclass(frozen=True)
+class KvReservation:
+    """A slot that is kept for a sample on its way, and what its KV cache may bring."""
+
+    key: SampleKey
+    shapes: tuple[KvShape, ...]
+    known: int
+    """Positions at the offer, about."""
+    longest: int
+    """Positions at most."""

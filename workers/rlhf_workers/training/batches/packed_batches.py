@@ -1,0 +1,53 @@
+"""Which samples share a packed micro-batch: as many tokens in each as can be, and no sample parted.
+
+Owns the split of a mini-batch where `spec.training.packing` is set. Rule: it follows from the lengths alone, so every
+rank works it out by itself and a replay gives the same micro-batches. As nothing is padded, long and short samples
+share one, and the largest is little above the mean. Samples that stay together do, and no micro-batch is empty.
+"""
+
+import heapq
+from collections.abc import Sequence
+
+from rlhf_workers.training.batches.minibatches import shared_out, units_of
+
+
+def packed_split(
+    samples: Sequence[int],
+    lengths: Sequence[int],
+    replicas: int,
+    microbatches: int,
+    together: int,
+    most_tokens: int | None,
+) -> list[list[list[int]]]:
+    """Return [replica][micro-batch] -> samples of one mini-batch, of at most `most_tokens` each (None: of any): each
+    replica has equally many, which are `microbatches` where that is within the bound, and none has more samples than
+    it has by those. Samples longer than the bound raise it to themselves. ValueError as `minibatches.split`."""
+    units = units_of(samples, replicas, microbatches, together)
+    most_units = len(units) // (replicas * microbatches)
+    tokens = {unit[0]: sum(lengths[sample] for sample in unit) for unit in units}
+    ranked = sorted(units, key=lambda unit: (-tokens[unit[0]], unit[0]))
+    sizes = [tokens[unit[0]] for unit in ranked]
+    total = sum(sizes)
+    bound = total if most_tokens is None else max(most_tokens, sizes[0])
+    fewest = max(replicas * microbatches, -(-total // bound))
+    for count in range(-(-fewest // replicas) * replicas, len(units) + 1, replicas):
+        cells = _balanced(sizes, count, most_units)
+        loads = [sum(sizes[place] for place in cell) for cell in cells]
+        if max(loads) <= bound:
+            break
+    order = sorted(range(len(cells)), key=lambda cell: (-loads[cell], cells[cell][0]))
+    made = [[sample for place in cells[cell] for sample in ranked[place]] for cell in order]
+    return shared_out(made, [loads[cell] for cell in order], replicas)
+
+
+def _balanced(sizes: Sequence[int], count: int, most: int) -> list[list[int]]:
+    """Return the places of falling `sizes` in so many cells of at most `most`: each goes to the one with the least so
+    far."""
+    cells: list[list[int]] = [[] for _ in range(count)]
+    open_cells = [(0, cell) for cell in range(count)]
+    for place, size in enumerate(sizes):
+        load, cell = heapq.heappop(open_cells)
+        cells[cell].append(place)
+        if len(cells[cell]) < most:
+            heapq.heappush(open_cells, (load + size, cell))
+    return cells

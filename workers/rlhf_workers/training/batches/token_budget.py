@@ -1,0 +1,112 @@
+"""Micro-batches of bounded padded tokens: how many a mini-batch needs, and which samples are in which.
+
+Owns the split that `spec.training.microBatchTokens` asks for. Rule: it follows from the lengths alone, so every rank
+works it out by itself and a replay gives the same micro-batches; where the split of `minibatches` is within the bound
+it is taken as it is. Else samples are ranked by length and cut into consecutive runs, few long ones or many short
+ones, so that least is padding. Must never part samples that stay together, nor leave a micro-batch empty.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+from rlhf_workers.training.batches.minibatches import shared_out, split
+from rlhf_workers.training.batches.packed_batches import packed_split
+from rlhf_workers.training.parallel.context_group import CHUNKS_A_RANK, padded
+from rlhf_workers.training.parallel.rank_layout import RankLayout
+
+RUN_SHARE: Final = 1 / 16
+"""Of the bound: what a micro-batch costs beside its tokens, so that one more must save as much padding."""
+Split = list[list[list[int]]]
+"""[replica][micro-batch] -> samples."""
+
+
+@dataclass(frozen=True)
+class MicroBatchPlan:
+    """The micro-batches of one mini-batch, and the schedule that runs as many."""
+
+    layout: RankLayout
+    samples: list[int]
+    splits: Mapping[str, Split]
+    """Model role -> its micro-batches, of all replicas."""
+    packed: bool = False
+    """Whether they are packed: then nothing is padding."""
+
+    def tokens(self, cell: Sequence[int], lengths: Sequence[int]) -> int:
+        """Return the tokens that are computed of one of its micro-batches."""
+        chunks = CHUNKS_A_RANK * self.layout.context if self.layout.context > 1 else 1
+        sizes = [padded(lengths[sample], chunks) for sample in cell]
+        return sum(sizes) if self.packed else len(sizes) * max(sizes)
+
+
+def split_minibatch(
+    layout: RankLayout,
+    samples: list[int],
+    lengths: Sequence[int],
+    together: int,
+    most_tokens: int | None,
+    packed: bool = False,
+) -> MicroBatchPlan:
+    """Return the micro-batches of the samples of one mini-batch, of at most `most_tokens` each (None: of any), padding
+    included, and a layout whose table runs as many. A sample longer than that is the bound itself."""
+    splits: dict[str, Split] = {}
+    made: dict[tuple[int, int], Split] = {}  # models of the same shape share one
+    for model in layout.models:
+        shape = layout.replicas(model), layout.microbatches(model)
+        if shape not in made and packed:
+            made[shape] = packed_split(samples, lengths, *shape, together, most_tokens)
+        elif shape not in made:
+            made[shape] = split(samples, lengths, *shape, together)
+            if most_tokens is not None:
+                made[shape] = bounded(made[shape], lengths, together, most_tokens)
+        splits[model] = made[shape]
+    counts = {model: len(cells[0]) for model, cells in splits.items()}
+    return MicroBatchPlan(layout.with_microbatches(counts), samples, splits, packed)
+
+
+def bounded(made: Split, lengths: Sequence[int], together: int, most_tokens: int) -> Split:
+    """Return a split as it is where it is within the bound, and else another that is: each replica has equally many
+    micro-batches, and none has more samples than those of `made`."""
+    if all(padded_tokens(cell, lengths) <= most_tokens for replica in made for cell in replica):
+        return made
+    replicas, most_units = len(made), len(made[0][0]) // together
+    units = [cell[start : start + together] for row in made for cell in row for start in range(0, len(cell), together)]
+    longest = {unit[0]: max(lengths[sample] for sample in unit) for unit in units}
+    ranked = sorted(units, key=lambda unit: (-longest[unit[0]], unit[0]))
+    tokens = [longest[unit[0]] * together for unit in ranked]
+    runs = _runs(tokens, max(most_tokens, tokens[0]), most_units, replicas)
+    runs.sort(key=lambda run: (-tokens[run.start] * len(run), run.start))
+    cells = [[sample for place in run for sample in ranked[place]] for run in runs]
+    return shared_out(cells, [tokens[run.start] * len(run) for run in runs], replicas)
+
+
+def padded_tokens(cell: Sequence[int], lengths: Sequence[int]) -> int:
+    """Return the tokens of a micro-batch, each sample padded to its longest."""
+    return len(cell) * max(lengths[sample] for sample in cell)
+
+
+def _runs(tokens: Sequence[int], bound: int, most_units: int, replicas: int) -> list[range]:
+    """Return consecutive runs of units within the bounds, a multiple of `replicas`: those with the fewest padded tokens
+    where each run counts as RUN_SHARE of the bound more. `tokens` of each unit fall: the first of a run says how
+    wide all are."""
+    units, price = len(tokens), RUN_SHARE * bound
+    least, origin = np.full(units + 1, np.inf), np.zeros(units + 1, np.int64)
+    least[0] = 0.0  # what so many first units cost; of the later ones by the runs that begin before them
+    for start in range(units):
+        count = min(units - start, most_units, max(1, bound // tokens[start]))
+        stops = slice(start + 1, start + 1 + count)
+        costs = least[start] + price + tokens[start] * np.arange(1, count + 1)
+        better = costs < least[stops]
+        least[stops][better], origin[stops][better] = costs[better], start
+    runs, stop = list[range](), units
+    while stop:
+        runs.append(range(int(origin[stop]), stop))
+        stop = runs[-1].start
+    while len(runs) % replicas:
+        sizes = [tokens[run.start] * len(run) if len(run) > 1 else 0 for run in runs]
+        run = runs.pop(sizes.index(max(sizes)))
+        middle = (run.start + run.stop) // 2
+        runs += [range(run.start, middle), range(middle, run.stop)]
+    return runs

@@ -1,0 +1,354 @@
+"""The complete batch of an iteration as padded arrays, and micro-batches of it, padded or packed, of all positions of
+their samples or of a rank's.
+
+Rule: a batch is checked when it arrives; a sample without a field its algorithm needs is an error that names both,
+never a zero. An abstained sample keeps its place (sizes are fixed) but its tokens are outside `mask`, so it is in no
+sum.
+"""
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from itertools import accumulate
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from rlhf_api import control_pb2 as pb
+from rlhf_api.algorithms import SampleField, Shape
+from rlhf_api.algorithms.graph import SAMPLED_FIELD
+from rlhf_api.arrays import unpack
+from rlhf_api.samples import FINISH_REASONS, NOT_SAMPLED
+from rlhf_workers.failures import WorkError
+from rlhf_workers.training.parallel.context_group import ContextCut, ContextGroup, OwnPlaces, padded
+
+OLD_FIELD: Final = "old_log_probabilities"
+"""Of the sampled tokens by the training ranks, before the first step of the iteration; where a job asks for them."""
+STALE_FIELD: Final = "stale"
+"""1 for tokens that weights of an earlier version drew, else 0; absent where none did."""
+NO_PARTS: Final[Mapping[str, str]] = {}
+"""Of a job with one reward."""
+
+
+@dataclass(frozen=True)
+class TrainingBatch:
+    """B samples, T response positions; CPU tensors, padding is zero and outside `mask`."""
+
+    prompts: tuple[torch.Tensor, ...]
+    """int64 [p] a sample."""
+    responses: torch.Tensor
+    """int64 [B, T]."""
+    response_lengths: torch.Tensor
+    """int64 [B]."""
+    mask: torch.Tensor
+    """bool [B, T]: trained response tokens; false throughout an abstained sample."""
+    groups: torch.Tensor
+    """int64 [B]: samples of one prompt share a number."""
+    rewards: torch.Tensor
+    """float32 [B]; 0 and not `valid` where abstained."""
+    valid: torch.Tensor
+    """bool [B]: false for abstained samples."""
+    finished: torch.Tensor
+    """bool [B]: true where the response ended by a stop, false where it was cut at the longest allowed, or is none."""
+    fields: dict[str, torch.Tensor]
+    """Name -> float32 [B, T]."""
+    judged: dict[str, torch.Tensor] = field(default_factory=dict)
+    """Name -> float32 [B], as it was given, of every field that has one number per response."""
+    parts: dict[str, torch.Tensor] = field(default_factory=dict)
+    """Name of one of several rewards -> float32 [B], NaN where it abstained; empty where there is one."""
+    unshaped: torch.Tensor | None = None
+    """float32 [B]: the rewards as they were given, where `rewards` have been shaped."""
+    baselines: torch.Tensor | None = None
+    """float32 [B]: the reward of the greedy response to the prompt, 0 where not `valid`; where an algorithm has one."""
+
+    @property
+    def given_rewards(self) -> torch.Tensor:
+        """The rewards before any shaping, float32 [B]."""
+        return self.rewards if self.unshaped is None else self.unshaped
+
+    @cached_property
+    def lengths(self) -> list[int]:
+        """Tokens of each sample, prompt and response."""
+        responses = self.response_lengths.tolist()
+        return [len(prompt) + length for prompt, length in zip(self.prompts, responses, strict=True)]
+
+    @property
+    def old(self) -> torch.Tensor:
+        """What ratios are against, float32 [B, T]: by the training ranks if they were asked, else by the engine."""
+        return _old(self.fields)
+
+    @property
+    def stale(self) -> torch.Tensor | None:
+        """Which tokens weights of an earlier version drew, bool [B, T]; None where none did."""
+        return _stale(self.fields)
+
+    @property
+    def tokens(self) -> int:
+        """Response tokens that are trained on."""
+        return int(self.mask.sum())
+
+    def sample_means(self, field: str) -> list[float]:
+        """Return of each sample the mean of a field over its trained tokens, NaN where it has none; empty when the
+        batch has no such field."""
+        if field not in self.fields:
+            return []
+        sums = (self.fields[field] * self.mask).sum(dim=1, dtype=torch.float64)
+        means: list[float] = (sums / self.mask.sum(dim=1)).tolist()
+        return means
+
+    def with_fields(self, **fields: torch.Tensor) -> "TrainingBatch":
+        """Return the same batch with more per-token fields."""
+        return replace(self, fields={**self.fields, **fields})
+
+
+@dataclass(frozen=True)
+class MicroBatch:
+    """b samples right-padded to L tokens, or packed: in one row, one behind the other, which are L tokens together.
+    And their n trained response tokens laid end to end. Of a rank of a context group `tokens` are its own positions of
+    the rows, [b, l], and all else is of whole rows."""
+
+    tokens: torch.Tensor
+    """int64 [b, L]; packed [1, L]."""
+    first: torch.Tensor
+    """int64 [b]: place in the rows, laid flat, of the first token of each sample."""
+    positions: torch.Tensor
+    """int64 [n]: place in the rows, laid flat, of the state *before* each trained token."""
+    targets: torch.Tensor
+    """int64 [n]: the token sampled there."""
+    samples: torch.Tensor
+    """int64 [n]: which of the b samples each trained token belongs to; whole responses are in one micro-batch."""
+    weights: dict[str, torch.Tensor]
+    """Model role -> float32 [n]: weight of each token's loss in the whole mini-batch."""
+    fields: dict[str, torch.Tensor]
+    """Name -> float32 [n]."""
+    packed: tuple[int, ...] | None = None
+    """Tokens of each sample of a packed row; None: padded."""
+    cut: ContextCut | None = None
+    """Which positions of the rows are this rank's; None: all."""
+    own: OwnPlaces | None = None
+    """Those of `positions` that are."""
+
+    def to(self, device: torch.device) -> "MicroBatch":
+        """Return it on another device, by copies that the host does not wait for."""
+        return MicroBatch(
+            _moved(self.tokens, device),
+            _moved(self.first, device),
+            _moved(self.positions, device),
+            _moved(self.targets, device),
+            _moved(self.samples, device),
+            {name: _moved(value, device) for name, value in self.weights.items()},
+            {name: _moved(value, device) for name, value in self.fields.items()},
+            self.packed,
+            None if self.cut is None else self.cut.moved(lambda tensor: _moved(tensor, device)),
+            None if self.own is None else OwnPlaces(_moved(self.own.mine, device), _moved(self.own.places, device)),
+        )
+
+    @property
+    def old(self) -> torch.Tensor:
+        """As of a batch, float32 [n]."""
+        return _old(self.fields)
+
+    @property
+    def stale(self) -> torch.Tensor | None:
+        """As of a batch, bool [n]."""
+        return _stale(self.fields)
+
+    def sum_by_sample(self, values: torch.Tensor) -> torch.Tensor:
+        """Return the sum of `values` [n] over the trained tokens of each sample, [b], differentiable; 0 without any."""
+        return values.new_zeros(len(self.first)).index_add(0, self.samples, values)
+
+
+def _old(fields: Mapping[str, torch.Tensor]) -> torch.Tensor:
+    return fields.get(OLD_FIELD, fields[SAMPLED_FIELD])
+
+
+def _stale(fields: Mapping[str, torch.Tensor]) -> torch.Tensor | None:
+    return None if STALE_FIELD not in fields else fields[STALE_FIELD] > 0
+
+
+def _moved(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
+    """A copy from pageable memory would hold the host until the device has done all that it was given before."""
+    if device.type == "cuda" and torch.cuda.is_initialized():
+        return tensor.pin_memory().to(device, non_blocking=True)
+    return tensor.to(device)
+
+
+def batch_from(
+    samples: Iterable[pb.TrainSample],
+    size: int,
+    needed: Sequence[SampleField],
+    parts: Mapping[str, str] = NO_PARTS,
+    holes: bool = False,
+    version: int | None = None,
+) -> TrainingBatch:
+    """Return a batch of `size` samples in sample order; every one that did not abstain has the `needed` fields, and a
+    response. `parts`: name of
+    one of several rewards -> its field, which a sample has unless it abstained. `holes`: responses have tokens that an
+    environment wrote, by their log-probability; they are outside `mask`. `version`: of the weights that are trained,
+    where samples are carried from iteration to iteration and tokens may be of an earlier one.
+
+    WorkError BatchIncomplete names the sample and the field.
+    """
+    ordered = sorted(samples, key=lambda sample: sample.sample)
+    if [sample.sample for sample in ordered] != list(range(size)):
+        raise _incomplete(f"expected samples 0 to {size - 1} once each, got {len(ordered)} samples")
+    responses = [_ints(sample, sample.response, "response", least=0 if sample.abstained else 1) for sample in ordered]
+    longest = max(len(response) for response in responses)
+    tokens = np.zeros((size, longest), np.int64)
+    others = np.zeros((size, longest), np.bool_)
+    per_token = [name for name in needed if name.shape is Shape.PER_TOKEN]
+    per_sample = [name for name in needed if name.shape is Shape.PER_SAMPLE]
+    filled = {
+        name: np.zeros((size, longest if name in per_token else 1), np.float32) for name in per_token + per_sample
+    }
+    for row, (sample, response) in enumerate(zip(ordered, responses, strict=True)):
+        length = len(response)
+        tokens[row, :length] = response
+        if holes:
+            others[row, :length] = _written(sample, length)
+        for name in per_token:
+            if not sample.abstained or name in sample.fields:
+                filled[name][row, :length] = _array(sample, name, length)
+        for name in per_sample if not sample.abstained else ():
+            filled[name][row] = _array(sample, name, 1)
+    if holes:  # tokens that an environment wrote have no log-probability
+        filled[SAMPLED_FIELD][others] = 0
+    fields, judged = ({name: _finite(name, filled[name]) for name in names} for names in (per_token, per_sample))
+    rewards: dict[str, torch.Tensor] = {name: value.flatten() for name, value in judged.items()}
+    lengths = torch.tensor([len(response) for response in responses])
+    valid = torch.tensor([not sample.abstained for sample in ordered])
+    return TrainingBatch(
+        prompts=tuple(torch.from_numpy(_ints(sample, sample.prompt, "prompt").astype(np.int64)) for sample in ordered),
+        responses=torch.from_numpy(tokens),
+        response_lengths=lengths,
+        mask=(torch.arange(longest)[None, :] < lengths[:, None]) & valid[:, None] & ~torch.from_numpy(others),
+        groups=torch.tensor([sample.group for sample in ordered]),
+        rewards=next(iter(rewards.values()), torch.zeros(size)),
+        valid=valid,
+        finished=torch.tensor([_finished(sample) for sample in ordered]),
+        fields=fields | _staleness(ordered, longest, version),
+        parts={part: torch.tensor([_part(sample, name) for sample in ordered]) for part, name in parts.items()},
+        judged=rewards,
+    )
+
+
+def _staleness(samples: Sequence[pb.TrainSample], longest: int, version: int | None) -> dict[str, torch.Tensor]:
+    """Return STALE_FIELD, where any token is of an earlier version."""
+    result = torch.zeros(len(samples), longest)
+    for row, sample in enumerate(samples if version is not None else ()):
+        place = 0
+        for span in sample.versions:
+            assert version is not None
+            result[row, place : place + span.tokens] = float(span.version < version)
+            place += span.tokens
+    return {STALE_FIELD: result} if result.any() else {}
+
+
+def _written(sample: pb.TrainSample, length: int) -> npt.NDArray[np.bool_]:
+    """Return which tokens of a response an environment wrote, [n]; none of one that has no log-probabilities, as it
+    failed or was cut off."""
+    if sample.abstained and SAMPLED_FIELD not in sample.fields:
+        return np.zeros(length, np.bool_)
+    written: npt.NDArray[np.bool_] = _array(sample, SAMPLED_FIELD, length) == NOT_SAMPLED
+    return written
+
+
+def _part(sample: pb.TrainSample, name: str) -> float:
+    if name not in sample.fields:
+        return math.nan
+    value = float(_array(sample, name, 1)[0])
+    if not math.isfinite(value):
+        raise _not_finite(sample.sample, name)
+    return value
+
+
+def micro_batch(
+    batch: TrainingBatch,
+    rows: Sequence[int],
+    weights: dict[str, torch.Tensor],
+    packed: bool = False,
+    group: ContextGroup | None = None,
+) -> MicroBatch:
+    """Return the samples `rows` of a batch, in one row where they are to be `packed`; `weights` are [B, T] per model
+    role. `group`: of its positions those that are this rank's; None: all."""
+    lengths = [padded(batch.lengths[row], 1 if group is None else group.chunks) for row in rows]
+    widths = lengths if packed else [max(lengths)] * len(rows)
+    ends = list(accumulate(widths))
+    first = [end - width for end, width in zip(ends, widths, strict=True)]
+    tokens = torch.zeros(ends[-1], dtype=torch.int64)
+    positions = []
+    for place, row in zip(first, rows, strict=True):
+        prompt, length = batch.prompts[row], int(batch.response_lengths[row])
+        begin = place + len(prompt)
+        tokens[place:begin] = prompt
+        tokens[begin : begin + length] = batch.responses[row, :length]
+        positions.append(batch.mask[row, :length].nonzero().flatten() + (begin - 1))
+    index = torch.tensor(list(rows))
+    chosen = batch.mask[index]
+    samples = torch.arange(len(rows))[:, None].expand_as(chosen)
+
+    def flat(values: torch.Tensor) -> torch.Tensor:
+        return values[index][chosen]
+
+    tokens = tokens.view(1 if packed else len(rows), -1)
+    cut = None if group is None else ContextCut.for_lengths(group, widths if packed else widths[:1])
+    before = torch.cat(positions)
+    return MicroBatch(
+        tokens=tokens if cut is None else tokens[:, cut.columns],
+        first=torch.tensor(first),
+        positions=before,
+        targets=flat(batch.responses),
+        samples=samples[chosen],
+        weights={model: flat(values) for model, values in weights.items()},
+        fields={name: flat(values) for name, values in batch.fields.items()},
+        packed=tuple(lengths) if packed else None,
+        cut=cut,
+        own=None if cut is None else cut.own(before),
+    )
+
+
+def _finished(sample: pb.TrainSample) -> bool:
+    if sample.finish_reason not in FINISH_REASONS:
+        wanted = ", ".join(FINISH_REASONS[1:])
+        raise _incomplete(
+            f"sample {sample.sample}: finish_reason is {sample.finish_reason[:20]!r}, not one of {wanted}"
+        )
+    return sample.finish_reason != "length" and sample.response.shape[0] > 0
+
+
+def _ints(sample: pb.TrainSample, array: pb.Array, name: str, least: int = 1) -> npt.NDArray[np.int32]:
+    values: npt.NDArray[np.int32] = unpack(array)
+    if values.ndim != 1 or len(values) < least or values.dtype != np.int32:
+        needs = f"int32 [n >= {least}]"
+        raise _incomplete(f"sample {sample.sample}: {name} is {array.dtype} {list(array.shape)}, needs {needs}")
+    return values
+
+
+def _array(sample: pb.TrainSample, name: str, length: int) -> npt.NDArray[np.float32]:
+    if name not in sample.fields:
+        raise _incomplete(f"sample {sample.sample} has no {name}; it has {', '.join(sorted(sample.fields)) or 'none'}")
+    values: npt.NDArray[np.float32] = unpack(sample.fields[name])
+    if values.shape != (length,) or values.dtype != np.float32:
+        raise _incomplete(
+            f"sample {sample.sample}: {name} is {values.dtype} {list(values.shape)}, needs float32 [{length}]"
+        )
+    return values
+
+
+def _finite(name: str, values: npt.NDArray[np.float32]) -> torch.Tensor:
+    """Return a field of all samples; WorkError names the first sample of which it holds what is no number."""
+    right = np.isfinite(values)
+    if not right.all():
+        raise _not_finite(int(right.all(axis=1).argmin()), name)
+    return torch.from_numpy(values)
+
+
+def _not_finite(sample: int, name: str) -> WorkError:
+    return _incomplete(f"sample {sample}: {name} holds a value that is not a finite number")
+
+
+def _incomplete(message: str) -> WorkError:
+    return WorkError("BatchIncomplete", f"training batch: {message}")

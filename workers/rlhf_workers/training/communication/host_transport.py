@@ -1,0 +1,210 @@
+"""The communicator of ranks that share a GPU: every tensor crosses through host memory, over gloo.
+
+A send is copied to pinned memory on a stream of its own, behind what computes it, and a thread gives it to gloo when
+the copy is there; a receive is taken from gloo by a thread and copied to the device on another stream, in front of what
+needs it. So neither the compute stream nor the thread that launches work waits for a transfer that nothing needs yet.
+
+Rule: a pair of ranks has one thread for each direction, so the k-th send meets the k-th receive. Memory that a copy
+still reads or writes is held by the transfer's closure, and a buffer to receive into is written only behind the work
+that was given to the compute stream before the receive was posted: the allocator may have handed it on from there.
+Sums are those of gloo, so they have the bits that ranks on CPUs get. A copy between CPUs stands in for one to a device
+where there is none, and so the tests run all of this but the streams.
+"""
+
+import queue
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+
+from rlhf_workers.training.communication.communicator import Communicator, Handle, RowCounts
+from rlhf_workers.training.communication.transport import GroupTransport
+
+Wait = Callable[[], None]
+
+
+@dataclass(frozen=True)
+class HostCopy:
+    """A tensor on its way to host memory."""
+
+    host: torch.Tensor
+    wait: Wait
+    """Blocks the calling thread until `host` holds it."""
+
+
+class DeviceCopies(Protocol):
+    """Copies between a device and host memory. `to_host` and `mark` are called by the thread that launches work."""
+
+    def to_host(self, tensor: torch.Tensor) -> HostCopy:
+        """Start copying what the work launched so far leaves in `tensor`, which must stay as it is until then."""
+
+    def mark(self) -> Any:
+        """Return the present place in the order of work; `to_device` copies behind it."""
+
+    def buffer(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Return host memory to receive `tensor` into."""
+
+    def to_device(self, host: torch.Tensor, tensor: torch.Tensor, behind: Any) -> Wait:
+        """Start copying `host` into `tensor`; what is returned makes work launched from then on wait for it."""
+
+
+class CpuCopies:
+    """Between CPUs: at once."""
+
+    def to_host(self, tensor: torch.Tensor) -> HostCopy:
+        return HostCopy(tensor.clone(), lambda: None)
+
+    def mark(self) -> None: ...
+
+    def buffer(self, tensor: torch.Tensor) -> torch.Tensor:
+        return torch.empty_like(tensor)
+
+    def to_device(self, host: torch.Tensor, tensor: torch.Tensor, behind: Any) -> Wait:
+        tensor.copy_(host)
+        return lambda: None
+
+
+class CudaCopies:
+    """Through pinned memory, on one stream for each direction. Pinned memory is that of PyTorch's caching allocator,
+    which hands a block on only when the copies that used it are over."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._out, self._in = torch.cuda.Stream(device), torch.cuda.Stream(device)
+
+    def to_host(self, tensor: torch.Tensor) -> HostCopy:
+        host = self.buffer(tensor)
+        self._out.wait_stream(torch.cuda.current_stream(self._device))
+        copied = torch.cuda.Event(blocking=True)  # a thread that waits for it sleeps
+        with torch.cuda.stream(self._out):
+            host.copy_(tensor, non_blocking=True)
+            copied.record(self._out)
+        return HostCopy(host, copied.synchronize)
+
+    def mark(self) -> torch.cuda.Event:
+        event = torch.cuda.Event()
+        event.record(torch.cuda.current_stream(self._device))
+        return event
+
+    def buffer(self, tensor: torch.Tensor) -> torch.Tensor:
+        return torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
+
+    def to_device(self, host: torch.Tensor, tensor: torch.Tensor, behind: torch.cuda.Event) -> Wait:
+        copied = torch.cuda.Event()
+        with torch.cuda.stream(self._in):  # a setting of the calling thread
+            self._in.wait_event(behind)
+            tensor.copy_(host, non_blocking=True)
+            copied.record(self._in)
+        return lambda: torch.cuda.current_stream(self._device).wait_event(copied)
+
+
+class HostCommunicator:
+    """Implements `Communicator` by another one that carries host memory."""
+
+    def __init__(self, inner: Communicator, copies: DeviceCopies, transport: GroupTransport) -> None:
+        """`inner` speaks to the same ranks over gloo."""
+        self.transport = transport
+        self._inner, self._copies = inner, copies
+        self._couriers: dict[tuple[str, int], _Courier] = {}
+
+    def send(self, tensor: torch.Tensor, peer: int) -> Handle:
+        copy = self._copies.to_host(tensor)
+
+        def deliver() -> Wait:
+            copy.wait()
+            self._inner.send(copy.host, peer).wait()
+            return lambda: None
+
+        return _CarriedTransfer(self._courier("send", peer).do(deliver), tensor)
+
+    def receive(self, tensor: torch.Tensor, peer: int) -> Handle:
+        host, behind = self._copies.buffer(tensor), self._copies.mark()
+
+        def fetch() -> Wait:
+            self._inner.receive(host, peer).wait()
+            return self._copies.to_device(host, tensor, behind)
+
+        return _CarriedTransfer(self._courier("receive", peer).do(fetch), tensor)
+
+    def all_reduce_sum(self, tensor: torch.Tensor, ranks: tuple[int, ...]) -> None:
+        self._reduce(tensor, ranks, self._inner.all_reduce_sum)
+
+    def all_reduce_max(self, tensor: torch.Tensor, ranks: tuple[int, ...]) -> None:
+        self._reduce(tensor, ranks, self._inner.all_reduce_max)
+
+    def all_gather(self, whole: torch.Tensor, own: torch.Tensor, ranks: tuple[int, ...]) -> None:
+        host = torch.empty(whole.shape, dtype=whole.dtype)
+        self._inner.all_gather(host, own.to("cpu", copy=True), ranks)
+        whole.copy_(host)
+
+    def reduce_scatter_sum(self, own: torch.Tensor, whole: torch.Tensor, ranks: tuple[int, ...]) -> None:
+        host = torch.empty(own.shape, dtype=own.dtype)
+        self._inner.reduce_scatter_sum(host, whole.to("cpu", copy=True), ranks)
+        own.copy_(host)
+
+    def broadcast(self, tensor: torch.Tensor, source: int, ranks: tuple[int, ...]) -> None:
+        if len(ranks) > 1:
+            host = tensor.to("cpu", copy=True)
+            self._inner.broadcast(host, source, ranks)
+            tensor.copy_(host)
+
+    def all_to_all(self, received: torch.Tensor, sent: torch.Tensor, rows: RowCounts, ranks: tuple[int, ...]) -> None:
+        host = torch.empty(received.shape, dtype=received.dtype)
+        self._inner.all_to_all(host, sent.to("cpu", copy=True), rows, ranks)
+        received.copy_(host)
+
+    @staticmethod
+    def _reduce(
+        tensor: torch.Tensor, ranks: tuple[int, ...], reduce: Callable[[torch.Tensor, tuple[int, ...]], None]
+    ) -> None:
+        """Copy as a whole, or gloo would cut the array elsewhere and sum in another order."""
+        if len(ranks) > 1:
+            host = tensor.to("cpu", copy=True)
+            reduce(host, ranks)
+            tensor.copy_(host)
+
+    def _courier(self, direction: str, peer: int) -> "_Courier":
+        return self._couriers.setdefault((direction, peer), _Courier(f"{direction}-{peer}"))
+
+
+class _CarriedTransfer:
+    """A transfer of a courier; holds its tensor until it is over."""
+
+    def __init__(self, over: "Future[Wait]", tensor: torch.Tensor) -> None:
+        self._over, self._tensor = over, tensor
+
+    def wait(self) -> None:
+        self._over.result()()  # the transfer itself has a time-out and says what it waited for
+
+    def is_completed(self) -> bool:
+        return self._over.done()
+
+
+class _Courier:
+    """Does one direction's transfers with one peer, in order, on a thread that does not keep the process alive."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._work: queue.SimpleQueue[tuple[Callable[[], Wait], Future[Wait]]] = queue.SimpleQueue()
+        self._started = False
+
+    def do(self, work: Callable[[], Wait]) -> "Future[Wait]":
+        """Queue a transfer."""
+        if not self._started:
+            self._started = True
+            threading.Thread(target=self._run, name=f"transfer-{self._name}", daemon=True).start()
+        over: Future[Wait] = Future()
+        self._work.put((work, over))
+        return over
+
+    def _run(self) -> None:
+        while True:
+            work, over = self._work.get()
+            try:
+                over.set_result(work())
+            except BaseException as error:  # whoever waits for it must hear of it
+                over.set_exception(error)
+            del work, over  # or the last transfer's memory stays until the next one

@@ -1,0 +1,139 @@
+"""How ranks become a group: they meet at rank 0's TCPStore, each says what its device is, torch.distributed starts.
+
+Rule: a wait ends with a message that names the missing ranks. A group lives as long as its processes; when one is
+lost all ranks restart and meet again under a higher group epoch and at a fresh address, so nothing of an old group
+can be met here.
+"""
+
+import ipaddress
+import logging
+import os
+import time
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Final
+
+import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import PrefixStore, TCPStore
+
+from rlhf_api import control_pb2 as pb
+from rlhf_api.names import ExitCode
+from rlhf_workers.failures import WorkError
+from rlhf_workers.training.communication.transport import GroupTransport, choose_transport, describe, read_statement
+
+log = logging.getLogger(__name__)
+
+POLL_SECONDS: Final = 0.02
+"""Between two looks at who has come; a look is one small message."""
+SILENCE: Final = timedelta(minutes=30)
+"""A transfer or sum may wait this long for a peer that is alive but slow; a dead one is noticed at once."""
+
+
+def join_group(
+    command: pb.BecomeTraining, device: torch.device, timeout: float, clock: Callable[[], float] = time.monotonic
+) -> GroupTransport:
+    """Initialise the default process group and return how it speaks: over NCCL when every rank has a GPU of its own,
+    else over gloo. WorkError RendezvousTimeout, AddressInUse.
+
+    `timeout` in seconds covers meeting all ranks.
+    """
+    host, port = split_address(command.rendezvous)
+    if _is_loopback(host):
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # gloo else binds what the host's name resolves to
+    deadline = clock() + timeout
+    store = _store(command, host, port, timeout)
+    statements = _meet(store, command, describe(device).statement(), deadline, clock)
+    transport = choose_transport([read_statement(statement) for statement in statements], command.rank)
+    if transport.reason:
+        log.warning("training transfers go through host memory: %s", transport.reason)
+    nccl = transport.kind == "nccl"
+    if nccl:
+        # Transfers of one rank run one after the other, as intended here: no need to be told of it.
+        os.environ.setdefault("TORCH_NCCL_SHOW_EAGER_INIT_P2P_SERIALIZATION_WARNING", "false")
+    prefix = PrefixStore(f"group-{command.group_epoch}", store)
+    try:
+        dist.init_process_group(
+            "nccl" if nccl else "gloo",
+            store=prefix,
+            rank=command.rank,
+            world_size=command.world_size,
+            timeout=SILENCE,
+            device_id=device if nccl else None,  # connects at once, while all ranks are here
+        )
+    except RuntimeError as error:
+        raise _timeout(command, [], str(error)) from error
+    return transport
+
+
+def leave_group() -> None:
+    """End the default process group, if there is one."""
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
+def split_address(address: str) -> tuple[str, int]:
+    """Return (host, port) of host:port, IPv6 hosts in brackets."""
+    host, _, port = address.rpartition(":")
+    if not host or not port.isdigit():
+        raise WorkError("BadCommand", f"becomeTraining.rendezvous: {address!r} is not host:port")
+    return host.strip("[]"), int(port)
+
+
+def _store(command: pb.BecomeTraining, host: str, port: int, timeout: float) -> TCPStore:
+    try:
+        return TCPStore(
+            host,
+            port,
+            command.world_size,
+            is_master=command.rank == 0,
+            timeout=timedelta(seconds=timeout),
+            wait_for_workers=False,
+        )
+    except RuntimeError as error:
+        if command.rank == 0:
+            raise WorkError(
+                "AddressInUse",
+                f"rank 0 cannot listen at {command.rendezvous}: {_first_line(error)}",
+                retryable=True,
+                exit_code=ExitCode.ADDRESS_IN_USE,
+            ) from error
+        raise _timeout(command, [0], _first_line(error)) from error
+
+
+def _meet(
+    store: TCPStore, command: pb.BecomeTraining, statement: bytes, deadline: float, clock: Callable[[], float]
+) -> list[bytes]:
+    """Say that this rank is there, and return what all ranks say of their devices once they are."""
+
+    def key(rank: int) -> str:
+        return f"joined-{command.group_epoch}-{rank}"
+
+    missing = [rank for rank in range(command.world_size) if rank != command.rank]
+    try:
+        store.set(key(command.rank), statement.decode())
+        while missing := [rank for rank in missing if not store.check([key(rank)])]:
+            if clock() > deadline:
+                raise _timeout(command, missing, "")
+            time.sleep(POLL_SECONDS)
+        return [bytes(store.get(key(rank))) for rank in range(command.world_size)]
+    except RuntimeError as error:
+        raise _timeout(command, [0], _first_line(error)) from error
+
+
+def _timeout(command: pb.BecomeTraining, missing: list[int], why: str) -> WorkError:
+    ranks = f"rank{'s' * (len(missing) > 1)} {', '.join(map(str, missing))}" if missing else "all ranks"
+    message = f"training group epoch {command.group_epoch}: rank {command.rank} waited for {ranks} of "
+    message += f"{command.world_size} at {command.rendezvous}" + (f": {why}" if why else "")
+    return WorkError("RendezvousTimeout", message, retryable=True, exit_code=ExitCode.RESTART)
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return host == "localhost" or ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).splitlines()[0] if str(error) else type(error).__name__

@@ -1,0 +1,46 @@
+"""In which order an iteration trains its models: all together, or the policy before its critics.
+
+Rule: both orders take the same optimizer steps of each model on the same mini-batches, so the weights are the same
+bits. With the policy first, its weights do not change any more from the step on after which `critics_behind` holds.
+"""
+
+from collections.abc import Generator
+from typing import Protocol
+
+from rlhf_workers.training.batches.training_batch import TrainingBatch
+from rlhf_workers.training.objective_metrics import Norms, Objectives
+from rlhf_workers.training.training_progress import TrainingProgress
+
+
+class TrainsModels(Protocol):
+    """A trainer, as far as an order needs it."""
+
+    progress: TrainingProgress
+    step_seconds: list[float]
+    critics_behind: bool
+
+    def train_models(
+        self, iteration: int, batch: TrainingBatch, objectives: Objectives, norms: Norms, left_out: set[int]
+    ) -> Generator[None, None, int]:
+        """Train some models on every mini-batch; return how many had no sample to train on."""
+
+
+def train_policy_first(
+    trainer: TrainsModels,
+    policy: str,
+    iteration: int,
+    batch: TrainingBatch,
+    objectives: Objectives,
+    norms: Norms,
+) -> Generator[None, None, int]:
+    """Train the policy on all mini-batches, then the other models on the same, from the same optimizer step on."""
+    start, left_out = trainer.progress.steps, set[int]()
+    skipped = yield from trainer.train_models(iteration, batch, {policy: objectives[policy]}, norms, left_out)
+    end, of_policy = trainer.progress.steps, trainer.step_seconds
+    trainer.progress.steps, trainer.step_seconds, trainer.critics_behind = start, [], True
+    yield
+    critics = {model: objective for model, objective in objectives.items() if model != policy}
+    yield from trainer.train_models(iteration, batch, critics, norms, left_out)
+    trainer.step_seconds = [sum(seconds) for seconds in zip(of_policy, trainer.step_seconds, strict=True)]
+    trainer.progress.steps = end
+    return skipped

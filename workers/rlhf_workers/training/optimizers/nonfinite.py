@@ -1,0 +1,73 @@
+"""Steps whose loss or gradient is infinite or NaN: skipped and counted; too many in a row end the job.
+
+Rule: the decision is taken from sums over all ranks, so every pipeline stage and replica takes the same one, and a
+replay takes it again; the counts are part of a checkpoint. A skipped step leaves weights, moments and the position in
+the learning-rate schedule as they were, of every model: actor and critic go through the same steps. The loss is looked
+at, too: a log-probability that is NaN makes a loss of NaN whose slope is 0, as limits have none for it.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from rlhf_workers.failures import WorkError
+
+FIELD: Final = "spec.training.optimizer.maxNonFiniteSteps"
+
+
+@dataclass
+class NonFiniteSteps:
+    """How many there were; saved in trainer.json."""
+
+    total: int = 0
+    in_a_row: int = 0
+
+    def problem(
+        self,
+        losses: Mapping[str, float],
+        squares: Mapping[tuple[str, int], float],
+        iteration: int,
+        step: int,
+        limit: int,
+    ) -> str:
+        """Return why optimizer step `step` must be skipped; empty when it may be taken.
+
+        `losses`: model -> loss, `squares`: (model, stage) -> squared gradient norm. WorkError when it is one more than
+        `limit` in a row.
+        """
+        result = _named(losses, squares)
+        if not result:
+            self.in_a_row = 0
+            return ""
+        self.total += 1
+        self.in_a_row += 1
+        message = f"iteration {iteration}: {', '.join(result)} at optimizer step {step}"
+        if self.in_a_row > limit:
+            row = f", as it was {limit} times in a row before" if limit else ""
+            raise WorkError(
+                "GradientNotFinite",
+                f"{message}{row}; weights were not changed. Lower spec.training.optimizer.learningRate, or look for "
+                f"numbers that overflow in the model or the rewards ({FIELD} is {limit})",
+                field="spec.training.optimizer.learningRate",
+            )
+        return f"{message}: the step is skipped ({self.in_a_row} in a row; more than {limit} fail the job)"
+
+    def metrics(self, before: int) -> dict[str, float]:
+        """Return what is shown of an iteration that began when there were `before`."""
+        return {"train/nonfinite_steps": float(self.total - before), "train/nonfinite_steps_total": float(self.total)}
+
+
+def _named(losses: Mapping[str, float], squares: Mapping[tuple[str, int], float]) -> list[str]:
+    """Return what is not finite, such as `the gradient of the actor is nan (pipeline stages 0, 1)`."""
+    texts = []
+    for model, loss in losses.items():
+        if not math.isfinite(loss):
+            texts.append(f"the loss of the {model} is {loss}")
+        bad = {
+            stage: square for (name, stage), square in squares.items() if name == model and not math.isfinite(square)
+        }
+        if bad:
+            places = f"pipeline stage{'s' * (len(bad) > 1)} {', '.join(map(str, bad))}"
+            texts.append(f"the gradient of the {model} is {sum(bad.values())} ({places})")
+    return texts

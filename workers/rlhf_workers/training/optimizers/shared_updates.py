@@ -1,0 +1,37 @@
+"""Updates that ranks share after their steps: copies of a stage that share moments, and parameters held in parts.
+
+Rule: called by all ranks, at the same point of training. Publishing and saving may be asked of one rank, or of one
+again, so they must never gather; `gather_weights` runs within a training.
+"""
+
+from collections.abc import Collection, Mapping
+
+from rlhf_workers.training.backends.registry import SpanSink
+from rlhf_workers.training.communication.communicator import Communicator
+from rlhf_workers.training.optimizers.optimizer import StageOptimizer
+from rlhf_workers.training.parallel.rank_layout import RankLayout
+from rlhf_workers.training.schedule.step_spans import measured
+
+Optimizers = Mapping[tuple[str, int], StageOptimizer]
+
+
+def broadcast_updates(
+    models: Collection[str], layout: RankLayout, optimizers: Optimizers, communicator: Communicator, span: SpanSink
+) -> None:
+    """Bring the copies of a stage that share its moments up to date with what each has stepped."""
+    shared = [key for key in layout.held if key[0] in models and optimizers[key].shares.part]
+    if shared:
+        with measured(span, "train/hand-on"):
+            for key in shared:
+                optimizers[key].share_updates(communicator)
+
+
+def gather_weights(
+    models: Collection[str], layout: RankLayout, optimizers: Optimizers, communicator: Communicator, span: SpanSink
+) -> None:
+    """Make whole parameters of those of some models that ranks hold in parts."""
+    if any(optimizer.part for optimizer in optimizers.values()):
+        with measured(span, "train/gather"):
+            for key in layout.held:
+                if key[0] in models and (layout.writes(*key) or optimizers[key].over_data):
+                    optimizers[key].gather(communicator)

@@ -1,0 +1,106 @@
+"""Attention of a rank that has some positions of every sample: by whom it is computed, chunk by chunk.
+
+Owns that a query sees the keys of its own sample up to itself, whichever rank made them. Keys and values of all
+positions are gathered once a layer, in one exchange. Each chunk of a rank's queries then attends to the keys before
+its end, by the same functions as whole samples, so no score is made that a causal mask would throw away but those of a
+chunk with itself. Must never make a mask of whole rows: that of a chunk is made where no kernel has it.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+import torch
+from torch.nn.attention.bias import causal_lower_right
+from transformers import AttentionInterface
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from transformers.models.gemma2.modeling_gemma2 import eager_attention_forward
+
+from rlhf_workers.models.precision import as_multiplied
+from rlhf_workers.training.parallel.context_group import ContextCut, SampleChunk
+from rlhf_workers.training.stages.packed_attention import Part, in_parts
+from rlhf_workers.training.stages.pipeline_stage import Attention
+
+CONTEXT: Final = "context_cut"
+"""Argument of a layer that it passes on to its attention: `ChunkMasks`."""
+CUT: Final[Mapping[Attention, Attention]] = {"eager": "context_eager", "sdpa": "context_sdpa"}
+"""What computes a rank's positions by what computes whole rows, padded or packed."""
+
+
+@dataclass(frozen=True)
+class ChunkKeys:
+    """What a chunk of queries attends to."""
+
+    keys: slice
+    """In its sample: from the first that any of its queries sees to its end."""
+    mask: torch.Tensor
+    """Of these keys: bool or added to scores, or the fused kernel's own."""
+
+
+@dataclass(frozen=True)
+class ChunkMasks:
+    """What one layer's attention needs beside queries, keys and values."""
+
+    cut: ContextCut
+    chunks: list[SampleChunk]
+    """This rank's: two of every sample."""
+    keys: list[ChunkKeys]
+    """Of each of them."""
+
+    @classmethod
+    def by_kind(
+        cls, cut: ContextCut, windows: Mapping[str, int | None], kernel: str, hidden: torch.Tensor
+    ) -> dict[str, "ChunkMasks"]:
+        """Return those of layers of each attention kind, of which `windows` are; `kernel`: one of `Attention`."""
+        return {kind: cls.for_cut(cut, window, kernel.endswith("eager"), hidden) for kind, window in windows.items()}
+
+    @classmethod
+    def for_cut(cls, cut: ContextCut, window: int | None, eager: bool, hidden: torch.Tensor) -> "ChunkMasks":
+        """`window`: keys that a query sees, itself among them; None: all before it. Masks are of the type and on the
+        device of `hidden`."""
+        chunks = cut.own_chunks
+        made: dict[SampleChunk, ChunkKeys] = {}
+        for chunk in chunks:
+            if chunk not in made:
+                first = 0 if window is None else max(0, chunk.start - window + 1)
+                keys = slice(first, chunk.start + chunk.length)
+                made[chunk] = ChunkKeys(keys, _mask(chunk, first, window, eager, hidden))
+        return cls(cut, chunks, [made[chunk] for chunk in chunks])
+
+    def parts(self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> Iterator[Part]:
+        """Yield (queries, keys, values, mask) of each chunk, in the order of this rank's positions, of its query [b,
+        heads, l, width], key and value [b, groups, l, width]; all ranks of the group must come here together."""
+        made = as_multiplied(torch.cat((key, value), dim=1))
+        keys, values = self.cut.whole(made).chunk(2, dim=1)
+        queries = as_multiplied(query).split([chunk.length for chunk in self.chunks], dim=2)
+        # Cut by sample first: the gradients of parts of a row are joined once, not one whole row a part.
+        lengths = self.cut.lengths
+        of_samples = list(zip(keys.split(lengths, dim=2), values.split(lengths, dim=2), strict=True))
+        for number, (own, seen) in enumerate(zip(queries, self.keys, strict=True)):
+            of_keys, of_values = of_samples[number // 2]
+            yield own, of_keys[:, :, seen.keys], of_values[:, :, seen.keys], seen.mask
+
+
+def _mask(chunk: SampleChunk, first: int, window: int | None, eager: bool, hidden: torch.Tensor) -> torch.Tensor:
+    end = chunk.start + chunk.length
+    if not eager and (window is None or window >= end):
+        fused: torch.Tensor = causal_lower_right(chunk.length, end - first)
+        return fused
+    queries = torch.arange(chunk.start, end, device=hidden.device)
+    distance = queries[:, None] - torch.arange(first, end, device=hidden.device)
+    seen = distance >= 0 if window is None else (distance >= 0) & (distance < window)
+    if not eager:
+        return seen[None, None]
+    scores = torch.zeros(distance.shape, device=hidden.device, dtype=hidden.dtype)
+    return scores.masked_fill_(~seen, torch.finfo(hidden.dtype).min)[None, None]
+
+
+def _chunks(given: Part, arguments: dict[str, Any]) -> Iterator[Part]:
+    """Yield the chunks of a rank's queries, with the keys of all ranks that they see."""
+    masks: ChunkMasks = arguments.pop(CONTEXT)
+    query, key, value, _ = given
+    yield from masks.parts(query, key, value)
+
+
+AttentionInterface.register("context_eager", in_parts(eager_attention_forward, _chunks))
+AttentionInterface.register("context_sdpa", in_parts(sdpa_attention_forward, _chunks))

@@ -1,0 +1,80 @@
+"""The data parallel ranks that share out the experts of every layer, and the exchange of rows between them.
+
+Owns what crosses between them inside a forward and a backward: how many rows go where, then the rows to the ranks that
+hold their experts, and the results back; in a backward the gradients the other way round. Rule: every rank of the group
+asks for the same exchanges in the same order, as all run one row of the schedule table on equally many micro-batches,
+and so does recomputation, which goes through a layer to its end. How many rows a rank is given follows from the others'
+tokens: it may be none, and it takes part then, too.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from rlhf_workers.models.experts import Compute
+from rlhf_workers.models.precision import as_multiplied
+from rlhf_workers.training.communication.communicator import Communicator, RowCounts
+
+
+@dataclass
+class ExpertGroup:
+    """A rank's place in its group, and its way to the others."""
+
+    rank: int
+    """Number of this rank in the group, and of the equal part of the experts that it holds."""
+    ranks: tuple[int, ...]
+    """Global ranks, by their number."""
+    communicator: Communicator | None = None
+    """None until the ranks have met."""
+
+    def spread(self, rows: torch.Tensor, counts: Sequence[int], compute: Compute) -> torch.Tensor:
+        """Return [n, hidden] of rows [n, hidden], of which `counts` are for each expert of the layer, each computed by
+        the rank that holds its expert. Rows of one expert are computed in the order of the ranks that they are of."""
+        rows = as_multiplied(rows)
+        size = len(self.ranks)
+        held = len(counts) // size
+        given = self._counts(counts, rows.device)
+        sent = [sum(counts[first : first + held]) for first in range(0, len(counts), held)]
+        moved = RowCounts([sum(given[first : first + held]) for first in range(0, len(given), held)], sent)
+        came: torch.Tensor = _exchange(rows, self, moved)
+        repeats = torch.tensor(given, device=rows.device)
+        order = torch.arange(held, device=rows.device).repeat(size).repeat_interleave(repeats).argsort(stable=True)
+        made = compute(came.index_select(0, order), [sum(given[expert::held]) for expert in range(held)])
+        return _exchange(made.index_select(0, order.argsort()), self, moved.back)
+
+    def _counts(self, counts: Sequence[int], device: torch.device) -> list[int]:
+        """Return how many rows each rank has for each expert of this one: rank after rank."""
+        sent = torch.tensor(counts, device=device)
+        received, equal = torch.empty_like(sent), [len(counts) // len(self.ranks)] * len(self.ranks)
+        self.all_to_all(received, sent, RowCounts(equal, equal))
+        given: list[int] = received.tolist()
+        return given
+
+    def all_to_all(self, received: torch.Tensor, sent: torch.Tensor, rows: RowCounts) -> None:
+        """Exchange rows with the group."""
+        assert self.communicator is not None, "a stage is used once its group has met"
+        self.communicator.all_to_all(received, sent, rows, self.ranks)
+
+
+class _Exchanged(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, rows: torch.Tensor, group: ExpertGroup, moved: RowCounts) -> torch.Tensor:
+        ctx.group, ctx.moved = group, moved
+        return _moved(rows, group, moved)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, None, None]:
+        return _moved(gradients[0], ctx.group, ctx.moved.back), None, None
+
+
+def _exchange(rows: torch.Tensor, group: ExpertGroup, moved: RowCounts) -> torch.Tensor:
+    came: torch.Tensor = _Exchanged.apply(rows, group, moved)  # type: ignore[no-untyped-call]
+    return came
+
+
+def _moved(rows: torch.Tensor, group: ExpertGroup, moved: RowCounts) -> torch.Tensor:
+    came = rows.new_empty(sum(moved.received), *rows.shape[1:])
+    group.all_to_all(came, rows.contiguous(), moved)
+    return came

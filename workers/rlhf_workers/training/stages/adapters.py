@@ -1,0 +1,127 @@
+"""Low-rank adapters of a pipeline stage: putting them in, starting them, and what is published of them.
+
+A checkpoint of a model is a PEFT folder; a critic's value head is in it whole. Rule: where A begins follows from the
+job's seed, the model's role and the parameter's name alone, never from who holds the stage. Merged weights are rounded
+once, to the type they are published in. Frozen weights that models of one folder share are one tensor on a rank, which
+must never be changed.
+"""
+
+import hashlib
+import math
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from rlhf_api.job.lora import Lora
+from rlhf_api.names import ADAPTER_CONFIG, ADAPTER_WEIGHTS, ExitCode
+from rlhf_api.peft_folder_check import A_SUFFIX, B_SUFFIX, LORA_FIELD
+from rlhf_workers.failures import WorkError
+from rlhf_workers.models.experts import has_experts
+from rlhf_workers.models.lora_linear import LoraLinear, adapt
+from rlhf_workers.training.stages.model_stages import ModelStage
+from rlhf_workers.training.stages.pipeline_stage import HEADS_IN_FILES, SCORE_HEAD, VALUE_HEAD, Head, PipelineStage
+from rlhf_workers.weights import peft_folder
+from rlhf_workers.weights.tensor_file import TensorFolder
+
+
+def require_no_experts(config: Any, field: str) -> None:
+    """WorkError ModelUnsupported for a model whose layers have experts: their matrices lie in one tensor, beside which
+    PEFT has no adapters that engines read, and adapters of the attention alone were not asked for."""
+    if has_experts(config):
+        raise WorkError(
+            "ModelUnsupported",
+            f"{LORA_FIELD}: the model of {field} is of model_type {config.model_type!r}, a mixture of experts, "
+            "which has no adapters here: leave the field out, and all weights are trained",
+            field=LORA_FIELD,
+            exit_code=ExitCode.BAD_MODEL,
+        )
+
+
+def freeze(stage: ModelStage, compute: torch.dtype) -> None:
+    """Freeze a stage that holds no memory yet: its matrices are held in the type that they compute in, and no more.
+
+    Norms and biases, whose sums are float32, and a value head, which is trained, stay as they are.
+    """
+    for name, parameter in stage.named_parameters():
+        trained = name in (VALUE_HEAD, SCORE_HEAD)
+        if not trained and parameter.ndim >= 2:
+            parameter.data = parameter.data.to(compute)
+        parameter.requires_grad_(trained)
+
+
+def put_in(stage: ModelStage, settings: Lora, seed: int, model: str) -> None:
+    """Put adapters into a loaded stage: A uniform within 1 / sqrt(its columns), as PEFT begins it, and B zero."""
+    adapt(stage.model.layers, settings)
+    with torch.no_grad():
+        for name, parameter in stage.named_parameters():
+            if name.endswith(A_SUFFIX):
+                parameter.copy_(_begin(parameter.shape, f"{seed}/{model}/{name}"))
+            elif name.endswith(B_SUFFIX):
+                parameter.zero_()
+    stage.eval()
+
+
+def _begin(shape: torch.Size, key: str) -> torch.Tensor:
+    """Uniform values of `shape` that follow from `key`, made on the CPU so that every device begins alike."""
+    generator = torch.Generator().manual_seed(int.from_bytes(hashlib.sha256(key.encode()).digest()[:8], "little"))
+    bound = 1 / math.sqrt(shape[1])
+    return (torch.rand(shape, generator=generator) * 2 - 1) * bound
+
+
+Trunk = dict[tuple[str, str], torch.nn.Parameter]
+"""(Folder, name) -> the frozen tensor that every stage of this rank uses in its place."""
+
+
+def share(stage: PipelineStage, folder: str, trunk: Trunk) -> None:
+    """Let a stage use the frozen tensors that `trunk` has of its folder, and give it those that it lacks."""
+    for name, parameter in list(stage.named_parameters()):
+        if parameter.requires_grad:
+            continue
+        held = trunk.setdefault((folder, name), parameter)
+        if held is not parameter:
+            module, _, last = name.rpartition(".")
+            setattr(stage.get_submodule(module), last, held)
+
+
+def load(stage: PipelineStage, folder: Path, settings: Lora, field: str) -> None:
+    """Take the adapters, and the value head, of a PEFT folder, which `field` names. WorkError when it has others than
+    the manifest says."""
+    peft_folder.check(folder, settings, field)
+    tensors = TensorFolder([folder / ADAPTER_WEIGHTS], field)
+    with torch.no_grad():
+        for name, parameter in stage.named_parameters():
+            if parameter.requires_grad:
+                old, new = peft_folder.peft_name(name), peft_folder.peft_name(HEADS_IN_FILES.get(name, name))
+                parameter.copy_(tensors.read(old if old in tensors else new, parameter.shape))
+
+
+def merged_parameters(stage: PipelineStage, compute: torch.dtype) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yield (Hugging Face name, tensor in `compute`) of a stage as one model without adapters; each is made when it is
+    asked for."""
+    adapted = {f"{name}.weight": part for name, part in stage.named_modules() if isinstance(part, LoraLinear)}
+    for name, parameter in stage.named_parameters():
+        if name.endswith((A_SUFFIX, B_SUFFIX)) or name in stage.duplicates:
+            continue
+        yield name, (adapted[name].merged() if name in adapted else parameter.detach()).to(compute)
+
+
+def published_alone(stage: PipelineStage, compute: torch.dtype) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yield (name, tensor) of what is trained: A and B in float32, so that merging them gives the same weights
+    wherever it is done, and a value head in `compute`."""
+    for name, parameter in stage.named_parameters():
+        if parameter.requires_grad:
+            yield name, parameter.detach() if name.endswith((A_SUFFIX, B_SUFFIX)) else parameter.detach().to(compute)
+
+
+def saved_whole(head: Head) -> tuple[str, ...]:
+    """Return the modules that are trained and saved in full beside the adapters."""
+    return () if head == "lm" else (SCORE_HEAD.removesuffix(".weight"),)
+
+
+def require_none(folder: Path) -> None:
+    """WorkError AdapterMismatch when a checkpoint is one of adapters, and the job trains all weights."""
+    if (folder / ADAPTER_CONFIG).is_file():
+        why = f"is not set, and {folder} holds adapters: set it as it was when they were saved"
+        raise peft_folder.mismatch(LORA_FIELD, why)

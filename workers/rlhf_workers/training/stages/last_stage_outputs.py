@@ -1,0 +1,51 @@
+"""What the last stage makes of its states for the trained tokens of a micro-batch: log-probabilities, values, scores.
+
+Rule: whoever asks gets the numbers of all trained tokens. A rank that has some positions of the rows makes its own, the
+others' come from its group, and a gradient goes back through its own alone; so losses know nothing of it.
+"""
+
+import torch
+
+from rlhf_workers.losses.log_probabilities import selected_log_probabilities
+from rlhf_workers.training.batches.training_batch import MicroBatch
+from rlhf_workers.training.stages.pipeline_stage import PipelineStage
+
+
+def token_log_probabilities(
+    stage: PipelineStage, hidden: torch.Tensor, microbatch: MicroBatch, temperature: float
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return (log-probability, entropy) of each trained token, float32 [n], by normed states [b, L, hidden], or [b, l,
+    hidden] of a rank's own positions; see `selected_log_probabilities`."""
+    cut, own, states = microbatch.cut, microbatch.own, hidden.flatten(0, 1)
+    if cut is None or own is None:
+        logits = stage.logits(states.index_select(0, microbatch.positions))
+        return selected_log_probabilities(logits, microbatch.targets, temperature)
+    logits = stage.logits(states.index_select(0, own.places))
+    pair = selected_log_probabilities(logits, microbatch.targets.index_select(0, own.mine), temperature)
+    log_p, entropy = cut.joined(torch.stack(pair, dim=1), own, len(microbatch.targets)).unbind(1)
+    return log_p, entropy
+
+
+def token_values(stage: PipelineStage, hidden: torch.Tensor, microbatch: MicroBatch) -> torch.Tensor:
+    """Return the value before each trained token, float32 [n], by states as above."""
+    cut, own, states = microbatch.cut, microbatch.own, hidden.flatten(0, 1)
+    if cut is None or own is None:
+        return stage.values(states.index_select(0, microbatch.positions))
+    return cut.joined(stage.values(states.index_select(0, own.places)), own, len(microbatch.positions))
+
+
+def response_scores(stage: PipelineStage, hidden: torch.Tensor, microbatch: MicroBatch) -> torch.Tensor:
+    """Return the score of each sample, float32 [b], read at its last trained token, by states as above."""
+    cut, states, last = microbatch.cut, hidden.flatten(0, 1), _last_tokens(microbatch)
+    if cut is None:
+        return stage.scores(states.index_select(0, last))
+    own = cut.own(last)
+    return cut.joined(stage.scores(states.index_select(0, own.places)), own, len(last))
+
+
+def _last_tokens(microbatch: MicroBatch) -> torch.Tensor:
+    """Return the place of the last trained token of each sample, int64 [b]; the first token of one without.
+
+    `positions` are of the states before the tokens; the state *of* the last token is the next one.
+    """
+    return microbatch.first.scatter_reduce(0, microbatch.samples, microbatch.positions + 1, "amax")

@@ -1,0 +1,77 @@
+"""Attention in packed rows, registered with transformers: a row is samples one behind the other, none sees another.
+
+Owns that keys are those of the query's own sample, that positions begin anew with each, and how an attention function
+is applied part by part, here and by `context_attention`. Rule: a sample is computed as if it were alone, by the same
+functions on its part of the row, so no score of two samples is ever made, and memory and work grow with the squares of
+the samples' lengths, never with the row's. Must never copy a row for each sample: parts are cut, and their gradients
+joined, once.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, Final
+
+import torch
+from transformers import AttentionInterface
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from transformers.models.gemma2.modeling_gemma2 import eager_attention_forward
+
+from rlhf_workers.training.stages.pipeline_stage import Attention
+
+PACKED: Final = "sample_lengths"
+"""Argument of a layer that it passes on to its attention: tokens of each sample of the row."""
+PACKED_ROWS: Final[Mapping[Attention, Attention]] = {"eager": "packed_eager", "sdpa": "packed_sdpa"}
+"""What computes packed rows by what computes padded ones."""
+WRITTEN_OUT: Final[Mapping[Attention, Attention]] = {
+    "eager": "eager",
+    "sdpa": "eager",
+    "packed_eager": "packed_eager",
+    "packed_sdpa": "packed_eager",
+    "context_eager": "context_eager",
+    "context_sdpa": "context_eager",
+}
+"""What stands in where the fused kernel cannot compute a model."""
+
+Part = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | None]
+"""Queries [b, heads, l, width], their keys and values [b, groups, L, width], and the mask of these."""
+Parts = Callable[[Part, dict[str, Any]], Iterable[Part]]
+"""(what attention was given, other arguments, of which it takes its own) -> parts whose results follow one another."""
+
+
+def repeated(rotation: torch.Tensor, packed: tuple[int, ...]) -> torch.Tensor:
+    """Return [1, L, width] of a row, of the first positions' [1, at least the longest sample, width]."""
+    return torch.cat([rotation[:, :length] for length in packed], dim=1)
+
+
+def in_parts(attend: Any, parts: Parts) -> Any:
+    """Return an attention function of transformers that applies another to each part of what it is given."""
+
+    def attention(
+        module: torch.nn.Module,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        attention_mask: torch.Tensor | None,
+        **arguments: Any,
+    ) -> tuple[torch.Tensor, None]:
+        found = list(parts((query, key, value, attention_mask), arguments))
+        results = [attend(module, *part, **arguments)[0] for part in found]
+        return results[0] if len(results) == 1 else torch.cat(results, dim=1), None
+
+    return attention
+
+
+def _samples(given: Part, arguments: dict[str, Any]) -> Iterator[Part]:
+    """Yield the samples of a packed row; the whole input where no lengths are given."""
+    query, key, value, mask = given
+    lengths = arguments.pop(PACKED, None)
+    if lengths is None:
+        yield given
+        return
+    # A mask depends on the distance alone, so that of a shorter sample is a corner of the longest one's.
+    masks = [None if mask is None else mask[..., :length, :length] for length in lengths]
+    yield from zip(*(whole.split(lengths, dim=2) for whole in (query, key, value)), masks, strict=True)
+
+
+# Written out it is every family's, with its soft cap.
+AttentionInterface.register("packed_eager", in_parts(eager_attention_forward, _samples))
+AttentionInterface.register("packed_sdpa", in_parts(sdpa_attention_forward, _samples))

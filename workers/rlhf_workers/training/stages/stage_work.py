@@ -1,0 +1,91 @@
+"""What the stages of one pipeline compute on one mini-batch: the executor's `PipelineWork`, made of real stages."""
+
+from collections.abc import Callable, Mapping, Sequence
+
+import torch
+
+from rlhf_workers.models.precision import casting
+from rlhf_workers.training.batches.token_budget import MicroBatchPlan
+from rlhf_workers.training.batches.training_batch import MicroBatch
+from rlhf_workers.training.parallel.rank_layout import RankLayout
+from rlhf_workers.training.stages.pipeline_stage import PipelineStage
+
+Ending = Callable[[PipelineStage, torch.Tensor, MicroBatch], torch.Tensor]
+"""What the last stage makes of its normed states [b, L, hidden] of a micro-batch of tokens [b, L]: its loss, where
+one is trained."""
+Note = Callable[[PipelineStage, torch.Tensor, MicroBatch], None]
+"""Told of the last stage, its normed states [b, L, hidden] and their micro-batch; must not change them."""
+
+
+class StageWork:
+    """The stages of one pipeline that this rank holds, over the micro-batches of one replica.
+
+    Hidden states cross stages in float32, whatever the compute type: a split changes no rounding.
+    """
+
+    def __init__(
+        self,
+        stages: int,
+        held: Mapping[int, PipelineStage],
+        microbatches: Sequence[MicroBatch],
+        ending: Ending,
+        compute: torch.dtype,
+        notes: Sequence[Note] = (),
+    ) -> None:
+        """`notes` see what the last stage makes."""
+        self.stages, self._notes = stages, notes
+        self.held, self._microbatches, self._ending, self._compute = held, microbatches, ending, compute
+        self._any_stage = next(iter(held.values()))
+        self._hidden_size: int = self._any_stage.config.hidden_size
+
+    def like_hidden(self, microbatch: int) -> torch.Tensor:
+        tokens = self._microbatches[microbatch].tokens
+        length = self._any_stage.own_positions(tokens.shape[1])
+        return torch.empty(len(tokens), length, self._hidden_size, device=tokens.device)
+
+    def embed(self, microbatch: int) -> torch.Tensor:
+        return self.held[0].embed(self._microbatches[microbatch].tokens)
+
+    def forward(self, stage: int, microbatch: int, hidden: torch.Tensor) -> torch.Tensor:
+        module, of = self.held[stage], self._microbatches[microbatch]
+        with casting(hidden.device, self._compute):
+            output: torch.Tensor = module(hidden, of.packed, of.cut)
+            if stage == self.stages - 1:
+                output = output[:, : of.tokens.shape[1]]
+                for note in self._notes:
+                    note(module, output, of)
+                return self._ending(module, output, of)
+        return output.float()
+
+    def parameters(self, stage: int) -> list[torch.nn.Parameter]:
+        return [parameter for parameter in self.held[stage].parameters() if parameter.requires_grad]
+
+
+def mini_batch_work(
+    layout: RankLayout,
+    stages: Mapping[tuple[str, int], PipelineStage],
+    plan: MicroBatchPlan,
+    endings: Mapping[str, Ending],
+    cell: Callable[[list[int]], MicroBatch],
+    compute: torch.dtype,
+    notes: Mapping[str, Sequence[Note]],
+) -> dict[int, StageWork]:
+    """Return what a rank computes of a mini-batch, by pipeline index: of the models that have an ending.
+
+    `cell` makes the micro-batch of some samples; models that have the same samples in one share it.
+    """
+    made: dict[tuple[int, ...], MicroBatch] = {}
+    work = {}
+    for index, pipeline in enumerate(layout.table.pipelines):
+        model = pipeline.model
+        held = {stage: stages[name, stage] for name, stage in stages if name == model}
+        if not held or model not in endings:
+            continue
+        microbatches = []
+        for chosen in plan.splits[model][layout.replica(index)]:
+            if tuple(chosen) not in made:
+                made[tuple(chosen)] = cell(chosen)
+            microbatches.append(made[tuple(chosen)])
+        seen_by = notes.get(model, ())
+        work[index] = StageWork(len(pipeline.stage_ranks), held, microbatches, endings[model], compute, seen_by)
+    return work

@@ -1,0 +1,142 @@
+"""Whole weights of a model that is trained by adapters, made where they are used: of its folder, and of A and B.
+
+Rule: the same sums and roundings as on the training ranks, so a worker computes with the weights that `publish: Merged`
+would have sent. All or nothing: every matrix that has an adapter has both factors, of shapes that fit, or WorkError.
+The folder's tensors are read anew for each version, through the page cache, so no frozen copy is kept beside the model.
+Must never run while the engine's weights change: it only makes tensors.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Final, Protocol
+
+import torch
+
+from rlhf_api import control_pb2 as pb
+from rlhf_api.algorithms import ModelKind, ModelRole, graph_of
+from rlhf_api.job import RLHFJobSpec
+from rlhf_api.job.lora import Lora
+from rlhf_api.names import ADAPTER_FIELD, ADAPTER_WEIGHTS, ExitCode
+from rlhf_api.peft_folder_check import A_SUFFIX, B_SUFFIX, PREFIX
+from rlhf_workers.failures import WorkError
+from rlhf_workers.models.loading import model_folder
+from rlhf_workers.models.lora_linear import merged
+from rlhf_workers.models.precision import compute_dtype
+from rlhf_workers.weights import peft_folder
+from rlhf_workers.weights.fetching import FetchedWeights
+from rlhf_workers.weights.folder import read_file, read_folder
+
+BACKBONE: Final = "model."
+"""Begins the names of a model's layers, embeddings and norms, in every family that is trained."""
+LM_HEAD: Final = "lm_head."
+MADE_ANEW: Final = ".rotary_emb.inv_freq"
+"""Ends the names of numbers that old folders hold and no model loads."""
+
+
+class WeightFetcher(Protocol):
+    """`fetch_weights`: all tensors of a model at a version, or WorkError."""
+
+    def __call__(
+        self, model: str, version: int, sources: Sequence[pb.WeightLocation], certificates: Path | None
+    ) -> AbstractContextManager[FetchedWeights]: ...
+
+
+def starts_elsewhere(spec: RLHFJobSpec) -> bool:
+    """Return whether the policy's version 0 is not that of its folder alone."""
+    lora = spec.training.lora
+    return lora is not None and lora.adapter is not None
+
+
+class AdapterWeights:
+    """Implements `WeightFetcher` of a job, by another: what comes as adapters is given as whole weights."""
+
+    def __init__(self, spec: RLHFJobSpec, weight_fetcher: WeightFetcher) -> None:
+        self._spec, self._open = spec, weight_fetcher
+
+    @contextmanager
+    def __call__(
+        self, model: str, version: int, sources: Sequence[pb.WeightLocation], certificates: Path | None
+    ) -> Iterator[FetchedWeights]:
+        """See WeightFetcher."""
+        with self._open(model, version, sources, certificates) as came:
+            role = next((role for role in graph_of(self._spec).trained if role == model), None)
+            settings = None if role is None else self._spec.training.adapters(role)
+            if role is None or settings is None:
+                yield came
+            elif not any(location.address for location in sources):
+                yield self._begun(role, settings, came)
+            elif settings.publish == "Adapters" and not self._adds_itself(role, settings):
+                yield replace(came, tensors=self._whole(role, settings, version, came.tensors))
+            else:
+                yield came
+
+    def _adds_itself(self, role: ModelRole, settings: Lora) -> bool:
+        """A critic over a shared trunk takes its adapters as they are."""
+        return settings.trunk == "Shared" and role.kind is ModelKind.VALUE
+
+    def _begun(self, role: ModelRole, settings: Lora, folder: FetchedWeights) -> FetchedWeights:
+        """Version 0: the folder, and for the policy the adapters that the job starts from."""
+        if settings.adapter is None or role is not graph_of(self._spec).policy:
+            return folder
+        given = model_folder(settings.adapter, ADAPTER_FIELD)
+        peft_folder.check(given, settings, ADAPTER_FIELD, self._spec.models.actor.path)
+        tensors = read_file(ADAPTER_FIELD, given, given / ADAPTER_WEIGHTS)
+        named = {name.removeprefix(PREFIX): tensor for name, tensor in tensors.items()}
+        return replace(folder, tensors=self._merge(role, settings, 0, folder.tensors, named))
+
+    def _whole(
+        self, role: ModelRole, settings: Lora, version: int, came: Mapping[str, torch.Tensor]
+    ) -> dict[str, torch.Tensor]:
+        source = self._spec.models.source(role)
+        assert source is not None  # a role that is trained is a model
+        folder = model_folder(source.path, self._spec.models.path_field(role))
+        return self._merge(role, settings, version, read_folder(role, folder), came)
+
+    def _merge(
+        self,
+        role: ModelRole,
+        settings: Lora,
+        version: int,
+        base: Mapping[str, torch.Tensor],
+        came: Mapping[str, torch.Tensor],
+    ) -> dict[str, torch.Tensor]:
+        """Return the model's tensors in the type of matrix products: `base` with the adapters among `came`, and what
+        else is among them in the place of the folder's."""
+        kept = (BACKBONE, LM_HEAD) if role.kind is ModelKind.POLICY else (BACKBONE,)
+        whole = {name: value for name, value in base.items() if name.startswith(kept) and not name.endswith(MADE_ANEW)}
+        whole |= {name: value for name, value in came.items() if not name.endswith((A_SUFFIX, B_SUFFIX))}
+        compute, what = compute_dtype(self._spec), f"{role} version {version}"
+        modules = {
+            name.removesuffix(suffix) for suffix in (A_SUFFIX, B_SUFFIX) for name in came if name.endswith(suffix)
+        }
+        targets = frozenset(settings.target_modules)
+        wanted = {
+            module for name in whole if (module := name.removesuffix(".weight")).rpartition(".")[2] in targets
+            and name.endswith(".weight")
+        }  # fmt: skip
+        if modules != wanted:
+            odd = sorted(modules ^ wanted)
+            raise _mismatch(
+                f"{what}: {odd[0]} has {'an adapter' if odd[0] in modules else 'none'}, and {len(odd)} such"
+            )
+        for module in sorted(modules):
+            name, (a, b) = f"{module}.weight", _factors(module, came, what)
+            weight = whole[name]
+            if (b.shape[0], a.shape[1]) != tuple(weight.shape) or not a.shape[0] == b.shape[1] == settings.rank:
+                shapes = f"{list(b.shape)} x {list(a.shape)}"
+                raise _mismatch(f"{what}: the adapter of {name} has shape {shapes}, the matrix {list(weight.shape)}")
+            whole[name] = merged(weight.to(a.device, compute), a.float(), b.float(), settings.scale).to(compute)
+        return whole
+
+
+def _factors(module: str, came: Mapping[str, torch.Tensor], what: str) -> tuple[torch.Tensor, torch.Tensor]:
+    try:
+        return came[f"{module}{A_SUFFIX}"], came[f"{module}{B_SUFFIX}"]
+    except KeyError as error:
+        raise _mismatch(f"{what}: {error.args[0]} is missing") from None
+
+
+def _mismatch(message: str) -> WorkError:
+    return WorkError("WeightsMismatch", message, exit_code=ExitCode.BAD_MODEL)

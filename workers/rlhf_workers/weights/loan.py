@@ -1,0 +1,154 @@
+"""One peer's weights as a borrower reads them: in memory of the peer, mapped, checked there, and given back when read.
+
+Rule: whatever stands in the way is a LoanRefusedError before the caller has seen a tensor, and the weights are then
+streamed; only WeightsRefusedError says that the peer has none. Every tensor is checked by name, type, shape, place and
+checksum. Until `close` the peer changes nothing of it. When the peer's process ends, host memory stays readable; what
+was read of a device's memory is then doubted (`confirm`). Every wait ends.
+"""
+
+import queue
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any, Final
+
+import grpc
+import torch
+
+from rlhf_api import control_pb2 as pb
+from rlhf_api.channels import channel
+from rlhf_api.control_pb2_grpc import WeightSourceStub
+from rlhf_api.names import ExitCode
+from rlhf_workers.failures import WorkError
+from rlhf_workers.shared_memory.checksums import checksums
+from rlhf_workers.shared_memory.regions import MemorySharing, RegionRefusedError
+from rlhf_workers.weights.manifest import WeightManifestError, check, check_places, places, shaped
+from rlhf_workers.weights.stream import WeightsRefusedError
+
+RETURN_SECONDS: Final = 5.0
+"""For the peer to hear that its memory was read; it notices a closed connection as well."""
+
+
+class LoanRefusedError(Exception):
+    """The peer's memory cannot be read; the message says why."""
+
+
+class BorrowedWeights:
+    """Tensors in a peer's memory; a context manager, or `close`."""
+
+    def __init__(self, tensors: dict[str, torch.Tensor], sharing: MemorySharing, address: str, call: grpc.Call) -> None:
+        self.tensors = tensors
+        self.kind = sharing.kind
+        self._sharing = sharing
+        self._address = address
+        self._call = call
+        self._closing = ExitStack()
+
+    def on_close(self, close: Callable[[], Any]) -> None:
+        """Adds to what `close` does, before what was added earlier."""
+        self._closing.callback(close)
+
+    def confirm(self) -> None:
+        """After the last read: WorkError when the peer may have gone while its memory was read."""
+        self._sharing.finish()
+        if self._sharing.transient and not self._call.is_active():
+            message = f"{self._address} ended the loan of its {self.kind} while weights were copied from it"
+            raise WorkError("WeightsTorn", message, retryable=True, exit_code=ExitCode.RESTART)
+
+    def close(self) -> None:
+        """Gives the memory back, once copies from it are made."""
+        self.tensors = {}
+        self._sharing.finish()
+        self._closing.close()
+
+
+def borrow(
+    model: str,
+    version: int,
+    address: str,
+    certificates: Path | None,
+    sharings: Sequence[MemorySharing],
+    seconds: float,
+) -> BorrowedWeights:
+    """The weights of a peer in its memory. `seconds`: for the peer to copy its stage there.
+
+    LoanRefusedError when its memory cannot be mapped or is not what it says; WeightsRefusedError when it does not hold
+    the version.
+    """
+    place = pb.MemoryPlace()
+    for sharing in sharings:
+        place.MergeFrom(sharing.place)
+    request = pb.WeightLoanRequest(weights=pb.WeightRequest(model=model, version=version), reader=place)
+    with ExitStack() as stack:
+        peer = stack.enter_context(channel(address, certificates))
+        said: queue.SimpleQueue[pb.WeightLoanRequest | None] = queue.SimpleQueue()
+        said.put(request)
+        call = WeightSourceStub(peer).Lend(iter(said.get, None))
+        stack.callback(_end, call, said)
+        loan = _first(call, seconds, model)
+        try:
+            tensors, sharing = _tensors(loan, version, sharings, stack)
+        except (WeightManifestError, RegionRefusedError) as error:
+            raise LoanRefusedError(str(error)) from error
+        borrowed = BorrowedWeights(tensors, sharing, address, call)
+        borrowed.on_close(stack.pop_all().close)
+        return borrowed
+
+
+def _first(call: Any, seconds: float, model: str) -> pb.WeightLoan:
+    timer = threading.Timer(seconds, call.cancel)
+    timer.start()
+    try:
+        loan: pb.WeightLoan = next(call)
+    except StopIteration:
+        raise LoanRefusedError("the peer ended the call without a word") from None
+    except grpc.RpcError as error:
+        code, details = error.code(), error.details() or ""
+        if code == grpc.StatusCode.FAILED_PRECONDITION:
+            raise WeightsRefusedError("WeightsUnavailable", details, retryable=True) from error
+        why = f"no loan of {model} within {seconds:g} s" if code == grpc.StatusCode.CANCELLED else details
+        raise LoanRefusedError(f"{code.name.lower().replace('_', ' ')}: {why}") from error
+    finally:
+        timer.cancel()
+    return loan
+
+
+def _tensors(
+    loan: pb.WeightLoan, version: int, sharings: Sequence[MemorySharing], stack: ExitStack
+) -> tuple[dict[str, torch.Tensor], MemorySharing]:
+    manifest = loan.manifest
+    if manifest.version != version:
+        raise WeightManifestError(f"it lends version {manifest.version}")
+    check(manifest)
+    check_places(manifest, loan.memory.size)
+    sharing = next((one for one in sharings if one.lends(loan.memory)), None)
+    if sharing is None:
+        raise RegionRefusedError("it lends memory of a kind that is not used here")
+    region = sharing.open(loan.memory)
+    stack.callback(region.close)
+    parts = places(manifest, region.memory)
+    for entry, found in zip(manifest.tensors, checksums(parts), strict=True):
+        if found != entry.sums_crc32:
+            raise WeightManifestError(f"checksum of {entry.name} is {found:08x}, announced {entry.sums_crc32:08x}")
+    return shaped(manifest, parts), sharing
+
+
+def _end(call: Any, said: "queue.SimpleQueue[pb.WeightLoanRequest | None]") -> None:
+    """Says that nothing is read any more and waits, not long, until the peer has heard."""
+    said.put(pb.WeightLoanRequest(read=True))
+    said.put(None)
+    timer = threading.Timer(RETURN_SECONDS, call.cancel)
+    timer.start()
+    try:
+        for _ in _until_broken(call):
+            pass
+    finally:
+        timer.cancel()
+
+
+def _until_broken(call: Any) -> Iterator[Any]:
+    try:
+        yield from call
+    except grpc.RpcError:
+        return

@@ -1,0 +1,63 @@
+"""What a peer announces of its weights, checked before a byte is allocated or mapped for it.
+
+Rule: pure. A manifest that is taken names every tensor once, with a type that travels; in a loan every tensor lies
+within the lent memory, after the one before it.
+"""
+
+import math
+from collections.abc import Sequence
+from typing import Final
+
+import torch
+
+from rlhf_api import control_pb2 as pb
+from rlhf_workers.weights.tensor_types import DTYPES
+
+ALIGNMENT: Final = 256
+"""Bytes between which tensors begin in lent memory: what a GPU reads at once, and whole cache lines of a CPU."""
+
+
+class WeightManifestError(Exception):
+    """A manifest that cannot be true; the message says why."""
+
+
+def tensor_bytes(entry: pb.WeightTensor) -> int:
+    """Return the size of a tensor whose type and shape were checked."""
+    return math.prod(entry.shape) * DTYPES[entry.dtype].itemsize
+
+
+def check(manifest: pb.WeightManifest) -> None:
+    """WeightManifestError when a name comes twice, or a type or shape cannot be."""
+    names: set[str] = set()
+    for entry in manifest.tensors:
+        if entry.name in names:
+            raise WeightManifestError(f"its manifest names {entry.name} twice")
+        names.add(entry.name)
+        if entry.dtype not in DTYPES or any(side < 0 for side in entry.shape):
+            raise WeightManifestError(f"{entry.name} is {entry.dtype} {list(entry.shape)}, which does not travel")
+
+
+def check_places(manifest: pb.WeightManifest, size: int) -> None:
+    """WeightManifestError when a tensor of a checked manifest is not where it can be in `size` bytes of lent memory."""
+    end = 0
+    for entry in manifest.tensors:
+        if entry.offset % ALIGNMENT or entry.offset < end:
+            raise WeightManifestError(
+                f"{entry.name} begins at byte {entry.offset}, within or before the tensor before it"
+            )
+        end = entry.offset + tensor_bytes(entry)
+        if end > size:
+            raise WeightManifestError(f"{entry.name} ends at byte {end} of {size} that are lent")
+
+
+def places(manifest: pb.WeightManifest, memory: torch.Tensor) -> list[torch.Tensor]:
+    """Return the bytes of every tensor of a checked loan: uint8 [bytes] views of `memory`."""
+    return [memory[entry.offset : entry.offset + tensor_bytes(entry)] for entry in manifest.tensors]
+
+
+def shaped(manifest: pb.WeightManifest, parts: Sequence[torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Return parameter name -> tensor over its bytes."""
+    return {
+        entry.name: part.view(DTYPES[entry.dtype]).view(tuple(entry.shape))
+        for entry, part in zip(manifest.tensors, parts, strict=True)
+    }

@@ -1,0 +1,160 @@
+"""One peer's WeightSource as a client reads it: manifest first, then chunks, each tensor checked against its checksum.
+
+Rule: `read` gives everything the manifest announced, or raises WorkError naming the peer. Memory is allocated only as
+the manifest says, so a peer cannot make the worker hold more than it announced.
+"""
+
+import threading
+import time
+import zlib
+from collections import deque
+from collections.abc import Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import Final
+
+import grpc
+import numpy as np
+import torch
+
+from rlhf_api import control_pb2 as pb
+from rlhf_api.channels import channel
+from rlhf_api.control_pb2_grpc import WeightSourceStub
+from rlhf_workers.failures import WorkError
+from rlhf_workers.weights.chunks import FETCH, ReceivedChunk, decode
+from rlhf_workers.weights.manifest import WeightManifestError, check, tensor_bytes
+from rlhf_workers.weights.source import raw_bytes
+from rlhf_workers.weights.tensor_types import DTYPES
+
+MOST_WAITING: Final = 4
+"""Chunks that have arrived and are still to be copied: 16 MiB."""
+
+
+class WeightsRefusedError(WorkError):
+    """The peer does not hold what was asked: no use in asking it again."""
+
+
+class WeightStream:
+    """Reads one source; `close` and `cut_off_if_idle` may be called from another thread."""
+
+    def __init__(self, model: str, version: int, address: str, certificates: Path | None) -> None:
+        self.model, self.version, self.address, self.certificates = model, version, address, certificates
+        self.closed = False
+        self.received, self.size = 0, 0
+        """Bytes so far, and of all; 0 while that is not known."""
+        self._request = pb.WeightRequest(model=model, version=version)
+        self._lock = threading.Lock()
+        self._call: grpc.Call | None = None
+        self._heard = 0.0
+        self._idle = 0.0
+
+    def read(self, describe_seconds: float) -> dict[str, torch.Tensor]:
+        """All tensors of this source. One attempt; a retryable WorkError may be tried again."""
+        self._idle = 0.0
+        with channel(self.address, self.certificates) as peer:
+            stub = WeightSourceStub(peer)
+            try:
+                manifest = stub.Describe(self._request, timeout=describe_seconds)
+                tensors = self._allocate(manifest)
+                fetch = peer.unary_stream(FETCH, pb.WeightRequest.SerializeToString, decode)
+                self._begin(fetch(self._request))
+                self._receive(manifest, tensors)
+            except grpc.RpcError as error:
+                raise self._failure(error, describe_seconds) from error
+            finally:
+                self._begin(None)
+        return tensors
+
+    def close(self) -> None:
+        """Ends the reading for good."""
+        with self._lock:
+            self.closed = True
+            if self._call is not None:
+                self._call.cancel()
+
+    def cut_off_if_idle(self, seconds: float) -> None:
+        """Cancels a Fetch that has brought nothing for so long."""
+        with self._lock:
+            silence = time.monotonic() - self._heard
+            if self._call is not None and silence > seconds:
+                self._idle = silence
+                self._call.cancel()
+
+    # ------------------------------------------------------------ parts of read
+
+    def _begin(self, call: grpc.Call | None) -> None:
+        with self._lock:
+            self._call, self._heard = call, time.monotonic()
+            if self.closed and call is not None:
+                call.cancel()
+
+    def _allocate(self, manifest: pb.WeightManifest) -> dict[str, torch.Tensor]:
+        if manifest.version != self._request.version:
+            raise self._error("WeightsUnavailable", f"it describes version {manifest.version}")
+        try:
+            check(manifest)
+        except WeightManifestError as error:
+            raise self._error("WeightsCorrupt", str(error), retryable=False) from error
+        return {entry.name: torch.empty(tuple(entry.shape), dtype=DTYPES[entry.dtype]) for entry in manifest.tensors}
+
+    def _receive(self, manifest: pb.WeightManifest, tensors: dict[str, torch.Tensor]) -> None:
+        """Bring every tensor to its memory; the bytes of a chunk are copied and summed while the next ones arrive."""
+        memory = {name: np.asarray(raw_bytes(tensor), np.uint8) for name, tensor in tensors.items()}
+        filled = dict.fromkeys(tensors, 0)
+        checksums = dict.fromkeys(tensors, 0)
+        self.size = sum(map(len, memory.values()))
+
+        def store(chunk: ReceivedChunk, end: int) -> None:
+            np.copyto(memory[chunk.name][chunk.offset : end], np.asarray(chunk.data, np.uint8))
+            checksums[chunk.name] = zlib.crc32(chunk.data, checksums[chunk.name])
+
+        with ThreadPoolExecutor(1, "weights") as copier:  # one: a checksum goes from chunk to chunk
+            waiting: deque[Future[None]] = deque()
+            for chunk in self._chunks():
+                self.received += len(chunk.data)
+                end = chunk.offset + len(chunk.data)
+                if chunk.name not in memory or chunk.offset != filled[chunk.name] or end > len(memory[chunk.name]):
+                    raise self._error("WeightsCorrupt", f"unexpected bytes {chunk.offset} to {end} of {chunk.name!r}")
+                filled[chunk.name] = end
+                waiting.append(copier.submit(store, chunk, end))
+                if len(waiting) > MOST_WAITING:
+                    waiting.popleft().result()
+            for stored in waiting:
+                stored.result()
+        self._check(manifest, filled, checksums)
+
+    def _check(self, manifest: pb.WeightManifest, filled: Mapping[str, int], checksums: Mapping[str, int]) -> None:
+        """WorkError where a tensor is not whole, or not what was announced."""
+        for entry in manifest.tensors:
+            size = tensor_bytes(entry)
+            if filled[entry.name] != size:
+                what = f"the stream ended after {filled[entry.name]} of {size} bytes of {entry.name}"
+                raise self._error("WeightsCorrupt", what)
+            if checksums[entry.name] != entry.crc32:
+                what = f"checksum of {entry.name} is {checksums[entry.name]:08x}, announced {entry.crc32:08x}"
+                raise self._error("WeightsCorrupt", what)
+
+    def _chunks(self) -> Iterator[ReceivedChunk]:
+        call = self._call
+        assert call is not None
+        for chunk in call:  # type: ignore[attr-defined]  # a stream of chunks
+            self._heard = time.monotonic()
+            yield chunk
+
+    # ------------------------------------------------------------ failures
+
+    def _failure(self, error: grpc.RpcError, describe_seconds: float) -> WorkError:
+        code, details = error.code(), error.details()
+        if code == grpc.StatusCode.FAILED_PRECONDITION:
+            return WeightsRefusedError("WeightsUnavailable", self._message(details or ""), retryable=True)
+        if code == grpc.StatusCode.DEADLINE_EXCEEDED:
+            return self._error("WeightsUnavailable", f"no manifest within {describe_seconds:g} s")
+        if self._idle:
+            return self._error("WeightsUnavailable", f"no chunk for {self._idle:.1f} s")
+        return self._error("WeightsUnavailable", f"{code.name.lower().replace('_', ' ')}: {details}")
+
+    def _error(self, reason: str, what: str, *, retryable: bool = True) -> WorkError:
+        return WorkError(reason, self._message(what), retryable=retryable)
+
+    def _message(self, what: str) -> str:
+        return f"weights of {self._request.model} version {self._request.version} from {self.address}: {what}"
