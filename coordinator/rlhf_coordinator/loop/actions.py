@@ -14,8 +14,8 @@ from typing import Any, Final
 from rlhf_api import control_pb2 as pb
 from rlhf_api.algorithms import has_greedy_baseline, samples_begun, samples_of_batch, samples_per_prompt
 from rlhf_api.names import ExitCode, Group
-from rlhf_api.samples import Drawing, SampleKey
-from rlhf_coordinator.evaluation import leases, rounds
+from rlhf_api.samples import SampleKey
+from rlhf_coordinator.evaluation import rounds
 from rlhf_coordinator.fusion import fusion_planning, incremental_scoring, learning, reallocation, sample_moves
 from rlhf_coordinator.job import measurements, open_report
 from rlhf_coordinator.job.commands import send
@@ -26,7 +26,7 @@ from rlhf_coordinator.job.sample_histories import record_histories
 from rlhf_coordinator.job.sample_rows import copy_sample_numbers, numbers_by_sample, record_samples
 from rlhf_coordinator.job.summary import summary
 from rlhf_coordinator.job.timeline_spans import draw_last_phase
-from rlhf_coordinator.loop import sample_failures
+from rlhf_coordinator.loop import leases, sample_failures
 from rlhf_coordinator.scheduling import decisions as d
 from rlhf_coordinator.scheduling import rollout_overlap
 from rlhf_coordinator.scheduling.carrying import taken_up
@@ -39,8 +39,7 @@ from rlhf_coordinator.state.worker import CommandKind, PendingCommand
 from rlhf_coordinator.storage.batch import take_given
 from rlhf_coordinator.storage.carried import known, messages
 from rlhf_coordinator.storage.journal_pb2 import Begun, Closed, Cut, Evaluated, Record, Refill, Trained
-from rlhf_coordinator.storage.prompts import random_key
-from rlhf_coordinator.storage.sample_codec import generate_sample, key_message, score_sample
+from rlhf_coordinator.storage.sample_codec import key_message
 from rlhf_coordinator.training import critic_overlap_choice, schedule_choice
 from rlhf_coordinator.training.checkpoint_saver import CheckpointSaver, keep_best
 
@@ -61,9 +60,9 @@ class Actions:
         self._run = run
         self._checkpoints = checkpoints
         self._methods: Mapping[type[Any], Callable[[Any], None]] = {
-            d.Generate: self._generate,
-            d.Score: self._score,
-            d.ScoreGroup: self._score_group,
+            d.Generate: partial(leases.generate, run),
+            d.Score: partial(leases.score, run),
+            d.ScoreGroup: partial(leases.score_group, run),
             d.ScorePrefix: partial(incremental_scoring.request_prefixes, run),
             d.ShareSiblings: partial(sharing.share, run),
             d.Migrate: partial(sample_moves.migrate, run),
@@ -86,8 +85,6 @@ class Actions:
             d.CloseIteration: self._close_iteration,
             d.BeginEvaluation: lambda decision: rounds.begin(run, decision.version),
             d.GiveUpEvaluation: lambda decision: rounds.give_up(run, decision.version),
-            d.EvaluateSamples: partial(leases.generate, run),
-            d.EvaluateScores: partial(leases.score, run),
             d.Finish: self._finish,
         }
 
@@ -136,29 +133,6 @@ class Actions:
 
     # ---------------------------------------------------------------- samples
 
-    def _generate(self, decision: d.Generate) -> None:
-        run = self._run
-        samples = [self._generate_sample(index, decision.worker) for index in decision.samples]
-        command = pb.Command(generate=pb.Generate(samples=samples))
-        send(run, decision.worker, command, PendingCommand(CommandKind.GENERATE, 0.0, f"take {len(samples)} samples"))
-        run.state.ever_ready = True
-
-    def _generate_sample(self, index: int, worker: str) -> pb.GenerateSample:
-        run, ledger = self._run, self._run.state.ledger
-        sample = ledger.samples[index]
-        attempt = ledger.assign(index, worker)
-        incremental_scoring.decoding_started(run, index)
-        prompt = run.prompts.of(*sample.origin)
-        return generate_sample(
-            SampleKey(ledger.iteration, index, attempt),
-            prompt.tokens,
-            sample.response,
-            random_key(run.context.spec.seed, *sample.origin),
-            run.context.spec.rollout.max_response_tokens,
-            Drawing.GREEDY if sample.greedy else Drawing.ROLLOUT,
-            prompt.record if run.context.spec.rollout.environment else "",
-        )
-
     def _cut_groups(self, decision: d.CutGroups) -> None:
         """Written down before anything follows from it, so that a replay leaves out the same prompts."""
         run, ledger = self._run, self._run.state.ledger
@@ -172,32 +146,6 @@ class Actions:
         for index, lease in ledger.cut(decision.groups):
             key = key_message(SampleKey(ledger.iteration, index, lease.attempt))
             sample_moves.reclaim_fenced(run, lease.worker, key)
-
-    def _score(self, decision: d.Score) -> None:
-        ledger = self._run.state.ledger
-        samples = []
-        for index, tasks in decision.samples:
-            attempt = ledger.assign_scores(index, tasks, decision.worker)
-            incremental_scoring.scoring_assigned(self._run, index, decision.worker, tasks)
-            samples.append(self._score_sample(index, attempt, tasks))
-        self._send_scores(decision.worker, samples)
-
-    def _score_group(self, decision: d.ScoreGroup) -> None:
-        attempts = self._run.state.ledger.assign_group(decision.group, decision.task, decision.worker)
-        samples = [self._score_sample(index, attempt, (decision.task,)) for index, attempt in attempts.items()]
-        self._send_scores(decision.worker, samples)
-
-    def _score_sample(self, index: int, attempt: int, tasks: tuple[str, ...]) -> pb.ScoreSample:
-        run, iteration = self._run, self._run.state.iteration
-        prompt = run.prompts.of(*run.state.ledger.samples[index].origin)
-        needs = {field for task in run.context.tasks if task.name in tasks for field in task.needs}
-        key, sample = SampleKey(iteration, index, attempt), run.state.ledger.samples[index]
-        return score_sample(key, tasks, prompt.tokens, prompt.text, prompt.record, sample, needs)
-
-    def _send_scores(self, worker: str, samples: list[pb.ScoreSample]) -> None:
-        pending = PendingCommand(CommandKind.SCORE, 0.0, f"take {len(samples)} samples to score")
-        send(self._run, worker, pb.Command(score=pb.Score(samples=samples)), pending)
-        self._run.state.fleet.workers[worker].scorer_onloaded = True
 
     # ---------------------------------------------------------------- workers
 

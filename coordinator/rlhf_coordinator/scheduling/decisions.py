@@ -18,6 +18,8 @@ class Generate:
 
     worker: str
     samples: tuple[int, ...]
+    evaluation: bool = False
+    """Whether they are samples of the evaluation, by their index in it; else of the batch."""
 
 
 @dataclass(frozen=True)
@@ -27,6 +29,8 @@ class Score:
     worker: str
     samples: tuple[tuple[int, tuple[str, ...]], ...]
     """(sample, its tasks) pairs."""
+    evaluation: bool = False
+    """Whether they are samples of the evaluation, by their index in it; else of the batch."""
 
 
 @dataclass(frozen=True)
@@ -226,24 +230,6 @@ class GiveUpEvaluation:
 
 
 @dataclass(frozen=True)
-class EvaluateSamples:
-    """Lease queued samples of the evaluation to a worker to decode."""
-
-    worker: str
-    samples: tuple[int, ...]
-    """By their index in the evaluation."""
-
-
-@dataclass(frozen=True)
-class EvaluateScores:
-    """Lease finished samples of the evaluation to a worker to judge."""
-
-    worker: str
-    samples: tuple[tuple[int, tuple[str, ...]], ...]
-    """(index, its tasks) pairs."""
-
-
-@dataclass(frozen=True)
 class Finish:
     """End the job: Complete, Failed or Stopped."""
 
@@ -277,7 +263,5 @@ Decision = (
     | CloseIteration
     | BeginEvaluation
     | GiveUpEvaluation
-    | EvaluateSamples
-    | EvaluateScores
     | Finish
 )

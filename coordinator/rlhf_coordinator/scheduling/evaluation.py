@@ -15,9 +15,9 @@ from rlhf_api.names import Group
 from rlhf_coordinator.scheduling.decisions import (
     BeginEvaluation,
     Decision,
-    EvaluateSamples,
-    EvaluateScores,
+    Generate,
     GiveUpEvaluation,
+    Score,
 )
 from rlhf_coordinator.scheduling.facts import Facts
 from rlhf_coordinator.state.evaluation_state import evaluation_tasks
@@ -133,7 +133,7 @@ def _generate(context: JobContext, ledger: Ledger, workers: Sequence[Worker]) ->
     if not given:
         idle = [name for name, held in load.items() if not held]
         given = {name: [index] for name, index in zip(idle, ledger.isolated(), strict=False)}
-    return [EvaluateSamples(name, tuple(samples)) for name, samples in given.items()]
+    return [Generate(name, tuple(samples), evaluation=True) for name, samples in given.items()]
 
 
 def _score(context: JobContext, state: JobState, now: float, facts: Facts) -> Iterable[Decision]:
@@ -154,7 +154,7 @@ def _score(context: JobContext, state: JobState, now: float, facts: Facts) -> It
             break
         given.setdefault(name, []).append((index, open_tasks))
         load[name] += len(open_tasks)
-    return [EvaluateScores(name, tuple(samples)) for name, samples in given.items()]
+    return [Score(name, tuple(samples), evaluation=True) for name, samples in given.items()]
 
 
 def _judges(state: JobState, facts: Facts) -> Collection[str]:
