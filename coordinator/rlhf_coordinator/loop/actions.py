@@ -37,9 +37,8 @@ from rlhf_coordinator.state.job_state import OpenReport
 from rlhf_coordinator.state.ledger import Ledger, siblings_apart
 from rlhf_coordinator.state.worker import CommandKind, PendingCommand
 from rlhf_coordinator.storage.batch import take_given
-from rlhf_coordinator.storage.carried import known, messages
 from rlhf_coordinator.storage.journal_pb2 import Begun, Closed, Cut, Evaluated, Record, Refill, Trained
-from rlhf_coordinator.storage.sample_codec import key_message
+from rlhf_coordinator.storage.sample_codec import carried_messages, cut_message, key_message
 from rlhf_coordinator.training import critic_overlap_choice, schedule_choice
 from rlhf_coordinator.training.checkpoint_saver import CheckpointSaver, keep_best
 
@@ -103,7 +102,7 @@ class Actions:
         if rule.rounds:
             begun.refill.CopyFrom(Refill(rounds=rule.rounds, used_up=rule.used_up))
         carried = taken_up(handed_on, iteration, spec.rollout)
-        begun.carried.extend(messages(carried))
+        begun.carried.extend(carried_messages(carried))
         begun.versions_behind = int(untrained)
         run.journal.begin(begun)
         ledger = Ledger(
@@ -138,10 +137,9 @@ class Actions:
         run, ledger = self._run, self._run.state.ledger
         cut = Cut(groups=decision.groups)
         if run.context.spec.rollout.max_staleness:
-            members = (sample for group in decision.groups for sample in ledger.members_of(group))
-            cut.known.extend(
-                known(ledger.iteration, sample) for sample in members if sample.unfinished and len(sample.response)
-            )
+            members = [sample for group in decision.groups for sample in ledger.members_of(group)]
+            begun = [sample for sample in members if sample.unfinished and len(sample.response)]
+            cut.known.extend(cut_message(ledger.iteration, sample) for sample in begun)
         run.journal.append(Record(cut=cut))
         for index, lease in ledger.cut(decision.groups):
             key = key_message(SampleKey(ledger.iteration, index, lease.attempt))

@@ -21,7 +21,7 @@ from rlhf_coordinator.state.evaluation_state import EvaluationResult
 from rlhf_coordinator.state.iteration_totals import IterationTotals, read_iteration_totals
 from rlhf_coordinator.state.job_state import CheckpointState, JobContext, OpenReport
 from rlhf_coordinator.state.ledger import Ledger, siblings_apart
-from rlhf_coordinator.storage import carried, checkpoint
+from rlhf_coordinator.storage import carried_file, checkpoint
 from rlhf_coordinator.storage.batch import apply_record, of_evaluation, refill_rule, take_given
 from rlhf_coordinator.storage.journal import Journal
 from rlhf_coordinator.storage.journal_pb2 import Record
@@ -201,7 +201,7 @@ def _take_carried(
     """Take in what the checkpoint carries that a job resumes from, before there is a segment of this run folder."""
     if newest is None or journal.iterations() or newest.version != restored.ledger.iteration:
         return
-    restored.handed_on, left_out = carried.read(newest, identity)
+    restored.handed_on, left_out = carried_file.read(newest, identity)
     restored.warnings += left_out
 
 

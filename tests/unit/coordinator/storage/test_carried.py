@@ -22,7 +22,7 @@ from rlhf_coordinator.scheduling.training_schedule import schedule_json
 from rlhf_coordinator.service.batches import Batches
 from rlhf_coordinator.state.job_state import job_context
 from rlhf_coordinator.state.sample import PackedResponse, Sample
-from rlhf_coordinator.storage import carried, checkpoint
+from rlhf_coordinator.storage import carried_file, checkpoint
 from rlhf_coordinator.storage.batch import apply_record, batch_parts
 from rlhf_coordinator.storage.journal import Journal
 from rlhf_coordinator.storage.journal_pb2 import Closed, Record, Trained
@@ -225,8 +225,8 @@ def saved(folder: Path) -> Process:
     path = folder / "checkpoints"
     temporary = checkpoint.prepare(path, 1)
     files = [part(temporary, "actor/model-stage-00000.safetensors", b"weights", "actor", ("p",))]
-    carried.write(temporary, 1, process.run.state.ledger.hand_on())
-    facts = {carried.FACT: process.run.journal.job()["identity"]}
+    carried_file.write(temporary, 1, process.run.state.ledger.hand_on())
+    facts = {carried_file.FACT: process.run.journal.job()["identity"]}
     checkpoint.finish(temporary, path, 1, [pb.CheckpointResult(files=files)], source(folder), facts)
     return process
 
@@ -272,8 +272,8 @@ def test_another_bound_of_staleness_takes_them_all_the_same(tmp_path: Path) -> N
 
 def test_a_checkpoint_whose_carried_samples_are_damaged_is_passed_over(tmp_path: Path) -> None:
     saved(tmp_path)
-    path = tmp_path / "checkpoints" / "iteration-000001" / carried.FILE
+    path = tmp_path / "checkpoints" / "iteration-000001" / carried_file.FILE
     path.write_bytes(path.read_bytes()[:-1])
     restored = resumed(tmp_path)
     assert restored.ledger.iteration == 0
-    assert carried.FILE in restored.warnings[0]
+    assert carried_file.FILE in restored.warnings[0]
