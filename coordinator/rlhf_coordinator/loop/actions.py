@@ -1,7 +1,7 @@
 """Carries out decisions: leases samples, sends commands, writes the journal, ends iterations and the job.
 
-Rule: one small method per kind of decision, called in the order of the decisions; what to do was decided before, by the
-scheduler alone.
+Rule: one small method per kind of decision, called in the order of the decisions. Must never decide what to do: the
+pure functions of `scheduling` did that.
 """
 
 import logging
@@ -232,7 +232,6 @@ class Actions:
         run.state.group_failures += decision.counted
         for name in decision.members:
             self._checkpoints.lost(name)
-            self._exit_worker(d.ExitWorker(name, ExitCode.RESTART, f"the training group restarts: {decision.reason}"))
 
     # ---------------------------------------------------------------- iterations
 
@@ -261,11 +260,9 @@ class Actions:
         learning.learn(run)
         sharing.iteration_ended(run)
         rounds.record(run)
-        untrained = run.state.trains_beside_next
-        if untrained:
+        if decision.awaits == "training":
             run.state.ledger.train()
-        report_open = untrained or (run.state.critics_behind and not decision.last)
-        if run.state.critics_behind and decision.last:  # it became the last one meanwhile, and waited for its critics
+        if decision.late_critics:
             run.training_metrics = training_metrics(run, iteration)
         metrics = iteration_metrics(run, time.monotonic())
         known = latest_metrics(run.state.evaluation.results)
@@ -279,16 +276,16 @@ class Actions:
         run.rewards.append(metrics.get("reward", math.nan))
         results = [Evaluated(version=one.version, metrics=one.metrics) for one in run.state.evaluation.results]
         closed = Closed(metrics=metrics, time_ns=time.time_ns(), rewards=run.rewards, evaluations=results)
-        closed.critics_behind, closed.training_behind = report_open and not untrained, untrained
+        closed.critics_behind, closed.training_behind = decision.awaits == "critics", decision.awaits == "training"
         run.journal.append(Record(closed=closed))
         run.journal.commit()
         draw_last_phase(run, time.monotonic(), time.time_ns())
         record_samples(run)
         record_histories(run)
-        if report_open:
+        if decision.awaits:
             run.state.open_report = OpenReport(iteration, metrics)
-            what, kind = ("it trains", "training-behind") if untrained else ("its critics train", "critics-behind")
-            run.event(kind, f"iteration {iteration} is closed; {what} beside the next one")
+            trained = "it trains" if decision.awaits == "training" else "its critics train"
+            run.event(f"{decision.awaits}-behind", f"iteration {iteration} is closed; {trained} beside the next one")
         else:
             run.trackers.iteration(iteration, metrics)
         if last_version:
@@ -307,7 +304,7 @@ class Actions:
         )
         if not decision.last:
             run.times.begin_iteration(time.monotonic())
-            self.begin_iteration(iteration + 1, run.state.ledger.hand_on(), untrained=untrained)
+            self.begin_iteration(iteration + 1, run.state.ledger.hand_on(), untrained=decision.awaits == "training")
 
     def _finish(self, decision: d.Finish) -> None:
         run = self._run

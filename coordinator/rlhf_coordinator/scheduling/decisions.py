@@ -5,7 +5,7 @@ Rule: a decision names workers and samples, and holds no clock, socket or file. 
 """
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from rlhf_api import control_pb2 as pb
 from rlhf_coordinator.state.sibling_state import TokenSource
@@ -177,7 +177,7 @@ class ExitWorker:
 
 @dataclass(frozen=True)
 class RestartGroup:
-    """The training group is broken: let every rank that is left come back as a new process."""
+    """The training group is broken: its checkpoint in progress is lost. Every rank that is left gets an ExitWorker."""
 
     members: tuple[str, ...]
     reason: str
@@ -213,6 +213,10 @@ class CloseIteration:
 
     last: bool = False
     """Of the job, which then ends."""
+    awaits: Literal["", "training", "critics"] = ""
+    """What is still to be trained beside the next iteration, and completes the report; empty: nothing."""
+    late_critics: bool = False
+    """Whether its critics were trained after its policy, so that the metrics of training are read again."""
 
 
 @dataclass(frozen=True)

@@ -66,6 +66,11 @@ def _rounds(count: int) -> str:
     return "1 round" if count == 1 else f"{count} rounds"
 
 
+def at_start(context: JobContext, iteration: int) -> Finish | None:
+    """Return the end of a job whose coordinator starts at an iteration, where all iterations are done."""
+    return Finish("Complete") if iteration >= context.spec.iterations else None
+
+
 def decide(context: JobContext, state: JobState, now: float, facts: Facts) -> list[Decision]:
     """Return what ends the iteration or the job, or lets ranks leave; empty while both go on."""
     return _close(context, state, now, facts) or _drain(context, state, now, facts)
@@ -85,7 +90,7 @@ def _hand_on(context: JobContext, state: JobState, facts: Facts) -> list[Decisio
     """Close an iteration whose batch is complete, once the one before is trained, reported and published."""
     whole = facts.group.version == state.iteration and state.open_report is None
     ends = state.batch_handed_on and whole and facts.published and not evaluation.keeps_open(context, state)
-    return [CloseIteration()] if ends else []
+    return [_closing(state)] if ends else []
 
 
 def _after_training(context: JobContext, state: JobState, now: float, facts: Facts) -> list[Decision]:
@@ -100,8 +105,17 @@ def _after_training(context: JobContext, state: JobState, now: float, facts: Fac
     if context.last(state.iteration):
         if facts.group.critics_behind:
             return []
-        return [CloseIteration(last=True), Finish("Complete")]
-    return [CloseIteration()]
+        return [_closing(state, last=True), Finish("Complete")]
+    return [_closing(state)]
+
+
+def _closing(state: JobState, *, last: bool = False) -> CloseIteration:
+    """Return how the iteration is closed. One that became the last meanwhile has waited for its critics."""
+    if state.trains_beside_next:
+        return CloseIteration(last, awaits="training", late_critics=state.critics_behind and last)
+    if not state.critics_behind:
+        return CloseIteration(last)
+    return CloseIteration(last, late_critics=True) if last else CloseIteration(awaits="critics")
 
 
 def _stop(state: JobState, now: float, facts: Facts) -> list[Decision]:

@@ -11,10 +11,12 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Final
 
+from rlhf_api.names import ExitCode
 from rlhf_coordinator.scheduling import critic_overlap
 from rlhf_coordinator.scheduling.decisions import (
     CommitBatch,
     Decision,
+    ExitWorker,
     Finish,
     FormGroup,
     MeasureSchedule,
@@ -136,7 +138,8 @@ def _restart(context: JobContext, state: JobState, members: list[Worker], reason
         limit = context.spec.run_policy.backoff_limit
         if not failure.retryable or state.group_failures >= limit:
             return [Finish("Failed", failure)]
-    return [RestartGroup(present, reason, counted)]
+    exits = [ExitWorker(name, ExitCode.RESTART, f"the training group restarts: {reason}") for name in present]
+    return [RestartGroup(present, reason, counted), *exits]
 
 
 def _train(context: JobContext, state: JobState, group: TrainingGroup) -> list[Decision]:

@@ -98,7 +98,17 @@ def test_the_policy_alone_is_published_and_the_iteration_closed(context: JobCont
     assert not trains(context, state)
     for worker in state.fleet.of(Group.GENERATION):
         worker.versions["actor"] = 3
-    assert decided(context, state, NOW) == [d.CloseIteration()]
+    assert decided(context, state, NOW) == [d.CloseIteration(awaits="critics")]
+
+
+def test_the_last_iteration_is_closed_with_the_metrics_of_its_critics(context: JobContext) -> None:
+    last = context.spec.iterations - 1
+    state = ready_state(context, at=last, version=last + 1)
+    finish_all(state)
+    state.ledger.train()
+    state.trained = state.critics_behind = True
+    state.checkpoint.newest = state.version
+    assert decided(context, state, NOW) == [d.CloseIteration(last=True, late_critics=True), d.Finish("Complete")]
 
 
 def test_critics_train_beside_decoding_and_are_loaded_when_they_are_whole(context: JobContext) -> None:

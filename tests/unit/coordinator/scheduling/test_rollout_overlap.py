@@ -66,7 +66,7 @@ def test_a_complete_batch_closes_its_iteration_before_it_is_trained_on(context: 
     state = ready_state(context, at=2)
     state.trains_beside_next = True
     finish_all(state)
-    assert decided(context, state, NOW) == [d.CloseIteration()]
+    assert decided(context, state, NOW) == [d.CloseIteration(awaits="training")]
 
 
 def test_the_next_one_decodes_while_ranks_train_and_keep_what_it_decodes_by(context: JobContext) -> None:
@@ -111,7 +111,7 @@ def test_a_complete_batch_waits_for_the_training_before_it_and_its_weights(conte
     assert {item.version for item in loads} == {3}
     for worker in (*state.fleet.of(Group.GENERATION), *state.fleet.of(Group.INFERENCE)):
         worker.versions = dict.fromkeys(worker.versions, 3)
-    assert decided(context, state, NOW) == [d.CloseIteration()]
+    assert decided(context, state, NOW) == [d.CloseIteration(awaits="training")]
 
 
 def test_the_last_iteration_is_trained_on_after_the_one_before(context: JobContext) -> None:
