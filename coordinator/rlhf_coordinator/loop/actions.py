@@ -28,7 +28,7 @@ from rlhf_coordinator.job.summary import summary
 from rlhf_coordinator.job.timeline_spans import draw_last_phase
 from rlhf_coordinator.loop import leases, sample_failures
 from rlhf_coordinator.scheduling import decisions as d
-from rlhf_coordinator.scheduling import rollout_overlap
+from rlhf_coordinator.scheduling import training_overlap
 from rlhf_coordinator.scheduling.carrying import taken_up
 from rlhf_coordinator.speculation import learned, sharing
 from rlhf_coordinator.state.carried_sample import CarriedSample
@@ -121,7 +121,7 @@ class Actions:
         run.state.ledger.take_up(carried)
         load_iteration_prompts(run.state, run.prompts)
         run.state.trained = run.state.critics_behind = run.state.refill_told = False
-        run.state.trains_beside_next = rollout_overlap.trains_beside_next(run.context, iteration)
+        run.state.trains_beside_next = training_overlap.overlaps_training(run.context, iteration)
         run.state.groups_dropped = 0
         run.training_metrics, run.advantages, run.shaped_rewards = {}, (), ()
         run.state.incremental.begin_iteration()

@@ -18,7 +18,7 @@ from rlhf_coordinator.storage.sample_codec import generate_sample, score_sample
 def generate(run: JobRun, decision: Generate) -> None:
     """Lease queued samples to a worker to decode."""
     samples = _samples(run, evaluation=decision.evaluation)
-    messages = [_generate_sample(run, samples, index, decision.worker) for index in decision.samples]
+    messages = [generation_message(run, samples, index, decision.worker) for index in decision.samples]
     command = pb.Command(generate=pb.Generate(samples=messages))
     detail = f"take {len(messages)} samples{samples.suffix}"
     send(run, decision.worker, command, PendingCommand(CommandKind.GENERATE, 0.0, detail))
@@ -49,7 +49,8 @@ def _samples(run: JobRun, *, evaluation: bool) -> Samples:
     return samples
 
 
-def _generate_sample(run: JobRun, samples: Samples, index: int, worker: str) -> pb.GenerateSample:
+def generation_message(run: JobRun, samples: Samples, index: int, worker: str) -> pb.GenerateSample:
+    """Lease a queued sample to a worker; return the message that says so."""
     sample, rollout = samples.ledger.samples[index], run.context.spec.rollout
     attempt = samples.ledger.assign(index, worker)
     samples.decoding_leased(index)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from rlhf_api.names import ExitCode
-from rlhf_coordinator.scheduling import critic_overlap
+from rlhf_coordinator.scheduling import training_overlap
 from rlhf_coordinator.scheduling.decisions import (
     CommitBatch,
     Decision,
@@ -163,7 +163,7 @@ def _train(context: JobContext, state: JobState, group: TrainingGroup) -> list[D
         Train(
             rank.name,
             rank.trained_version,
-            critic_overlap.part(context, state, rank.trained_version),
+            training_overlap.train_part(context, state, rank.trained_version),
             keep=0 < state.ledger.version == rank.trained_version < state.iteration,
         )
         for rank in ready

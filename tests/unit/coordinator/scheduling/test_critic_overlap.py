@@ -11,8 +11,8 @@ from rlhf_api import control_pb2 as pb
 from rlhf_api.job import RLHFJobSpec
 from rlhf_api.names import Group
 from rlhf_api.samples import VersionSpan
-from rlhf_coordinator.scheduling import critic_overlap, iteration
 from rlhf_coordinator.scheduling import decisions as d
+from rlhf_coordinator.scheduling import iteration, training_overlap
 from rlhf_coordinator.scheduling.training_schedule import candidates, schedule_json
 from rlhf_coordinator.state.job_state import JobContext, JobState, OpenReport, StopOrder, job_context
 from rlhf_coordinator.state.sample import PackedResponse
@@ -71,8 +71,8 @@ def test_it_does_not_where_an_evaluation_follows_nor_in_a_replay(tmp_path: Path)
     context = overlapping(tmp_path, evaluation={"every": 3, "promptCount": 4})
     state = ready_state(context, at=2)
     finish_all(state)
-    assert critic_overlap.part(context, state, 2) == pb.TRAIN_PART_ALL
-    assert critic_overlap.part(context, ready_state(context, at=4), 4) == pb.TRAIN_PART_POLICY
+    assert training_overlap.train_part(context, state, 2) == pb.TRAIN_PART_ALL
+    assert training_overlap.train_part(context, ready_state(context, at=4), 4) == pb.TRAIN_PART_POLICY
     replay = ready_state(context, at=4)
     for name in RANKS:
         replay.fleet.workers[name].trained_version = 2

@@ -11,7 +11,7 @@ from rlhf_api import control_pb2 as pb
 from rlhf_api.names import Group
 from rlhf_coordinator.scheduling import decisions as d
 from rlhf_coordinator.scheduling import iteration
-from rlhf_coordinator.scheduling.rollout_overlap import trains_beside_next
+from rlhf_coordinator.scheduling.training_overlap import overlaps_training
 from rlhf_coordinator.scheduling.training_schedule import schedule_json
 from rlhf_coordinator.state.job_state import JobContext, JobState, OpenReport, StopOrder, job_context
 from rlhf_coordinator.state.worker import CommandKind
@@ -58,8 +58,8 @@ def of_kind(decisions: list[d.Decision], kind: type[Any]) -> list[Any]:
 
 def test_it_holds_but_before_checkpoints_evaluations_and_the_end(tmp_path: Path) -> None:
     context = overlapping(tmp_path, evaluation={"every": 3, "promptCount": 4})
-    assert [trains_beside_next(context, number) for number in range(6)] == [True, False, False, False, True, False]
-    assert not any(trains_beside_next(overlapping(tmp_path, "Disabled"), number) for number in range(6))
+    assert [overlaps_training(context, number) for number in range(6)] == [True, False, False, False, True, False]
+    assert not any(overlaps_training(overlapping(tmp_path, "Disabled"), number) for number in range(6))
 
 
 def test_a_complete_batch_closes_its_iteration_before_it_is_trained_on(context: JobContext) -> None:

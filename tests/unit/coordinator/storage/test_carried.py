@@ -16,7 +16,9 @@ from rlhf_coordinator.job.job_run import JobRun
 from rlhf_coordinator.job.staleness_metrics import staleness_metrics
 from rlhf_coordinator.loop.actions import Actions
 from rlhf_coordinator.loop.event_handlers import EventHandlers
+from rlhf_coordinator.loop.leases import generation_message
 from rlhf_coordinator.loop.recovery import resume_iteration
+from rlhf_coordinator.loop.sample_sets import BatchSamples
 from rlhf_coordinator.scheduling.decisions import CutGroups
 from rlhf_coordinator.scheduling.training_schedule import schedule_json
 from rlhf_coordinator.service.batches import Batches
@@ -139,7 +141,7 @@ def test_a_carried_sample_goes_on_with_its_tokens_key_and_prompt_and_is_trained_
     first.end()
     process = Process(tmp_path)
     run, ledger = process.run, process.run.state.ledger
-    mine = process.actions._generate_sample(0, WORKER)
+    mine = generation_message(run, BatchSamples(run), 0, WORKER)
     original = make_prompts(run.context.job).of(0, 1)
     assert (mine.key.iteration, mine.key.sample) == (1, 0)
     assert (mine.prompt.data, mine.tokens.data) == (original.tokens, ledger.samples[0].carried.tokens)
