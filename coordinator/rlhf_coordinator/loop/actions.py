@@ -29,7 +29,7 @@ from rlhf_coordinator.job.timeline_spans import draw_last_phase
 from rlhf_coordinator.loop import leases, sample_failures
 from rlhf_coordinator.scheduling import decisions as d
 from rlhf_coordinator.scheduling import training_overlap
-from rlhf_coordinator.scheduling.carrying import taken_up
+from rlhf_coordinator.scheduling.partial_rollouts import resume_partial
 from rlhf_coordinator.speculation import learned, sharing
 from rlhf_coordinator.state.carried_sample import CarriedSample
 from rlhf_coordinator.state.evaluation_state import latest_metrics, reported_at
@@ -101,7 +101,7 @@ class Actions:
         begun.critics_apart = critic_overlap_choice.begin_iteration(run, iteration)
         if rule.rounds:
             begun.refill.CopyFrom(Refill(rounds=rule.rounds, used_up=rule.used_up))
-        carried = taken_up(handed_on, iteration, spec.rollout)
+        carried = resume_partial(handed_on, iteration, spec.rollout)
         begun.carried.extend(carried_messages(carried))
         begun.versions_behind = int(untrained)
         run.journal.begin(begun)
@@ -118,7 +118,7 @@ class Actions:
         )
         run.state.ledger = take_given(ledger, run.prompts)
         run.state.ledger.version = iteration - untrained
-        run.state.ledger.take_up(carried)
+        run.state.ledger.resume_partial(carried)
         load_iteration_prompts(run.state, run.prompts)
         run.state.trained = run.state.critics_behind = run.state.refill_told = False
         run.state.trains_beside_next = training_overlap.overlaps_training(run.context, iteration)
@@ -304,7 +304,7 @@ class Actions:
         )
         if not decision.last:
             run.times.begin_iteration(time.monotonic())
-            self.begin_iteration(iteration + 1, run.state.ledger.hand_on(), untrained=decision.awaits == "training")
+            self.begin_iteration(iteration + 1, run.state.ledger.carry_over(), untrained=decision.awaits == "training")
 
     def _finish(self, decision: d.Finish) -> None:
         run = self._run

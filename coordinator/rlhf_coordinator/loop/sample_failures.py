@@ -1,6 +1,6 @@
 """Samples that decoding fails on: what is held against them, who hears of it, when an iteration goes on without one.
 
-Rule: the ledger counts (`state.decode_faults`), this says it: in the log, as an event, in the status. A sample that has
+Rule: the ledger counts (`state.decode_failures`), this says it: in the log, as an event, in the status. A sample that has
 failed is left out where spec.rollout.maxFailedSamples still allows it, which is journaled before anything is decided on
 it; else the job fails and names the sample. Must never make a result of a failure: what is left out has no response and
 is masked out of training. When the process dies, what was counted and not journaled is counted anew.
@@ -33,7 +33,7 @@ def worker_ended(run: JobRun, worker: Worker, why: str) -> None:
     for samples in sample_sets(run):
         ledger = samples.ledger
         decoded = list(ledger.held_by(worker.name))
-        ledger.blame(worker.name, why, run.context.spec.rollout.sample_retries)
+        ledger.record_failure(worker.name, why, run.context.spec.rollout.sample_retries)
         alone = [index for index in decoded if ledger.samples[index].isolated]
         if len(decoded) == 1:
             run.totals.decode_failures += 1

@@ -3,7 +3,7 @@
 Least loaded first; a worker gets what it can decode at once and a little more, so that it never waits for a command and
 late work is still spread evenly. What takes longest to score is leased first: short samples even out the end. A
 failed task goes to another worker than the one it failed on, if there is one; so does a sample whose worker failed. A
-sample that was there when several workers failed is decoded alone, once nothing else is queued (`decode_faults`).
+sample that was there when several workers failed is decoded alone, once nothing else is queued (`decode_failures`).
 Rule: pure; only workers with the current weights of a task's model get it. While critics are behind, the tasks of other
 models do not wait for them.
 """

@@ -3,7 +3,7 @@
   queued -> decoding@worker -> generated -> scored -> trained
     |         |   ^  `-> migrating -> queued (with its tokens), or decoding@destination (with its KV cache)
     |         `---'  worker lost: back to queued with the tokens it reported
-    `-> failed: no worker could decode it (`decode_faults`), and the iteration goes on without it
+    `-> failed: no worker could decode it (`decode_failures`), and the iteration goes on without it
   scored -> dropped: all responses to its prompt are worth the same (`batch_refill`); the ledger grows by others
   any but trained -> cut: enough other prompts were finished first (`spec.rollout.oversample`); where samples are
     carried (`spec.rollout.maxStaleness`) the next iteration begins with what is known of them
@@ -178,8 +178,8 @@ class Ledger(ScoringLedger):
 
     # ---------------------------------------------------------------- samples that decoding fails on
 
-    def blame(self, worker: str, why: str, retries: int) -> None:
-        """Hold the end of a worker against all that it decodes, before it is reclaimed."""
+    def record_failure(self, worker: str, why: str, retries: int) -> None:
+        """Record the end of a worker as a failure of every sample that it decodes, before they are reclaimed."""
         held = self.held_by(worker)
         for index in held:
             self._fault(self.samples[index], worker, why, retries, proven=len(held) == 1)
@@ -227,7 +227,7 @@ class Ledger(ScoringLedger):
                 self._move(sample, SampleState.CUT)
         return decoded
 
-    def hand_on(self) -> tuple[CarriedSample, ...]:
+    def carry_over(self) -> tuple[CarriedSample, ...]:
         """Return what is known of the samples that were cut off, in their order; final once the batch is complete."""
         return tuple(CarriedSample.of(sample) for sample in self.samples if sample.state is SampleState.CUT)
 
@@ -308,8 +308,8 @@ class Ledger(ScoringLedger):
         self._lengthen(sample, response)
         self._decoding.enqueue(sample)
 
-    def take_up(self, carried: Sequence[CarriedSample]) -> None:
-        """Let the first samples, none of which anything is known of yet, be those that an earlier iteration carried."""
+    def resume_partial(self, carried: Sequence[CarriedSample]) -> None:
+        """Let the first samples be those that an earlier iteration carried over. To be called before any is decoded."""
         self.carried = tuple(carried)
         for index, one in enumerate(self.carried):
             sample = self.samples[index]

@@ -75,7 +75,7 @@ def restore_record(ledger: Ledger, record: Record, first: int = 0) -> None:
         ledger.give_up(record.failed.key.sample - first)
     elif kind == "begun":
         ledger.version = ledger.iteration - record.begun.versions_behind
-        ledger.take_up(carried_samples([record]))
+        ledger.resume_partial(carried_samples([record]))
     elif kind == "cut":
         for known in record.cut.known:
             message = known.response

@@ -170,7 +170,7 @@ def _position(context: JobContext, journal: Journal, prompts: PromptSet, facts: 
     iteration = segments[-1] if segments else int(facts["base"])
     restored = _read(context, journal, prompts, facts, iteration)
     if restored.last_closed is not None:
-        handed_on = restored.ledger.hand_on()
+        handed_on = restored.ledger.carry_over()
         after = _read(context, journal, prompts, facts, iteration + 1)
         after.rewards, after.last_closed = restored.rewards, restored.last_closed
         after.evaluations, after.handed_on, after.untrained = restored.evaluations, handed_on, restored.untrained
@@ -179,7 +179,7 @@ def _position(context: JobContext, journal: Journal, prompts: PromptSet, facts: 
     if iteration - 1 in segments:
         before = _read(context, journal, prompts, facts, iteration - 1)
         restored.rewards, restored.evaluations = before.rewards, before.evaluations
-        restored.handed_on = before.ledger.hand_on()
+        restored.handed_on = before.ledger.carry_over()
         _take_report(restored, before)
     return restored
 

@@ -58,7 +58,7 @@ class CheckpointSaver:
         self._version, self._results, self._start_ns = version, [], time.time_ns()
         # A version that is made late is what the iteration in progress began with.
         ledger = run.state.ledger
-        self._carried = ledger.hand_on() if version > ledger.iteration else ledger.carried
+        self._carried = ledger.carry_over() if version > ledger.iteration else ledger.carried
         self._waiting = {rank.name for rank in writers}
         run.state.checkpoint.stage = "saving"
         for name in sorted(self._waiting):

@@ -184,7 +184,7 @@ class LedgerMachine(RuleBasedStateMachine):
     def fail(self, worker: str) -> None:
         """A worker ends for a failure: that is held against all that it has, and gone is none of it."""
         held, faults = self.ledger.held_by(worker), {s.index: s.faults for s in self.ledger.samples}
-        self.ledger.blame(worker, "it broke", RETRIES)
+        self.ledger.record_failure(worker, "it broke", RETRIES)
         for sample in self.ledger.samples:
             before = faults[sample.index]
             assert sample.faults.count == before.count + (sample.index in held)

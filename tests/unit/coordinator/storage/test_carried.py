@@ -120,7 +120,7 @@ def test_a_coordinator_that_comes_back_carries_the_same(tmp_path: Path) -> None:
     assert after_cut == known_of(live.run)
     live.run.journal.resume(0)
     live.end()
-    handed_on = live.run.state.ledger.hand_on()
+    handed_on = live.run.state.ledger.carry_over()
     assert [(one.origin, len(one.response)) for one in handed_on] == [((0, 1), 5), ((0, 3), 0)]
     back = Process(tmp_path)
     assert back.run.state.iteration == 1
@@ -227,7 +227,7 @@ def saved(folder: Path) -> Process:
     path = folder / "checkpoints"
     temporary = checkpoint.prepare(path, 1)
     files = [part(temporary, "actor/model-stage-00000.safetensors", b"weights", "actor", ("p",))]
-    carried_file.write(temporary, 1, process.run.state.ledger.hand_on())
+    carried_file.write(temporary, 1, process.run.state.ledger.carry_over())
     facts = {carried_file.FACT: process.run.journal.job()["identity"]}
     checkpoint.finish(temporary, path, 1, [pb.CheckpointResult(files=files)], source(folder), facts)
     return process
@@ -245,7 +245,7 @@ def test_a_new_run_folder_goes_on_with_what_its_checkpoint_carries(tmp_path: Pat
     for _ in range(2):  # the first process dies before it begins the iteration
         restored = resumed(tmp_path)
         assert (restored.ledger.iteration, restored.warnings) == (1, [])
-        assert restored.handed_on == process.run.state.ledger.hand_on()
+        assert restored.handed_on == process.run.state.ledger.carry_over()
 
 
 @pytest.mark.parametrize(
@@ -269,7 +269,7 @@ def test_what_would_get_another_prompt_is_left_out_and_said(
 
 def test_another_bound_of_staleness_takes_them_all_the_same(tmp_path: Path) -> None:
     process = saved(tmp_path)
-    assert resumed(tmp_path, maxStaleness=3).handed_on == process.run.state.ledger.hand_on()
+    assert resumed(tmp_path, maxStaleness=3).handed_on == process.run.state.ledger.carry_over()
 
 
 def test_a_checkpoint_whose_carried_samples_are_damaged_is_passed_over(tmp_path: Path) -> None:
