@@ -24,7 +24,7 @@ from benchmarks.recorded_responses import RecordedResponse, RecordedRun
 
 from rlhf_api.job import RLHFJobSpec
 from rlhf_coordinator.state.earlier_responses import EarlierResponse, EarlierResponses
-from rlhf_coordinator.state.ledger import siblings_apart
+from rlhf_coordinator.state.ledger import interleave_prompt_groups
 from rlhf_coordinator.state.sibling_state import weights
 from rlhf_workers.generation.speculation.drafter import Drafter, DraftRequest, LearnsSiblings, PromptGroup, SampleSource
 from rlhf_workers.generation.speculation.drafter_registry import build_drafters
@@ -175,7 +175,7 @@ def acceptance(
     fields = spec.model_dump(by_alias=True, exclude_none=True)
     fields["generation"]["maxBatchSize"] = slots  # one drafter goes through all of them
     drafter = build_drafters([name], RLHFJobSpec.model_validate(fields), tokenizer, torch.device("cpu"))[0]
-    apart = 1 if together else siblings_apart(spec)
+    apart = 1 if together else interleave_prompt_groups(spec)
     samples = sorted(run.samples(iteration), key=lambda each: each.request.key.sample % apart)
     if isinstance(drafter, LearnsSiblings):
         teach_earlier(drafter, samples, earlier, run.samples_per_prompt)

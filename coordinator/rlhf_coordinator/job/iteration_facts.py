@@ -13,7 +13,7 @@ from typing import Final
 
 from pydantic import ValidationError
 
-from rlhf_coordinator.job.iteration_losses import say_losses
+from rlhf_coordinator.job.bottlenecks import log_bottlenecks
 from rlhf_coordinator.job.job_run import JobRun
 from rlhf_planner.explain.facts import (
     MAX_SAMPLES,
@@ -46,7 +46,7 @@ def record_facts(run: JobRun, metrics: Mapping[str, float]) -> None:
         log.warning("where the time of iteration %d went is not recorded: %s", run.state.iteration, error)
         return
     run.trackers.facts(facts)
-    say_losses(run.losses, run.background, facts, time.monotonic())
+    log_bottlenecks(run.bottlenecks, run.background, facts, time.monotonic())
 
 
 def iteration_facts(run: JobRun, metrics: Mapping[str, float]) -> IterationFacts:

@@ -34,7 +34,7 @@ from rlhf_coordinator.speculation import learned, sharing
 from rlhf_coordinator.state.carried_sample import CarriedSample
 from rlhf_coordinator.state.evaluation_state import latest_metrics, reported_at
 from rlhf_coordinator.state.job_state import OpenReport
-from rlhf_coordinator.state.ledger import Ledger, siblings_apart
+from rlhf_coordinator.state.ledger import Ledger, interleave_prompt_groups
 from rlhf_coordinator.state.worker import CommandKind, PendingCommand
 from rlhf_coordinator.storage.batch import take_given
 from rlhf_coordinator.storage.journal_pb2 import Begun, Closed, Cut, Evaluated, Record, Refill, Trained
@@ -110,7 +110,7 @@ class Actions:
             samples_begun(spec),
             run.context.tasks,
             run.coordinator_epoch,
-            siblings_apart(spec),
+            interleave_prompt_groups(spec),
             samples_per_prompt(spec),
             rule,
             samples_begun(spec) - samples_of_batch(spec),

@@ -1,9 +1,10 @@
 """Samples that decoding fails on: what is held against them, who hears of it, when an iteration goes on without one.
 
-Rule: the ledger counts (`state.decode_failures`), this says it: in the log, as an event, in the status. A sample that has
-failed is left out where spec.rollout.maxFailedSamples still allows it, which is journaled before anything is decided on
-it; else the job fails and names the sample. Must never make a result of a failure: what is left out has no response and
-is masked out of training. When the process dies, what was counted and not journaled is counted anew.
+Rule: the ledger counts (`state.decode_failures`), this reports: in the log, as an event, in the status. A sample that
+has failed is left out where spec.rollout.maxFailedSamples still allows it, which is journaled before anything is
+decided on it; else the job fails and names the sample. An evaluation always goes on. Must never make a result of a
+failure: a sample that is left out has no response and is masked out of training. When the process dies, what was
+counted and not journaled is counted anew.
 """
 
 import logging

@@ -46,9 +46,8 @@ class Reclaimed:
     """(sample, task) open again."""
 
 
-def siblings_apart(spec: RLHFJobSpec) -> int:
-    """Return how many samples of a prompt take turns with those of other prompts in the queue; 1: they are next to each
-    other.
+def interleave_prompt_groups(spec: RLHFJobSpec) -> int:
+    """Return the number of samples of a prompt that are interleaved with those of other prompts in the queue; 1: none.
 
     Siblings that begin together have said equally much at any time, so none can be drafted by what another said.
     """
@@ -73,7 +72,7 @@ class Ledger(ScoringLedger):
         greedy_baseline: bool = False,
     ) -> None:
         """`tasks`: the scoring tasks of the graph, each producing one field. `coordinator_epoch`: counts the processes
-        of the job's coordinator. `siblings`: see `siblings_apart`. `group_size`: samples of one prompt.
+        of the job's coordinator. `siblings`: see `interleave_prompt_groups`. `group_size`: samples of one prompt.
         `refill`: how the iteration grows. `spare`: so many of the samples are to be cut off, by whole prompts, before
         the batch is complete. `greedy_baseline`: whether the last sample of each prompt is one."""
         super().__init__(

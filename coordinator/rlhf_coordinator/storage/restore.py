@@ -20,7 +20,7 @@ from rlhf_coordinator.state.carried_sample import CarriedSample
 from rlhf_coordinator.state.evaluation_state import EvaluationResult
 from rlhf_coordinator.state.iteration_totals import IterationTotals, read_iteration_totals
 from rlhf_coordinator.state.job_state import CheckpointState, JobContext, OpenReport
-from rlhf_coordinator.state.ledger import Ledger, siblings_apart
+from rlhf_coordinator.state.ledger import Ledger, interleave_prompt_groups
 from rlhf_coordinator.storage import carried_file, checkpoint
 from rlhf_coordinator.storage.batch import apply_record, of_evaluation, refill_rule, take_given
 from rlhf_coordinator.storage.journal import Journal
@@ -212,7 +212,9 @@ def _read(context: JobContext, journal: Journal, prompts: PromptSet, facts: dict
     rule = refill_rule(records, spec.algorithm.fields.refill)
     size, per_prompt = samples_begun(spec), samples_per_prompt(spec)
     spare, greedy = size - samples_of_batch(spec), has_greedy_baseline(spec)
-    ledger = Ledger(iteration, size, context.tasks, epoch, siblings_apart(spec), per_prompt, rule, spare, greedy)
+    ledger = Ledger(
+        iteration, size, context.tasks, epoch, interleave_prompt_groups(spec), per_prompt, rule, spare, greedy
+    )
     take_given(ledger, prompts)
     state = Restored(epoch, int(facts["started_ns"]), ledger, False, {}, None, CheckpointState(), [], None)
     for record in records:

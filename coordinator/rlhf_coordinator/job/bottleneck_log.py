@@ -1,6 +1,6 @@
-"""The last iterations' facts, and when the losses in them are said next.
+"""The last iterations, and when the bottlenecks in them are logged next.
 
-Rule: plain data; gone with the process. `iteration_losses` changes it.
+Rule: plain data; gone with the process. `bottlenecks` changes it.
 """
 
 import time
@@ -17,9 +17,9 @@ KEPT: Final = 4
 
 
 @dataclass
-class SaidLosses:
-    """Of one job."""
+class BottleneckLog:
+    """The bottleneck log of one job."""
 
     facts: deque[IterationFacts] = field(default_factory=lambda: deque(maxlen=KEPT))
     next_at: float = field(default_factory=lambda: time.monotonic() + EVERY_SECONDS)
-    """Before this moment of the monotonic clock nothing is said."""
+    """Before this moment of the monotonic clock nothing is logged."""
