@@ -32,7 +32,7 @@ from benchmarks.paced_worker import StepPace
 from rlhf_coordinator.reports.trackers.facts_jsonl import FILE, read_facts
 from rlhf_coordinator.reports.trackers.metrics_jsonl import read_metrics
 from rlhf_planner.critic_overlap import OverlapTimes, overlapped, unchanged
-from rlhf_planner.explain.facts import IterationFacts
+from rlhf_planner.explain.iteration_profile import IterationProfile
 from rlhf_planner.explain.replays import scoring_latency, scoring_rate
 
 BATCH: Final = 32
@@ -109,7 +109,7 @@ def run_way(case: PacedCase, way: str, arguments: argparse.Namespace) -> dict[st
     }
 
 
-def predicted_ratio(facts: IterationFacts, together: float) -> float | None:
+def predicted_ratio(facts: IterationProfile, together: float) -> float | None:
     """Return how many times as long an iteration that trained all at once takes as with the overlap; None where it was
     not seen whole. `together` as in PacedCase."""
     samples, seconds = facts.samples, facts.phases["Training"]

@@ -23,12 +23,12 @@ from benchmarks.long_tail_job import SMALL
 from benchmarks.long_tail_policy import write_policy
 
 from rlhf_coordinator.reports.trackers.facts_jsonl import FILE, read_facts
-from rlhf_planner.explain.facts import IterationFacts
 from rlhf_planner.explain.finding import Finding
+from rlhf_planner.explain.iteration_profile import IterationProfile
 from rlhf_planner.explain.ranking import comparable, explain
 
 
-def run(folder: Path, scenario: InjectedCause, iterations: int) -> list[IterationFacts]:
+def run(folder: Path, scenario: InjectedCause, iterations: int) -> list[IterationProfile]:
     """The facts of a run of it."""
     folder.mkdir()
     write_policy(folder / "policy", layers=2, repeated=scenario.repeated)
@@ -76,7 +76,7 @@ def _change(finding: Finding) -> str:
     return f"{finding.field} = {finding.value}" if finding.field else finding.remedy
 
 
-def _seconds(facts: Sequence[IterationFacts], *, amortized: bool) -> float:
+def _seconds(facts: Sequence[IterationProfile], *, amortized: bool) -> float:
     """Of the last iteration, which findings are about; of what is not done in each, the mean of those before it."""
     some = facts[:-1] if amortized else facts[-1:]
     return sum(one.total for one in some) / len(some)

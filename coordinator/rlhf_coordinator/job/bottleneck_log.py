@@ -8,7 +8,7 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import Final
 
-from rlhf_planner.explain.facts import IterationFacts
+from rlhf_planner.explain.iteration_profile import IterationProfile
 
 EVERY_SECONDS: Final = 30.0
 """Between two times at least: people read them."""
@@ -20,6 +20,6 @@ KEPT: Final = 4
 class BottleneckLog:
     """The bottleneck log of one job."""
 
-    facts: deque[IterationFacts] = field(default_factory=lambda: deque(maxlen=KEPT))
+    facts: deque[IterationProfile] = field(default_factory=lambda: deque(maxlen=KEPT))
     next_at: float = field(default_factory=lambda: time.monotonic() + EVERY_SECONDS)
     """Before this moment of the monotonic clock nothing is logged."""

@@ -11,7 +11,7 @@ from typing import Final
 
 from rlhf_coordinator.job.background_tasks import BackgroundTasks
 from rlhf_coordinator.job.bottleneck_log import EVERY_SECONDS, BottleneckLog
-from rlhf_planner.explain.facts import IterationFacts
+from rlhf_planner.explain.iteration_profile import IterationProfile
 from rlhf_planner.explain.ranking import SHOWN, explain
 
 log = logging.getLogger(__name__)
@@ -20,7 +20,9 @@ IDLE_TIMES: Final = 20.0
 """The pause is at least this many times as long as the replays took."""
 
 
-def log_bottlenecks(bottlenecks: BottleneckLog, background: BackgroundTasks, facts: IterationFacts, now: float) -> None:
+def log_bottlenecks(
+    bottlenecks: BottleneckLog, background: BackgroundTasks, facts: IterationProfile, now: float
+) -> None:
     """Take in the facts of an iteration, and begin to look for bottlenecks when it is time. `now`: seconds of the
     monotonic clock."""
     bottlenecks.facts.append(facts)
@@ -29,7 +31,7 @@ def log_bottlenecks(bottlenecks: BottleneckLog, background: BackgroundTasks, fac
         background.start("losses", _log(bottlenecks, list(bottlenecks.facts)))
 
 
-async def _log(bottlenecks: BottleneckLog, facts: list[IterationFacts]) -> None:
+async def _log(bottlenecks: BottleneckLog, facts: list[IterationProfile]) -> None:
     started = time.monotonic()
     try:
         findings = await asyncio.to_thread(explain, facts)

@@ -19,8 +19,8 @@ from rlhf_coordinator.evaluation import rounds
 from rlhf_coordinator.fusion import fusion_planning, incremental_scoring, learning, reallocation, sample_moves
 from rlhf_coordinator.job import measurements, open_report
 from rlhf_coordinator.job.commands import send
-from rlhf_coordinator.job.iteration_facts import record_facts
 from rlhf_coordinator.job.iteration_metrics import iteration_metrics, skipped_steps, training_metrics
+from rlhf_coordinator.job.iteration_profile import record_facts
 from rlhf_coordinator.job.job_run import JobOutcome, JobRun, load_iteration_prompts
 from rlhf_coordinator.job.sample_histories import record_histories
 from rlhf_coordinator.job.sample_rows import copy_sample_numbers, numbers_by_sample, record_samples

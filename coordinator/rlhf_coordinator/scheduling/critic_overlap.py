@@ -9,11 +9,11 @@ Rule: pure. No critic is trained while workers read the policy from ranks, and n
 
 from rlhf_api import control_pb2 as pb
 from rlhf_coordinator.scheduling.decisions import Decision, ReportCritics, Train
-from rlhf_coordinator.scheduling.facts import Facts
+from rlhf_coordinator.scheduling.derived_state import DerivedState
 from rlhf_coordinator.state.job_state import JobContext, JobState
 
 
-def decide(context: JobContext, state: JobState, facts: Facts) -> list[Decision]:
+def decide(context: JobContext, state: JobState, facts: DerivedState) -> list[Decision]:
     """Return what trains the critics that are behind, or completes the report of their iteration."""
     group = facts.group
     if not group.formed:
@@ -24,7 +24,7 @@ def decide(context: JobContext, state: JobState, facts: Facts) -> list[Decision]
     return [ReportCritics()] if report is not None and group.version == report.iteration + 1 else []
 
 
-def _train_critics(state: JobState, facts: Facts) -> list[Decision]:
+def _train_critics(state: JobState, facts: DerivedState) -> list[Decision]:
     """Every rank whose policy's version is written down as trained: it goes on with the batch before that version."""
     return [
         Train(rank.name, state.version - 1, pb.TRAIN_PART_CRITICS)
@@ -33,7 +33,7 @@ def _train_critics(state: JobState, facts: Facts) -> list[Decision]:
     ]
 
 
-def _begins(context: JobContext, state: JobState, facts: Facts) -> bool:
+def _begins(context: JobContext, state: JobState, facts: DerivedState) -> bool:
     """Whether critics may be trained: the policy was published, or nobody waits for it."""
     if facts.group.is_read:
         return False

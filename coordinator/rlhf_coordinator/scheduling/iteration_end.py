@@ -21,7 +21,7 @@ from rlhf_coordinator.scheduling.decisions import (
     Finish,
     SaveCheckpoint,
 )
-from rlhf_coordinator.scheduling.facts import Facts
+from rlhf_coordinator.scheduling.derived_state import DerivedState
 from rlhf_coordinator.state.job_state import JobContext, JobState
 
 TOGETHER_SECONDS: Final = 10.0
@@ -71,12 +71,12 @@ def at_start(context: JobContext, iteration: int) -> Finish | None:
     return Finish("Complete") if iteration >= context.spec.iterations else None
 
 
-def decide(context: JobContext, state: JobState, now: float, facts: Facts) -> list[Decision]:
+def decide(context: JobContext, state: JobState, now: float, facts: DerivedState) -> list[Decision]:
     """Return what ends the iteration or the job, or lets ranks leave; empty while both go on."""
     return _close(context, state, now, facts) or _drain(context, state, now, facts)
 
 
-def _close(context: JobContext, state: JobState, now: float, facts: Facts) -> list[Decision]:
+def _close(context: JobContext, state: JobState, now: float, facts: DerivedState) -> list[Decision]:
     if state.trained:
         return _after_training(context, state, now, facts)
     if state.trains_beside_next and state.stop is None:
@@ -86,14 +86,14 @@ def _close(context: JobContext, state: JobState, now: float, facts: Facts) -> li
     return _stop(state, now, facts) if state.stop is not None else []
 
 
-def _hand_on(context: JobContext, state: JobState, facts: Facts) -> list[Decision]:
+def _hand_on(context: JobContext, state: JobState, facts: DerivedState) -> list[Decision]:
     """Close an iteration whose batch is complete, once the one before is trained, reported and published."""
     whole = facts.group.version == state.iteration and state.open_report is None
     ends = state.batch_handed_on and whole and facts.published and not evaluation.keeps_open(context, state)
     return [_closing(state)] if ends else []
 
 
-def _after_training(context: JobContext, state: JobState, now: float, facts: Facts) -> list[Decision]:
+def _after_training(context: JobContext, state: JobState, now: float, facts: DerivedState) -> list[Decision]:
     if not facts.published or state.checkpoint.stage != "idle":
         return []
     if facts.checkpoint_due:
@@ -118,7 +118,7 @@ def _closing(state: JobState, *, last: bool = False) -> CloseIteration:
     return CloseIteration(last, late_critics=True) if last else CloseIteration(awaits="critics")
 
 
-def _stop(state: JobState, now: float, facts: Facts) -> list[Decision]:
+def _stop(state: JobState, now: float, facts: DerivedState) -> list[Decision]:
     behind = facts.group.formed and facts.group.critics_behind
     if facts.group.train_under_way or behind or state.checkpoint.stage != "idle":
         return []
@@ -127,7 +127,7 @@ def _stop(state: JobState, now: float, facts: Facts) -> list[Decision]:
     return [Finish("Stopped")]
 
 
-def _drain(context: JobContext, state: JobState, now: float, facts: Facts) -> list[Decision]:
+def _drain(context: JobContext, state: JobState, now: float, facts: DerivedState) -> list[Decision]:
     """Ranks that were asked to end go once a checkpoint has what the group holds, so that nothing is trained again.
 
     The coordinator may be asked at the same moment; it then needs them until it has ended.
@@ -145,6 +145,6 @@ def _drain(context: JobContext, state: JobState, now: float, facts: Facts) -> li
     return [ExitWorker(rank.name, ExitCode.OK, "it was asked to end, and is not needed now") for rank in group.draining]
 
 
-def _save(state: JobState, now: float, facts: Facts) -> list[Decision]:
+def _save(state: JobState, now: float, facts: DerivedState) -> list[Decision]:
     ready = facts.group.version == state.version and now >= state.checkpoint.not_before
     return [SaveCheckpoint(state.version)] if ready else []

@@ -17,7 +17,7 @@ from rlhf_api import control_pb2 as pb
 from rlhf_api.names import DRAFT_MODEL, Group
 from rlhf_coordinator.scheduling import evaluation
 from rlhf_coordinator.scheduling.decisions import Decision, PrepareWorker
-from rlhf_coordinator.scheduling.facts import Facts
+from rlhf_coordinator.scheduling.derived_state import DerivedState
 from rlhf_coordinator.scheduling.training_group import TrainingGroup
 from rlhf_coordinator.state.job_state import JobContext, JobState
 from rlhf_coordinator.state.worker import Worker
@@ -27,7 +27,7 @@ Sources = list[pb.WeightLocation] | None
 """Where the version that workers need can be read; None: nowhere now."""
 
 
-def decide(context: JobContext, state: JobState, now: float, facts: Facts) -> list[Decision]:
+def decide(context: JobContext, state: JobState, now: float, facts: DerivedState) -> list[Decision]:
     """Return a command for every idle worker whose role or weights are not what the job needs now."""
     unneeded = state.trained and context.last(state.iteration) and not evaluation.wants_last_version(context, state)
     if state.stop is not None or unneeded:
@@ -57,7 +57,9 @@ def _sources(context: JobContext, state: JobState, group: TrainingGroup) -> Sour
     return [pb.WeightLocation(address=rank.address) for rank in keepers]
 
 
-def _generation(context: JobContext, state: JobState, sources: Sources, worker: Worker, facts: Facts) -> list[Decision]:
+def _generation(
+    context: JobContext, state: JobState, sources: Sources, worker: Worker, facts: DerivedState
+) -> list[Decision]:
     if worker.versions.get(context.graph.policy) == state.workers_version and Group.GENERATION in worker.roles:
         return _second_role(context, state, sources, worker, facts) if facts.can_score else []
     load = _load(context, state, sources, context.graph.policy)
@@ -71,7 +73,7 @@ def _generation(context: JobContext, state: JobState, sources: Sources, worker: 
 
 
 def _second_role(
-    context: JobContext, state: JobState, sources: Sources, worker: Worker, facts: Facts
+    context: JobContext, state: JobState, sources: Sources, worker: Worker, facts: DerivedState
 ) -> list[Decision]:
     """The scoring models of a generation worker: at version 0 next to the policy, and current once it is released."""
     if Group.INFERENCE in worker.roles:

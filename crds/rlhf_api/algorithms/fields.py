@@ -34,7 +34,7 @@ class AlgorithmFields(ApiModel):
     all_tasks: ClassVar[tuple[Task, ...]]
     """Every task it may have, whatever its numbers are, in the order of the stages."""
 
-    samples_together: ClassVar[int] = 1
+    samples_per_unit: ClassVar[int] = 1
     """So many samples that follow one another are always in one micro-batch: those of a pair."""
     greedy_baseline: ClassVar[bool] = False
     """Whether one more response to each prompt, its last sample, is decoded greedily: its reward is what the others are

@@ -16,7 +16,7 @@ Key = Annotated[str, Field(min_length=1, max_length=253)]
 class PairFields(AlgorithmFields):
     """An algorithm that compares two responses to a prompt. Both are in one micro-batch, next to each other."""
 
-    samples_together: ClassVar = PAIR
+    samples_per_unit: ClassVar = PAIR
 
     epochs: Epochs = 1
     """Passes over the samples of an iteration."""

@@ -1,6 +1,6 @@
 """Objectives over pairs: of a policy whose pairs are compared by log-ratios, and of a reward model by its scores.
 
-Rule: as in `objectives`. The samples 2k and 2k + 1 of a micro-batch are a pair (`AlgorithmFields.samples_together`);
+Rule: as in `objectives`. The samples 2k and 2k + 1 of a micro-batch are a pair (`AlgorithmFields.samples_per_unit`);
 which of them is better is in the field `PREFERENCE`. A pair counts by the weights of its tokens, so the sum over
 micro-batches is the mean over the pairs of a mini-batch; one without tokens counts nothing.
 """

@@ -53,7 +53,7 @@ class OldLogProbabilities:
         """`policy`: role of the model that sampled; `stages`: all that this rank holds."""
         self._spec, self._policy, self._communicator, self._span = spec, policy, communicator, span
         self._device, self._compute, self._time_marks = device, compute, time_marks
-        self._together = spec.algorithm.fields.samples_together
+        self._together = spec.algorithm.fields.samples_per_unit
         self._held = {stage: module for (model, stage), module in stages.items() if model == policy}
 
     def added_to(

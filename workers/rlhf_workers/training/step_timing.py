@@ -83,7 +83,7 @@ def made_up_work(trainer: Trainer) -> dict[int, StageWork]:
     """Return `made_up_batch` as work of this rank's stages, with objectives of its own."""
     batch, fields = made_up_batch(trainer), trainer.spec.algorithm.fields
     rows = list(range(fields.mini_batch_size))
-    dealt = deal(trainer.layout, rows, batch.lengths, fields.samples_together, None, trainer.spec.training.packing)
+    dealt = deal(trainer.layout, rows, batch.lengths, fields.samples_per_unit, None, trainer.spec.training.packing)
     return trainer.mini_batch(batch, dealt, trainer.objectives())
 
 

@@ -70,7 +70,7 @@ class Trainer:
         self.spec, self.layout, self.stages, self.communicator = spec, layout, stages, communicator
         self.device, self.compute, self._span = device, compute, span
         self.algorithm = build_algorithm(spec, device)
-        self._together = spec.algorithm.fields.samples_together
+        self._together = spec.algorithm.fields.samples_per_unit
         self._padding = Padding()
         """Of the last iteration."""
         self.progress = TrainingProgress(0, Horizon(self._steps_of(spec.iterations)))
