@@ -91,9 +91,11 @@ class Actions:
         """Carry out one decision. Raises JobError when the journal cannot be written."""
         self._methods[type(decision)](decision)
 
-    def begin_iteration(self, iteration: int, handed_on: Sequence[CarriedSample], *, untrained: bool = False) -> None:
+    def begin_iteration(
+        self, iteration: int, handed_on: Sequence[CarriedSample], *, one_step_off: bool = False
+    ) -> None:
         """Begin an iteration of which the journal has no segment yet. `handed_on`: by the iteration before.
-        `untrained`: that one was closed before its batch was trained on, beside which this one decodes."""
+        `one_step_off`: that one was closed before its batch was trained on, beside which this one decodes."""
         run = self._run
         spec = run.context.spec
         rule = spec.algorithm.fields.refill
@@ -103,7 +105,7 @@ class Actions:
             begun.refill.CopyFrom(Refill(rounds=rule.rounds, used_up=rule.used_up))
         carried = resume_partial(handed_on, iteration, spec.rollout)
         begun.carried.extend(carried_messages(carried))
-        begun.versions_behind = int(untrained)
+        begun.versions_behind = int(one_step_off)
         run.journal.begin(begun)
         ledger = Ledger(
             iteration,
@@ -117,11 +119,11 @@ class Actions:
             has_greedy_baseline(spec),
         )
         run.state.ledger = take_given(ledger, run.prompts)
-        run.state.ledger.version = iteration - untrained
+        run.state.ledger.version = iteration - one_step_off
         run.state.ledger.resume_partial(carried)
         load_iteration_prompts(run.state, run.prompts)
-        run.state.trained = run.state.critics_behind = run.state.refill_told = False
-        run.state.trains_beside_next = training_overlap.overlaps_training(run.context, iteration)
+        run.state.trained = run.state.critic_update_pending = run.state.refill_told = False
+        run.state.overlaps_training = training_overlap.overlaps_training(run.context, iteration)
         run.state.groups_dropped = 0
         run.training_metrics, run.advantages, run.shaped_rewards = {}, (), ()
         run.state.incremental.begin_iteration()
@@ -237,14 +239,14 @@ class Actions:
 
     def _commit_trained(self, decision: d.CommitTrained) -> None:
         run = self._run
-        behind = any(rank.critics_behind for rank in run.state.fleet.ranks())
+        behind = any(rank.critic_update_pending for rank in run.state.fleet.ranks())
         metrics = {} if behind else training_metrics(run, run.state.iteration)
         if warning := skipped_steps(metrics, run.state.iteration):
             log.warning(warning)
             run.event("steps-skipped", warning)
         result = pb.TrainResult(iteration=run.state.iteration, version=run.state.iteration + 1, metrics=metrics)
         copy_sample_numbers(run, result)
-        result.critics_behind = run.state.critics_behind = behind
+        result.critics_behind = run.state.critic_update_pending = behind
         run.state.ledger.train()
         run.journal.append(Record(trained=Trained(result=result, time_ns=time.time_ns())))
         run.journal.commit()
@@ -304,7 +306,9 @@ class Actions:
         )
         if not decision.last:
             run.times.begin_iteration(time.monotonic())
-            self.begin_iteration(iteration + 1, run.state.ledger.carry_over(), untrained=decision.awaits == "training")
+            self.begin_iteration(
+                iteration + 1, run.state.ledger.carry_over(), one_step_off=decision.awaits == "training"
+            )
 
     def _finish(self, decision: d.Finish) -> None:
         run = self._run

@@ -135,7 +135,7 @@ def resume_iteration(run: JobRun, restored: Restored, actions: Actions) -> None:
     learned.restore_learned_drafts(run)
     sharing.restore_earlier(run)
     if restored.begun_ns is None:
-        actions.begin_iteration(restored.ledger.iteration, restored.handed_on, untrained=restored.untrained)
+        actions.begin_iteration(restored.ledger.iteration, restored.handed_on, one_step_off=restored.one_step_off)
     else:
         run.journal.resume(restored.ledger.iteration)
         run.state.groups_dropped = len(restored.ledger.refill.dropped)
@@ -212,8 +212,8 @@ def _state(context: JobContext, restored: Restored, prompts: PromptSet, now: flo
         restored.ledger,
         fusion_state(context.spec),
         trained=restored.trained,
-        critics_behind=restored.critics_behind,
-        trains_beside_next=training_overlap.overlaps_training(context, restored.ledger.iteration),
+        critic_update_pending=restored.critic_update_pending,
+        overlaps_training=training_overlap.overlaps_training(context, restored.ledger.iteration),
         open_report=restored.open_report,
         critic_overlap=CriticOverlapState(restored.critics_apart, beside=restored.open_report is not None),
         checkpoint=restored.checkpoint,

@@ -18,7 +18,7 @@ def decide(context: JobContext, state: JobState, facts: DerivedState) -> list[De
     group = facts.group
     if not group.formed:
         return []
-    if group.critics_behind:
+    if group.critic_update_pending:
         return _train_critics(state, facts) if _begins(context, state, facts) else []
     report = state.open_report
     return [ReportCritics()] if report is not None and group.version == report.iteration + 1 else []
@@ -29,7 +29,7 @@ def _train_critics(state: JobState, facts: DerivedState) -> list[Decision]:
     return [
         Train(rank.name, state.version - 1, pb.TRAIN_PART_CRITICS)
         for rank in facts.group.ranks
-        if rank.idle and rank.critics_behind and rank.trained_version == state.version
+        if rank.idle and rank.critic_update_pending and rank.trained_version == state.version
     ]
 
 

@@ -81,10 +81,10 @@ def derive(context: JobContext, state: JobState, now: float) -> DerivedState:
         scorers=scorers,
         early_scorers=(
             readiness.early_scorers([*state.fleet.of(Group.INFERENCE), *released], scorers, serving)
-            if group.critics_behind
+            if group.critic_update_pending
             else ()
         ),
-        published=done and readiness.is_published(context, state, current, group.critics_behind),
+        published=done and readiness.is_published(context, state, current, group.critic_update_pending),
         checkpoint_due=_checkpoint_due(context, state),
     )
 

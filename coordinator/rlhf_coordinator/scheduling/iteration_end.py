@@ -79,7 +79,7 @@ def decide(context: JobContext, state: JobState, now: float, facts: DerivedState
 def _close(context: JobContext, state: JobState, now: float, facts: DerivedState) -> list[Decision]:
     if state.trained:
         return _after_training(context, state, now, facts)
-    if state.trains_beside_next and state.stop is None:
+    if state.overlaps_training and state.stop is None:
         return _hand_on(context, state, facts)
     if facts.group.policy_version == state.iteration + 1 and state.ledger.all_scored:
         return [CommitTrained()]
@@ -103,7 +103,7 @@ def _after_training(context: JobContext, state: JobState, now: float, facts: Der
     if evaluation.keeps_open(context, state):
         return []
     if context.last(state.iteration):
-        if facts.group.critics_behind:
+        if facts.group.critic_update_pending:
             return []
         return [_closing(state, last=True), Finish("Complete")]
     return [_closing(state)]
@@ -111,15 +111,15 @@ def _after_training(context: JobContext, state: JobState, now: float, facts: Der
 
 def _closing(state: JobState, *, last: bool = False) -> CloseIteration:
     """Return how the iteration is closed. One that became the last meanwhile has waited for its critics."""
-    if state.trains_beside_next:
-        return CloseIteration(last, awaits="training", late_critics=state.critics_behind and last)
-    if not state.critics_behind:
+    if state.overlaps_training:
+        return CloseIteration(last, awaits="training", late_critics=state.critic_update_pending and last)
+    if not state.critic_update_pending:
         return CloseIteration(last)
     return CloseIteration(last, late_critics=True) if last else CloseIteration(awaits="critics")
 
 
 def _stop(state: JobState, now: float, facts: DerivedState) -> list[Decision]:
-    behind = facts.group.formed and facts.group.critics_behind
+    behind = facts.group.formed and facts.group.critic_update_pending
     if facts.group.train_under_way or behind or state.checkpoint.stage != "idle":
         return []
     if facts.checkpoint_due and facts.group.version == state.version:
@@ -136,7 +136,7 @@ def _drain(context: JobContext, state: JobState, now: float, facts: DerivedState
     since = min((rank.draining_since for rank in group.draining), default=now)
     if not group.draining or state.stop is not None or now - since < TOGETHER_SECONDS:
         return []
-    busy = group.train_under_way or group.critics_behind or any(rank.rank_command for rank in group.ranks)
+    busy = group.train_under_way or group.critic_update_pending or any(rank.rank_command for rank in group.ranks)
     if busy or group.is_read or state.checkpoint.stage != "idle":
         return []
     whole = group.version == state.version and state.may_be_saved

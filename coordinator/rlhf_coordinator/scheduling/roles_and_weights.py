@@ -33,7 +33,7 @@ def decide(context: JobContext, state: JobState, now: float, facts: DerivedState
     if state.stop is not None or unneeded:
         return []
     sources = _sources(context, state, facts.group)
-    whole = None if facts.group.critics_behind else sources
+    whole = None if facts.group.critic_update_pending else sources
     decisions: list[Decision] = []
     for worker in state.fleet.of(Group.GENERATION):
         if worker.idle and now >= worker.not_before and worker.name in facts.serving:
@@ -50,8 +50,8 @@ def _sources(context: JobContext, state: JobState, group: TrainingGroup) -> Sour
     if state.workers_version < state.version:  # the ranks train what follows from it, or have
         kept = group.formed and all(rank.keeps(state.workers_version) for rank in keepers)
         return [pb.WeightLocation(address=rank.address) for rank in keepers] if kept else None
-    batch_waits = state.ledger.all_scored and not state.trained and not state.trains_beside_next
-    critics_wait = group.critics_behind and not state.trained
+    batch_waits = state.ledger.all_scored and not state.trained and not state.overlaps_training
+    critics_wait = group.critic_update_pending and not state.trained
     if batch_waits or critics_wait or not group.formed or not all(rank.serves(state.version) for rank in keepers):
         return None
     return [pb.WeightLocation(address=rank.address) for rank in keepers]
@@ -78,7 +78,7 @@ def _second_role(
     """The scoring models of a generation worker: at version 0 next to the policy, and current once it is released."""
     if Group.INFERENCE in worker.roles:
         released = worker.name in facts.consolidation.released
-        whole = None if facts.group.critics_behind else sources
+        whole = None if facts.group.critic_update_pending else sources
         return _inference(context, state, whole, worker) if released else []
     if state.ledger.decoding_on(worker.name) or state.ledger.arriving_on(worker.name):
         return []

@@ -67,15 +67,15 @@ class Restored:
     """What the journal has of the evaluation in progress."""
     handed_on: tuple[CarriedSample, ...] = ()
     """What the iteration before handed on to one that has not begun."""
-    critics_behind: bool = False
+    critic_update_pending: bool = False
     """`trained` stands for the policy alone."""
     critics_apart: bool = False
     """The iteration in progress chose to train its critics apart."""
     critic_overlap: dict[str, Any] = field(default_factory=dict)
     """What training took with and without that, when it was stored."""
-    closed_behind: bool = False
+    training_pending: bool = False
     """The iteration was closed before its batch, or its critics, were trained."""
-    untrained: bool = False
+    one_step_off: bool = False
     """The last closed iteration was closed before its batch was trained on."""
     critics_metrics: dict[str, float] | None = None
     """Of the iteration before, once its critics were trained."""
@@ -173,7 +173,7 @@ def _position(context: JobContext, journal: Journal, prompts: PromptSet, facts: 
         handed_on = restored.ledger.carry_over()
         after = _read(context, journal, prompts, facts, iteration + 1)
         after.rewards, after.last_closed = restored.rewards, restored.last_closed
-        after.evaluations, after.handed_on, after.untrained = restored.evaluations, handed_on, restored.untrained
+        after.evaluations, after.handed_on, after.one_step_off = restored.evaluations, handed_on, restored.one_step_off
         _take_report(after, restored)
         return after
     if iteration - 1 in segments:
@@ -186,7 +186,7 @@ def _position(context: JobContext, journal: Journal, prompts: PromptSet, facts: 
 
 def _take_report(restored: Restored, before: Restored) -> None:
     """Take in that the iteration before was closed before it was trained: what it came to then is in this segment."""
-    if before.last_closed is None or not before.closed_behind:
+    if before.last_closed is None or not before.training_pending:
         return
     iteration, metrics = before.last_closed
     if restored.critics_metrics is None:
@@ -225,12 +225,12 @@ def _read(context: JobContext, journal: Journal, prompts: PromptSet, facts: dict
         elif kind == "trained":
             ledger.train()
             state.trained, state.training_metrics = True, dict(record.trained.result.metrics)
-            state.critics_behind = record.trained.result.critics_behind
+            state.critic_update_pending = record.trained.result.critics_behind
             state.trained_result = record.trained.result
         elif kind == "closed":
             state.last_closed = iteration, dict(record.closed.metrics)
-            state.untrained = record.closed.training_behind
-            state.closed_behind = record.closed.critics_behind or state.untrained
+            state.one_step_off = record.closed.training_behind
+            state.training_pending = record.closed.critics_behind or state.one_step_off
             state.rewards = list(record.closed.rewards)
             state.evaluations = [EvaluationResult(one.version, dict(one.metrics)) for one in record.closed.evaluations]
         elif kind == "critics_trained":

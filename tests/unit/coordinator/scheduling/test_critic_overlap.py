@@ -91,7 +91,7 @@ def test_the_policy_alone_is_published_and_the_iteration_closed(context: JobCont
     finish_all(state)
     state.ledger.train()
     leave_critics(state, 3)
-    state.trained = state.critics_behind = True
+    state.trained = state.critic_update_pending = True
     decisions = decided(context, state, NOW)
     assert iteration.decide(context, state, NOW).phase == "Publishing"
     assert [item.worker for item in decisions if isinstance(item, d.PrepareWorker)] == ["generation-0", "generation-1"]
@@ -106,7 +106,7 @@ def test_the_last_iteration_is_closed_with_the_metrics_of_its_critics(context: J
     state = ready_state(context, at=last, version=last + 1)
     finish_all(state)
     state.ledger.train()
-    state.trained = state.critics_behind = True
+    state.trained = state.critic_update_pending = True
     state.checkpoint.newest = state.version
     assert decided(context, state, NOW) == [d.CloseIteration(last=True, late_critics=True), d.Finish("Complete")]
 

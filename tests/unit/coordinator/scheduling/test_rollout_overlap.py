@@ -37,7 +37,7 @@ def context(tmp_path: Path) -> JobContext:
 def beside(context: JobContext, at: int, *, last: bool = False) -> JobState:
     """An iteration that decodes by version `at` - 1, whose batch before no rank has begun to train on."""
     state = ready_state(context, at=at, version=at - 1)
-    state.ledger.version, state.trains_beside_next = at - 1, not last
+    state.ledger.version, state.overlaps_training = at - 1, not last
     state.open_report = OpenReport(at - 1, {"reward": 1.0})
     return state
 
@@ -64,7 +64,7 @@ def test_it_holds_but_before_checkpoints_evaluations_and_the_end(tmp_path: Path)
 
 def test_a_complete_batch_closes_its_iteration_before_it_is_trained_on(context: JobContext) -> None:
     state = ready_state(context, at=2)
-    state.trains_beside_next = True
+    state.overlaps_training = True
     finish_all(state)
     assert decided(context, state, NOW) == [d.CloseIteration(awaits="training")]
 
@@ -134,5 +134,5 @@ def test_a_job_that_stops_saves_no_version_that_its_iteration_cannot_go_on_from(
     state.open_report, state.stop = None, StopOrder(checkpoint=True, reason="asked")
     assert decided(context, state, NOW) == [d.Finish("Stopped")]
     whole = ready_state(context, at=2)
-    whole.stop, whole.trains_beside_next = state.stop, True
+    whole.stop, whole.overlaps_training = state.stop, True
     assert decided(context, whole, NOW) == [d.SaveCheckpoint(2)]
