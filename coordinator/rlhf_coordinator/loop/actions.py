@@ -267,7 +267,6 @@ class Actions:
         if decision.late_critics:
             run.training_metrics = training_metrics(run, iteration)
         metrics = iteration_metrics(run, time.monotonic())
-        known = latest_metrics(run.state.evaluation.results)
         evaluated = reported_at(run.state.evaluation.results, iteration)
         last_version = reported_at(run.state.evaluation.results, iteration + 1)
         metrics |= evaluated
@@ -281,6 +280,17 @@ class Actions:
         closed.critics_behind, closed.training_behind = decision.awaits == "critics", decision.awaits == "training"
         run.journal.append(Record(closed=closed))
         run.journal.commit()
+        self._report(decision, metrics, last_version)
+        if not decision.last:
+            run.times.begin_iteration(time.monotonic())
+            self.begin_iteration(
+                iteration + 1, run.state.ledger.carry_over(), one_step_off=decision.awaits == "training"
+            )
+
+    def _report(self, decision: d.CloseIteration, metrics: dict[str, float], last_version: dict[str, float]) -> None:
+        """Hand a closed iteration to trackers, metrics and the log. `last_version`: metrics of the evaluation of the
+        job's last version."""
+        run, iteration = self._run, self._run.state.iteration
         draw_last_phase(run, time.monotonic(), time.time_ns())
         record_samples(run)
         record_histories(run)
@@ -293,7 +303,7 @@ class Actions:
         if last_version:
             run.trackers.evaluation(iteration + 1, last_version)
         record_facts(run, metrics | last_version)
-        run.last_metrics = metrics | known
+        run.last_metrics = metrics | latest_metrics(run.state.evaluation.results)
         measurements.iteration_finished(run, metrics["seconds/iteration"])
         log.info(
             "iteration %d (%d of %d): reward %s, %.1f samples/s, %.1f s",
@@ -304,11 +314,6 @@ class Actions:
             metrics["samples_per_second"],
             metrics["seconds/iteration"],
         )
-        if not decision.last:
-            run.times.begin_iteration(time.monotonic())
-            self.begin_iteration(
-                iteration + 1, run.state.ledger.carry_over(), one_step_off=decision.awaits == "training"
-            )
 
     def _finish(self, decision: d.Finish) -> None:
         run = self._run
