@@ -13,11 +13,12 @@ from typing import Final
 from rlhf_api import control_pb2 as pb
 from rlhf_api.names import ExitCode
 from rlhf_coordinator.job.job_run import JobRun
+from rlhf_coordinator.job.sample_messages import returned_response
 from rlhf_coordinator.loop.sample_sets import MAX_FAILED_FIELD, Samples, sample_sets
-from rlhf_coordinator.state.sample import PackedResponse, SampleState
+from rlhf_coordinator.state.sample import SampleState
 from rlhf_coordinator.state.worker import Worker
 from rlhf_coordinator.storage.journal_pb2 import Record
-from rlhf_coordinator.storage.sample_codec import key_message, response_of
+from rlhf_coordinator.storage.sample_codec import key_message
 
 log = logging.getLogger(__name__)
 
@@ -48,7 +49,8 @@ def worker_ended(run: JobRun, worker: Worker, why: str) -> None:
 def sample_failed(run: JobRun, samples: Samples, index: int, worker: str, message: pb.FailedSample) -> bool:
     """Take in that a worker cannot go on with one sample; return False when that is stale. Raises ValueError when the
     message makes no sense."""
-    response = _response(run, samples, index, message.progress)
+    limit = run.context.spec.rollout.max_response_tokens
+    response = returned_response(message.progress, samples.ledger, index, limit)
     why = message.failure.message or message.failure.reason or "no reason given"
     retries = run.context.spec.rollout.sample_retries
     if not samples.ledger.failed_on(index, message.key.attempt, worker, response, why, retries):
@@ -85,14 +87,3 @@ def _report(run: JobRun, samples: Samples, index: int) -> None:
     text = samples.failure(sample).message
     log.warning("%s", text)
     run.event("sample-failed", text, worker=sample.faults.worker)
-
-
-def _response(run: JobRun, samples: Samples, index: int, progress: pb.SampleProgress) -> PackedResponse:
-    response = response_of(progress.tokens, progress.log_probabilities, progress.versions)
-    limit = run.context.spec.rollout.max_response_tokens
-    counted = sum(span.tokens for span in response.versions)
-    if progress.offset or counted != len(response) or len(response) > limit:
-        raise ValueError(f"sample {progress.key.sample} failed with {len(response)} tokens at {progress.offset}")
-    if not samples.ledger.continued_by(index, response):
-        raise ValueError(f"sample {progress.key.sample} failed with weight versions {response.versions}")
-    return response

@@ -60,6 +60,22 @@ class SampleSet:
         seed, origin = self._run.context.spec.seed, sample.origin
         return random_key(seed, origin.iteration, self.first + origin.sample)
 
+    def decoding_leased(self, index: int) -> None:
+        """Take in that a sample goes to a worker to decode."""
+
+    def scoring_leased(self, index: int, worker: str, tasks: tuple[str, ...]) -> None:
+        """Take in that a sample goes to a worker to score."""
+
+    def decoded(self, index: int, new: int) -> bool:
+        """Take in new tokens of a sample; return whether something can be decided on them."""
+        return False
+
+    def scored(self, worker: str, message: pb.ScoredSample) -> None:
+        """Take in the result of a scoring task."""
+
+    def left_out(self) -> None:
+        """Take in that a sample has failed, and the others go on without it."""
+
 
 class BatchSamples(SampleSet):
     """The samples of the iteration in progress."""
@@ -89,17 +105,14 @@ class BatchSamples(SampleSet):
         return pb.Failure(reason="SampleFailed", field=MAX_FAILED_FIELD, message=failed_sample(self._run.state, sample))
 
     def decoding_leased(self, index: int) -> None:
-        """Take in that a sample goes to a worker to decode."""
         self._run.state.ever_ready = True
         incremental_scoring.decoding_started(self._run, index)
 
     def scoring_leased(self, index: int, worker: str, tasks: tuple[str, ...]) -> None:
-        """Take in that a sample goes to a worker to score."""
         incremental_scoring.scoring_assigned(self._run, index, worker, tasks)
 
     def decoded(self, index: int, new: int) -> bool:
-        """Take in new tokens of a sample; return whether something can be decided on them: a block that can be scored
-        early is complete."""
+        """Return whether the new tokens complete a block that can be scored early."""
         run, length = self._run, len(self.ledger.samples[index].response)
         run.totals.tokens += new
         early = new > 0 and incremental_dispatch.is_enabled(run.context, run.state)
@@ -114,13 +127,11 @@ class BatchSamples(SampleSet):
         measurements.response_finished(run, worker, message, len(self.ledger.samples[index].response))
 
     def scored(self, worker: str, message: pb.ScoredSample) -> None:
-        """Take in the result of a scoring task."""
         incremental_scoring.score_taken(self._run, message)
         measurements.score_taken(self._run, worker, message)
         refill_events.follow(self._run)
 
     def left_out(self) -> None:
-        """Take in that the iteration goes on without a sample."""
         refill_events.follow(self._run)
         self._run.totals.failed += 1
 
@@ -155,25 +166,9 @@ class EvaluationSamples(SampleSet):
         """Return how decoding failed on a sample."""
         return pb.Failure(message=decode_failure(self.name(sample.index), sample))
 
-    def decoding_leased(self, index: int) -> None:
-        """Take in that a sample goes to a worker to decode."""
-
-    def scoring_leased(self, index: int, worker: str, tasks: tuple[str, ...]) -> None:
-        """Take in that a sample goes to a worker to score."""
-
-    def decoded(self, index: int, new: int) -> bool:
-        """Take in new tokens of a sample: nothing is decided on them."""
-        return False
-
     def finished(self, index: int, worker: str, message: pb.FinishedSample, new: int) -> None:
         """Take in that a response is complete."""
         self._run.totals.evaluated += 1
-
-    def scored(self, worker: str, message: pb.ScoredSample) -> None:
-        """Take in the result of a scoring task."""
-
-    def left_out(self) -> None:
-        """Take in that the evaluation goes on without a sample."""
 
 
 Samples = BatchSamples | EvaluationSamples
