@@ -18,8 +18,8 @@ from rlhf_cli.console import output, paragraph
 from rlhf_cli.local.errors import RunError
 from rlhf_cli.local.run_folder import holds_run, why_no_run
 from rlhf_coordinator.reports.trackers.facts_jsonl import FILE, read_facts
-from rlhf_planner.explain.facts import IterationFacts
 from rlhf_planner.explain.finding import Finding
+from rlhf_planner.explain.iteration_profile import IterationProfile
 from rlhf_planner.explain.ranking import SHOWN, comparable, explain, headline
 
 
@@ -37,7 +37,7 @@ def explain_run(run_dir: Path, *, everything: bool, as_json: bool) -> int:
     return int(ExitCode.OK)
 
 
-def document(facts: Sequence[IterationFacts], findings: Sequence[Finding]) -> dict[str, Any]:
+def document(facts: Sequence[IterationProfile], findings: Sequence[Finding]) -> dict[str, Any]:
     """Return what is printed for programs."""
     seen = comparable(facts)
     return {
@@ -47,7 +47,7 @@ def document(facts: Sequence[IterationFacts], findings: Sequence[Finding]) -> di
     }
 
 
-def lines_of(facts: Sequence[IterationFacts], findings: Sequence[Finding], width: int | None) -> list[Text]:
+def lines_of(facts: Sequence[IterationProfile], findings: Sequence[Finding], width: int | None) -> list[Text]:
     """Return what is printed for people."""
     lines = paragraph(Text(headline(facts), style="bold"), width)
     if not findings:
@@ -57,7 +57,7 @@ def lines_of(facts: Sequence[IterationFacts], findings: Sequence[Finding], width
     return lines
 
 
-def _facts(run_dir: Path) -> list[IterationFacts]:
+def _facts(run_dir: Path) -> list[IterationProfile]:
     """Return the facts of a run folder. Raises RunError where there are none."""
     if not holds_run(run_dir):
         raise RunError(f"RUN {run_dir}: {why_no_run(run_dir)}")

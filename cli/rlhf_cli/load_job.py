@@ -23,7 +23,6 @@ from rlhf_api.job.rewards import GivenReward
 from rlhf_api.job.rollout import Prompts
 from rlhf_api.names import ADAPTER_CONFIG, ADAPTER_FIELD, DRAFT_MODEL_FIELD, ExitCode
 from rlhf_api.problems import ManifestError, Problem, Severity
-from rlhf_api.rules.advice import advice
 from rlhf_api.surrogates import escaped, has_half_pair
 from rlhf_api.yaml_document import Document, read_documents
 from rlhf_cli.local.data_check import data_problems
@@ -99,25 +98,26 @@ def load_resolved(path: Path, overrides: Sequence[str], run_dir_of: Callable[[RL
     manifest, and RunError for an override that is no path or for the first file that is missing.
     """
     document, source = _single_document(path, overrides)
-    checked = manifest.checked_job(document, source)
-    problems = tuple(_with_line(problem, document) for problem in advice(checked))
-    paths = RunPaths(run_dir_of(checked).absolute(), path.absolute().parent)
-    return LoadedJob(document, resolve_here(checked, paths), problems, paths)
+    base = path.absolute().parent
+    _check_encoding(base, base)
+    resolved = manifest.resolved_job(document, base, source)
+    paths = RunPaths(run_dir_of(resolved.job).absolute(), base)
+    return LoadedJob(document, for_this_machine(resolved.job, paths), resolved.warnings, paths)
 
 
-def resolve_here(job: RLHFJob, paths: RunPaths) -> RLHFJob:
-    """Return a checked job resolved for a run on this machine: absolute paths, and a folder for checkpoints.
-
-    Raises RunError for the first file that is missing.
-    """
-    if has_half_pair(str(paths.base)) or has_half_pair(str(paths.run_dir)):
-        raise RunError(f"{escaped(str(paths.base))}: the manifest and its run folder need paths of UTF-8; rename them")
-    resolved = manifest.resolve(job, paths.base)
-    if resolved.spec.checkpoints is None:
+def for_this_machine(job: RLHFJob, paths: RunPaths) -> RLHFJob:
+    """Return a resolved job with a folder for checkpoints. Raises RunError for the first file that is missing."""
+    _check_encoding(paths.run_dir, paths.base)
+    if job.spec.checkpoints is None:
         checkpoints = Checkpoints(path=str(paths.run_dir.absolute() / CHECKPOINTS))
-        resolved = resolved.model_copy(update={"spec": resolved.spec.model_copy(update={"checkpoints": checkpoints})})
-    _check_files(resolved)
-    return resolved
+        job = job.model_copy(update={"spec": job.spec.model_copy(update={"checkpoints": checkpoints})})
+    _check_files(job)
+    return job
+
+
+def _check_encoding(folder: Path, base: Path) -> None:
+    if has_half_pair(str(folder)):
+        raise RunError(f"{escaped(str(base))}: the manifest and its run folder need paths of UTF-8; rename them")
 
 
 def load_documents(text: str, target: Target = Target.CLUSTER, folder: Path | None = None) -> list[LoadedJob]:
@@ -140,19 +140,19 @@ def load_documents(text: str, target: Target = Target.CLUSTER, folder: Path | No
 
 
 def _load(document: Document, target: Target, folder: Path | None) -> LoadedJob:
+    base = _POD_ROOT if folder is None or target is Target.CLUSTER else folder
     try:
-        job = manifest.checked_job(document, "")
+        resolved = manifest.resolved_job(document, base)
     except ManifestError as error:
         return LoadedJob(document, None, tuple(error.problems))
-    problems = advice(job)
-    job = manifest.resolve(job, _POD_ROOT if folder is None or target is Target.CLUSTER else folder)
+    job, found = resolved.job, list[Problem]()
     if target is Target.CLUSTER:
-        problems = [*problems_of_pods(job), *problems]
+        found = problems_of_pods(job)
     elif folder is not None:
         folders = _folder_problems(job)
         wrong = {problem.field for problem in folders}
-        problems = [*folders, *(problem for problem in _file_problems(job) if problem.field not in wrong), *problems]
-    return LoadedJob(document, job, tuple(_with_line(problem, document) for problem in problems))
+        found = [*folders, *(problem for problem in _file_problems(job) if problem.field not in wrong)]
+    return LoadedJob(document, job, (*(_with_line(problem, document) for problem in found), *resolved.warnings))
 
 
 def _folder_problems(job: RLHFJob) -> list[Problem]:

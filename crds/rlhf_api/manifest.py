@@ -3,12 +3,13 @@
 The checks have an order: YAML, single fields (the models), rules that cross fields, values this version lacks. A
 manifest with a wrong field is still checked against every rule that does not read that field. Rules beyond CEL follow
 where every field is right. `resolve` makes the defaults explicit that depend on other fields or on the manifest's
-folder. Only `read_text` opens a file, and only `resolve` asks whether a folder exists.
+folder. `resolved_job` takes all these steps. Only `read_text` opens a file, and only `resolve` asks whether a folder
+exists.
 """
 
 import os
 import re
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
@@ -25,6 +26,7 @@ from rlhf_api.job.rewards import Reward
 from rlhf_api.job.rollout import Prompts, Rollout
 from rlhf_api.names import API_VERSION, GROUP, KIND
 from rlhf_api.problems import ManifestError, Problem
+from rlhf_api.rules.advice import advice
 from rlhf_api.rules.beyond_cel import refusals
 from rlhf_api.rules.rule import UnknownValueError, Values
 from rlhf_api.rules.table import IMMUTABLE, IMMUTABLE_MESSAGE, LAYOUT, LAYOUT_MESSAGE, RULES
@@ -33,14 +35,33 @@ from rlhf_api.structural_schema import job_schema, with_defaults, without_nulls
 from rlhf_api.yaml_document import Document, read_documents
 
 __all__ = [
-    "ManifestError", "Problem", "broken_rules", "checked_job", "dump", "forbidden_changes", "is_foreign",
-    "job_document", "load", "object_name", "parse", "parse_stored", "read_text", "resolve",
+    "ManifestError", "Problem", "ResolvedJob", "broken_rules", "checked_job", "dump", "forbidden_changes", "is_foreign",
+    "job_document", "load", "object_name", "parse", "parse_stored", "read_text", "resolve", "resolved_job",
 ]  # fmt: skip
 
 _HUB_ID: Final = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
 """`owner/name` on a model hub; a folder of that name beside the manifest wins."""
 
 PromptsType = TypeVar("PromptsType", Prompts, EvaluationPrompts)
+
+
+@dataclass(frozen=True)
+class ResolvedJob:
+    """The job of a manifest, checked, with everything explicit."""
+
+    job: RLHFJob
+    warnings: tuple[Problem, ...]
+    """What a valid manifest may not mean, with lines."""
+
+
+def resolved_job(document: Document, base: Path, source: str = "") -> ResolvedJob:
+    """Return the resolved job of a document. `base`: the folder that relative paths are resolved against.
+
+    Raises ManifestError with every problem, in the order of the file.
+    """
+    job = checked_job(document, source)
+    warnings = tuple(replace(problem, line=document.line_of(problem.field)) for problem in advice(job))
+    return ResolvedJob(resolve(job, base), warnings)
 
 
 def load(path: Path) -> RLHFJob:

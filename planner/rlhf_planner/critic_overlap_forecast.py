@@ -8,7 +8,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from rlhf_planner.critic_overlap_choice import MeasuredOverlap, SeenIteration, choose, predicted
-from rlhf_planner.explain.facts import IterationFacts, SampleFacts
+from rlhf_planner.explain.iteration_profile import IterationProfile, SampleFacts
 from rlhf_planner.explain.replays import scoring_latency, scoring_rate
 
 SHARED_OUT = "policy and critics train one after the other, each for its share of the parameters: no run measured it"
@@ -28,7 +28,7 @@ class OverlapForecast:
 
 
 def forecast(
-    facts: Sequence[IterationFacts],
+    facts: Sequence[IterationProfile],
     measured: MeasuredOverlap | None,
     policy_share: float | None,
     late_tasks: Collection[str],
@@ -53,14 +53,14 @@ def forecast(
 
 
 def _forecast(
-    facts: IterationFacts, measured: MeasuredOverlap, seen: SeenIteration, assumptions: tuple[str, ...]
+    facts: IterationProfile, measured: MeasuredOverlap, seen: SeenIteration, assumptions: tuple[str, ...]
 ) -> OverlapForecast:
     disabled, enabled = predicted(measured, seen)
     auto = choose(measured, seen, apart=False, pending=True).apart
     return OverlapForecast(facts.iteration, disabled, enabled, auto, assumptions)
 
 
-def _seen(facts: IterationFacts, samples: SampleFacts, *, beside: bool) -> SeenIteration:
+def _seen(facts: IterationProfile, samples: SampleFacts, *, beside: bool) -> SeenIteration:
     finished = tuple(samples.finished)
     if facts.settings.overlap == "Disabled":  # scoring begins when all is generated
         finished = (max(finished),) * len(finished)
@@ -68,7 +68,7 @@ def _seen(facts: IterationFacts, samples: SampleFacts, *, beside: bool) -> SeenI
 
 
 def _shared_out(
-    facts: IterationFacts, samples: SampleFacts, policy_share: float, late_tasks: Collection[str]
+    facts: IterationProfile, samples: SampleFacts, policy_share: float, late_tasks: Collection[str]
 ) -> MeasuredOverlap:
     tokens, seconds = _tokens(samples), facts.seconds("Training")
     busy = sum(task.busy for task in facts.tasks)

@@ -3,13 +3,13 @@
 from pathlib import Path
 from typing import Any
 
-from rlhf_planner.explain.facts import IterationFacts, JobSettings
+from rlhf_planner.explain.iteration_profile import IterationProfile, JobSettings
 
 RUNS = Path(__file__).parent / "recorded_facts"
 """Folder of facts.jsonl of real runs, one file for each injected cause."""
 
 
-def recorded_facts(**changed: Any) -> IterationFacts:
+def recorded_facts(**changed: Any) -> IterationProfile:
     """An iteration of ten seconds in which nothing is lost; `changed`: fields of it, or of its settings."""
     settings = {
         "generation_workers": 2,
@@ -29,4 +29,4 @@ def recorded_facts(**changed: Any) -> IterationFacts:
     }
     own = {name: changed.pop(name) for name in list(changed) if name in settings}
     whole: dict[str, Any] = {"iteration": 1, "total": 10.0, "phases": {"Generating": 6.0, "Training": 4.0}}
-    return IterationFacts(**{**whole, **changed}, settings=JobSettings(**{**settings, **own}))
+    return IterationProfile(**{**whole, **changed}, settings=JobSettings(**{**settings, **own}))

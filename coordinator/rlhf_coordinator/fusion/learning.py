@@ -22,7 +22,7 @@ from rlhf_coordinator.state.job_state import JobContext
 from rlhf_coordinator.state.sample import ITEM_BYTES
 from rlhf_coordinator.state.worker import PendingCommand
 from rlhf_coordinator.storage.batch import finished_responses
-from rlhf_coordinator.storage.carried import samples_in
+from rlhf_coordinator.storage.sample_codec import carried_samples
 from rlhf_planner.inter_stage.costs import JOB_KEY, StageCosts
 from rlhf_planner.inter_stage.forecast import IterationSetup
 from rlhf_planner.inter_stage.learned_costs import ObservedWork, refined
@@ -58,7 +58,7 @@ def restore_learned(run: JobRun, written: dict[str, Any]) -> None:
         lengths = {
             message.key.sample: len(message.tokens.data) // ITEM_BYTES for message in finished_responses(records)
         }
-        carried = samples_in(records)
+        carried = carried_samples(records)
         prompts = [run.prompts.of(*origin_in(carried, iteration, index)) for index in lengths]
         fusion.lengths = fusion.lengths.with_batch(
             zip((len(prompt.tokens) // ITEM_BYTES for prompt in prompts), lengths.values(), strict=True),

@@ -16,10 +16,11 @@ from rlhf_coordinator.fusion import learning
 from rlhf_coordinator.job import measurements
 from rlhf_coordinator.job.commands import send
 from rlhf_coordinator.job.job_run import JobRun
+from rlhf_coordinator.job.sample_messages import returned_response
 from rlhf_coordinator.scheduling import decisions as d
 from rlhf_coordinator.state.sample import PackedResponse
 from rlhf_coordinator.state.worker import CommandKind, LeavingSample, PendingCommand
-from rlhf_coordinator.storage.sample_codec import key_message, response_of
+from rlhf_coordinator.storage.sample_codec import key_message
 
 log = logging.getLogger(__name__)
 
@@ -144,14 +145,7 @@ def _current(run: JobRun, pending: PendingCommand) -> list[LeavingSample]:
 
 
 def _response(run: JobRun, index: int, progress: pb.SampleProgress) -> PackedResponse:
-    response = response_of(progress.tokens, progress.log_probabilities, progress.versions)
-    spans = response.versions
-    if progress.offset or sum(count for _, count in spans) != len(response):
-        raise ValueError(f"sample {progress.key.sample} was given away without its whole response")
-    if not run.state.ledger.continued_by(index, response):
-        wanted = run.state.ledger.version
-        raise ValueError(f"sample {progress.key.sample} has weight versions {spans}, wanted is {wanted}")
-    return response
+    return returned_response(progress, run.state.ledger, index, run.context.spec.rollout.max_response_tokens)
 
 
 def _key(leaving: LeavingSample) -> pb.SampleKey:

@@ -4,14 +4,14 @@ Rule: read only. A gain that was not predicted is absent and never zero.
 """
 
 from rlhf_coordinator.job.job_run import JobRun
-from rlhf_coordinator.scheduling import critic_overlap
+from rlhf_coordinator.scheduling import training_overlap
 
 
 def critic_overlap_metrics(run: JobRun) -> dict[str, float]:
     """Return whether the iteration trains its critics beside the next decoding, and what that was predicted to gain, in
     seconds; empty where nothing is chosen."""
     state = run.state.critic_overlap
-    if not critic_overlap.may_choose(run.context):
+    if not training_overlap.may_choose(run.context):
         return {}
     metrics, choice = {"critic_overlap/on": float(state.apart)}, state.choice
     if choice is not None and choice.unchanged:

@@ -15,10 +15,10 @@ from typing import Final
 
 from rlhf_api import control_pb2 as pb
 from rlhf_coordinator.job.background_tasks import BackgroundTasks
+from rlhf_coordinator.job.bottleneck_log import BottleneckLog
 from rlhf_coordinator.job.histograms import JobHistograms
 from rlhf_coordinator.job.iteration_times import IterationTimes
 from rlhf_coordinator.job.process_totals import ProcessTotals
-from rlhf_coordinator.job.said_losses import SaidLosses
 from rlhf_coordinator.job.sessions import Sessions
 from rlhf_coordinator.reports.trackers.run_trackers import RunTrackers
 from rlhf_coordinator.scheduling.iteration import SchedulerOutput
@@ -79,7 +79,7 @@ class JobRun:
     arrived: float = 0.0
     """When the first message arrived that was not decided on yet; 0: none."""
     outcome: JobOutcome | None = None
-    losses: SaidLosses = field(default_factory=SaidLosses)
+    bottlenecks: BottleneckLog = field(default_factory=BottleneckLog)
     over: asyncio.Event = field(default_factory=asyncio.Event)
     background: BackgroundTasks = field(default_factory=BackgroundTasks)
 

@@ -1,7 +1,7 @@
 """What a message about a sample must say before a ledger takes it: one check for the batch and for evaluations.
 
-Rule: pure. Raises ValueError for a message that makes no sense, which ends the session of its sender. What only a
-ledger knows (its leases, the weight versions of its samples) is checked by the ledger's owner.
+Rule: pure. Raises ValueError for a message that makes no sense, which ends the session of its sender. Must never judge
+by a lease: the ledger does that.
 """
 
 from collections.abc import Iterable
@@ -12,6 +12,7 @@ from rlhf_api import control_pb2 as pb
 from rlhf_api import reward_metrics
 from rlhf_api.algorithms import Task
 from rlhf_api.samples import FINISH_REASONS
+from rlhf_coordinator.state.ledger import Ledger
 from rlhf_coordinator.state.sample import PackedResponse
 from rlhf_coordinator.storage.sample_codec import response_of, unpacked
 
@@ -33,6 +34,19 @@ def finished_response(message: pb.FinishedSample, limit: int) -> PackedResponse:
     if message.finish_reason not in FINISH_REASONS[1:]:
         reason = message.finish_reason[:20]
         raise ValueError(f"sample {message.key.sample} finished by {reason!r}, not by stop or length")
+    return response
+
+
+def returned_response(progress: pb.SampleProgress, ledger: Ledger, index: int, limit: int) -> PackedResponse:
+    """Return the whole unfinished response, of at most `limit` tokens, with which a worker gives a sample back. Raises
+    ValueError."""
+    name = f"sample {progress.key.sample}"
+    response = response_of(progress.tokens, progress.log_probabilities, progress.versions)
+    counted = sum(count for _, count in response.versions)
+    if progress.offset or counted != len(response) or len(response) > limit:
+        raise ValueError(f"{name} was given back with {len(response)} tokens at {progress.offset}, not as a whole")
+    if not ledger.continued_by(index, response):
+        raise ValueError(f"{name} has weight versions {response.versions}, wanted is {ledger.version}")
     return response
 
 

@@ -1,9 +1,11 @@
 """The loop of the coordinator: messages change the state, the state is decided on, decisions are carried out.
 
   loop            the ticks: decide, carry out, until nothing is left to decide
-  event_handlers  what a message changes; command_results of these the answers to commands
+  event_handlers  what a message changes: sample_handler for messages about samples, with score_handler and
+                  sample_failures; command_results for the answers to commands
+  sample_sets     the samples of the batch and of the evaluation, and where the two differ
   message_checks  what a message must be before anything looks at it; device_memory_check, of a registration
-  actions         how each kind of decision is carried out
+  actions         how each kind of decision is carried out; leases, of samples
   recovery        how a coordinator comes back from its journal
 
 Owns the order of the three, and the checks that a message passes before it is believed.

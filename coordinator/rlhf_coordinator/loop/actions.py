@@ -1,7 +1,7 @@
 """Carries out decisions: leases samples, sends commands, writes the journal, ends iterations and the job.
 
-Rule: one small method per kind of decision, called in the order of the decisions; what to do was decided before, by the
-scheduler alone.
+Rule: one small method per kind of decision, called in the order of the decisions. Must never decide what to do: the
+pure functions of `scheduling` did that.
 """
 
 import logging
@@ -14,33 +14,31 @@ from typing import Any, Final
 from rlhf_api import control_pb2 as pb
 from rlhf_api.algorithms import has_greedy_baseline, samples_begun, samples_of_batch, samples_per_prompt
 from rlhf_api.names import ExitCode, Group
-from rlhf_api.samples import Drawing, SampleKey
-from rlhf_coordinator.evaluation import leases, rounds
+from rlhf_api.samples import SampleKey
+from rlhf_coordinator.evaluation import rounds
 from rlhf_coordinator.fusion import fusion_planning, incremental_scoring, learning, reallocation, sample_moves
 from rlhf_coordinator.job import measurements, open_report
 from rlhf_coordinator.job.commands import send
-from rlhf_coordinator.job.iteration_facts import record_facts
 from rlhf_coordinator.job.iteration_metrics import iteration_metrics, skipped_steps, training_metrics
+from rlhf_coordinator.job.iteration_profile import record_facts
 from rlhf_coordinator.job.job_run import JobOutcome, JobRun, load_iteration_prompts
 from rlhf_coordinator.job.sample_histories import record_histories
 from rlhf_coordinator.job.sample_rows import copy_sample_numbers, numbers_by_sample, record_samples
 from rlhf_coordinator.job.summary import summary
 from rlhf_coordinator.job.timeline_spans import draw_last_phase
-from rlhf_coordinator.loop import sample_failures
+from rlhf_coordinator.loop import leases, sample_failures
 from rlhf_coordinator.scheduling import decisions as d
-from rlhf_coordinator.scheduling import rollout_overlap
-from rlhf_coordinator.scheduling.carrying import taken_up
+from rlhf_coordinator.scheduling import training_overlap
+from rlhf_coordinator.scheduling.partial_rollouts import resume_partial
 from rlhf_coordinator.speculation import learned, sharing
 from rlhf_coordinator.state.carried_sample import CarriedSample
 from rlhf_coordinator.state.evaluation_state import latest_metrics, reported_at
 from rlhf_coordinator.state.job_state import OpenReport
-from rlhf_coordinator.state.ledger import Ledger, siblings_apart
+from rlhf_coordinator.state.ledger import Ledger, interleave_prompt_groups
 from rlhf_coordinator.state.worker import CommandKind, PendingCommand
 from rlhf_coordinator.storage.batch import take_given
-from rlhf_coordinator.storage.carried import known, messages
 from rlhf_coordinator.storage.journal_pb2 import Begun, Closed, Cut, Evaluated, Record, Refill, Trained
-from rlhf_coordinator.storage.prompts import random_key
-from rlhf_coordinator.storage.sample_codec import generate_sample, key_message, score_sample
+from rlhf_coordinator.storage.sample_codec import carried_messages, cut_message, key_message
 from rlhf_coordinator.training import critic_overlap_choice, schedule_choice
 from rlhf_coordinator.training.checkpoint_saver import CheckpointSaver, keep_best
 
@@ -61,9 +59,9 @@ class Actions:
         self._run = run
         self._checkpoints = checkpoints
         self._methods: Mapping[type[Any], Callable[[Any], None]] = {
-            d.Generate: self._generate,
-            d.Score: self._score,
-            d.ScoreGroup: self._score_group,
+            d.Generate: partial(leases.generate, run),
+            d.Score: partial(leases.score, run),
+            d.ScoreGroup: partial(leases.score_group, run),
             d.ScorePrefix: partial(incremental_scoring.request_prefixes, run),
             d.ShareSiblings: partial(sharing.share, run),
             d.Migrate: partial(sample_moves.migrate, run),
@@ -86,8 +84,6 @@ class Actions:
             d.CloseIteration: self._close_iteration,
             d.BeginEvaluation: lambda decision: rounds.begin(run, decision.version),
             d.GiveUpEvaluation: lambda decision: rounds.give_up(run, decision.version),
-            d.EvaluateSamples: partial(leases.generate, run),
-            d.EvaluateScores: partial(leases.score, run),
             d.Finish: self._finish,
         }
 
@@ -95,9 +91,11 @@ class Actions:
         """Carry out one decision. Raises JobError when the journal cannot be written."""
         self._methods[type(decision)](decision)
 
-    def begin_iteration(self, iteration: int, handed_on: Sequence[CarriedSample], *, untrained: bool = False) -> None:
+    def begin_iteration(
+        self, iteration: int, handed_on: Sequence[CarriedSample], *, one_step_off: bool = False
+    ) -> None:
         """Begin an iteration of which the journal has no segment yet. `handed_on`: by the iteration before.
-        `untrained`: that one was closed before its batch was trained on, beside which this one decodes."""
+        `one_step_off`: that one was closed before its batch was trained on, beside which this one decodes."""
         run = self._run
         spec = run.context.spec
         rule = spec.algorithm.fields.refill
@@ -105,27 +103,27 @@ class Actions:
         begun.critics_apart = critic_overlap_choice.begin_iteration(run, iteration)
         if rule.rounds:
             begun.refill.CopyFrom(Refill(rounds=rule.rounds, used_up=rule.used_up))
-        carried = taken_up(handed_on, iteration, spec.rollout)
-        begun.carried.extend(messages(carried))
-        begun.versions_behind = int(untrained)
+        carried = resume_partial(handed_on, iteration, spec.rollout)
+        begun.carried.extend(carried_messages(carried))
+        begun.versions_behind = int(one_step_off)
         run.journal.begin(begun)
         ledger = Ledger(
             iteration,
             samples_begun(spec),
             run.context.tasks,
             run.coordinator_epoch,
-            siblings_apart(spec),
+            interleave_prompt_groups(spec),
             samples_per_prompt(spec),
             rule,
             samples_begun(spec) - samples_of_batch(spec),
             has_greedy_baseline(spec),
         )
         run.state.ledger = take_given(ledger, run.prompts)
-        run.state.ledger.version = iteration - untrained
-        run.state.ledger.take_up(carried)
+        run.state.ledger.version = iteration - one_step_off
+        run.state.ledger.resume_partial(carried)
         load_iteration_prompts(run.state, run.prompts)
-        run.state.trained = run.state.critics_behind = run.state.refill_told = False
-        run.state.trains_beside_next = rollout_overlap.trains_beside_next(run.context, iteration)
+        run.state.trained = run.state.critic_update_pending = run.state.refill_told = False
+        run.state.overlaps_training = training_overlap.overlaps_training(run.context, iteration)
         run.state.groups_dropped = 0
         run.training_metrics, run.advantages, run.shaped_rewards = {}, (), ()
         run.state.incremental.begin_iteration()
@@ -136,68 +134,18 @@ class Actions:
 
     # ---------------------------------------------------------------- samples
 
-    def _generate(self, decision: d.Generate) -> None:
-        run = self._run
-        samples = [self._generate_sample(index, decision.worker) for index in decision.samples]
-        command = pb.Command(generate=pb.Generate(samples=samples))
-        send(run, decision.worker, command, PendingCommand(CommandKind.GENERATE, 0.0, f"take {len(samples)} samples"))
-        run.state.ever_ready = True
-
-    def _generate_sample(self, index: int, worker: str) -> pb.GenerateSample:
-        run, ledger = self._run, self._run.state.ledger
-        sample = ledger.samples[index]
-        attempt = ledger.assign(index, worker)
-        incremental_scoring.decoding_started(run, index)
-        prompt = run.prompts.of(*sample.origin)
-        return generate_sample(
-            SampleKey(ledger.iteration, index, attempt),
-            prompt.tokens,
-            sample.response,
-            random_key(run.context.spec.seed, *sample.origin),
-            run.context.spec.rollout.max_response_tokens,
-            Drawing.GREEDY if sample.greedy else Drawing.ROLLOUT,
-            prompt.record if run.context.spec.rollout.environment else "",
-        )
-
     def _cut_groups(self, decision: d.CutGroups) -> None:
         """Written down before anything follows from it, so that a replay leaves out the same prompts."""
         run, ledger = self._run, self._run.state.ledger
         cut = Cut(groups=decision.groups)
         if run.context.spec.rollout.max_staleness:
-            members = (sample for group in decision.groups for sample in ledger.members_of(group))
-            cut.known.extend(
-                known(ledger.iteration, sample) for sample in members if sample.unfinished and len(sample.response)
-            )
+            members = [sample for group in decision.groups for sample in ledger.members_of(group)]
+            begun = [sample for sample in members if sample.unfinished and len(sample.response)]
+            cut.known.extend(cut_message(ledger.iteration, sample) for sample in begun)
         run.journal.append(Record(cut=cut))
         for index, lease in ledger.cut(decision.groups):
             key = key_message(SampleKey(ledger.iteration, index, lease.attempt))
             sample_moves.reclaim_fenced(run, lease.worker, key)
-
-    def _score(self, decision: d.Score) -> None:
-        ledger = self._run.state.ledger
-        samples = []
-        for index, tasks in decision.samples:
-            attempt = ledger.assign_scores(index, tasks, decision.worker)
-            incremental_scoring.scoring_assigned(self._run, index, decision.worker, tasks)
-            samples.append(self._score_sample(index, attempt, tasks))
-        self._send_scores(decision.worker, samples)
-
-    def _score_group(self, decision: d.ScoreGroup) -> None:
-        attempts = self._run.state.ledger.assign_group(decision.group, decision.task, decision.worker)
-        samples = [self._score_sample(index, attempt, (decision.task,)) for index, attempt in attempts.items()]
-        self._send_scores(decision.worker, samples)
-
-    def _score_sample(self, index: int, attempt: int, tasks: tuple[str, ...]) -> pb.ScoreSample:
-        run, iteration = self._run, self._run.state.iteration
-        prompt = run.prompts.of(*run.state.ledger.samples[index].origin)
-        needs = {field for task in run.context.tasks if task.name in tasks for field in task.needs}
-        key, sample = SampleKey(iteration, index, attempt), run.state.ledger.samples[index]
-        return score_sample(key, tasks, prompt.tokens, prompt.text, prompt.record, sample, needs)
-
-    def _send_scores(self, worker: str, samples: list[pb.ScoreSample]) -> None:
-        pending = PendingCommand(CommandKind.SCORE, 0.0, f"take {len(samples)} samples to score")
-        send(self._run, worker, pb.Command(score=pb.Score(samples=samples)), pending)
-        self._run.state.fleet.workers[worker].scorer_onloaded = True
 
     # ---------------------------------------------------------------- workers
 
@@ -286,20 +234,19 @@ class Actions:
         run.state.group_failures += decision.counted
         for name in decision.members:
             self._checkpoints.lost(name)
-            self._exit_worker(d.ExitWorker(name, ExitCode.RESTART, f"the training group restarts: {decision.reason}"))
 
     # ---------------------------------------------------------------- iterations
 
     def _commit_trained(self, decision: d.CommitTrained) -> None:
         run = self._run
-        behind = any(rank.critics_behind for rank in run.state.fleet.ranks())
+        behind = any(rank.critic_update_pending for rank in run.state.fleet.ranks())
         metrics = {} if behind else training_metrics(run, run.state.iteration)
         if warning := skipped_steps(metrics, run.state.iteration):
             log.warning(warning)
             run.event("steps-skipped", warning)
         result = pb.TrainResult(iteration=run.state.iteration, version=run.state.iteration + 1, metrics=metrics)
         copy_sample_numbers(run, result)
-        result.critics_behind = run.state.critics_behind = behind
+        result.critics_behind = run.state.critic_update_pending = behind
         run.state.ledger.train()
         run.journal.append(Record(trained=Trained(result=result, time_ns=time.time_ns())))
         run.journal.commit()
@@ -315,14 +262,11 @@ class Actions:
         learning.learn(run)
         sharing.iteration_ended(run)
         rounds.record(run)
-        untrained = run.state.trains_beside_next
-        if untrained:
+        if decision.awaits == "training":
             run.state.ledger.train()
-        report_open = untrained or (run.state.critics_behind and not decision.last)
-        if run.state.critics_behind and decision.last:  # it became the last one meanwhile, and waited for its critics
+        if decision.late_critics:
             run.training_metrics = training_metrics(run, iteration)
         metrics = iteration_metrics(run, time.monotonic())
-        known = latest_metrics(run.state.evaluation.results)
         evaluated = reported_at(run.state.evaluation.results, iteration)
         last_version = reported_at(run.state.evaluation.results, iteration + 1)
         metrics |= evaluated
@@ -333,22 +277,33 @@ class Actions:
         run.rewards.append(metrics.get("reward", math.nan))
         results = [Evaluated(version=one.version, metrics=one.metrics) for one in run.state.evaluation.results]
         closed = Closed(metrics=metrics, time_ns=time.time_ns(), rewards=run.rewards, evaluations=results)
-        closed.critics_behind, closed.training_behind = report_open and not untrained, untrained
+        closed.critics_behind, closed.training_behind = decision.awaits == "critics", decision.awaits == "training"
         run.journal.append(Record(closed=closed))
         run.journal.commit()
+        self._report(decision, metrics, last_version)
+        if not decision.last:
+            run.times.begin_iteration(time.monotonic())
+            self.begin_iteration(
+                iteration + 1, run.state.ledger.carry_over(), one_step_off=decision.awaits == "training"
+            )
+
+    def _report(self, decision: d.CloseIteration, metrics: dict[str, float], last_version: dict[str, float]) -> None:
+        """Hand a closed iteration to trackers, metrics and the log. `last_version`: metrics of the evaluation of the
+        job's last version."""
+        run, iteration = self._run, self._run.state.iteration
         draw_last_phase(run, time.monotonic(), time.time_ns())
         record_samples(run)
         record_histories(run)
-        if report_open:
+        if decision.awaits:
             run.state.open_report = OpenReport(iteration, metrics)
-            what, kind = ("it trains", "training-behind") if untrained else ("its critics train", "critics-behind")
-            run.event(kind, f"iteration {iteration} is closed; {what} beside the next one")
+            trained = "it trains" if decision.awaits == "training" else "its critics train"
+            run.event(f"{decision.awaits}-behind", f"iteration {iteration} is closed; {trained} beside the next one")
         else:
             run.trackers.iteration(iteration, metrics)
         if last_version:
             run.trackers.evaluation(iteration + 1, last_version)
         record_facts(run, metrics | last_version)
-        run.last_metrics = metrics | known
+        run.last_metrics = metrics | latest_metrics(run.state.evaluation.results)
         measurements.iteration_finished(run, metrics["seconds/iteration"])
         log.info(
             "iteration %d (%d of %d): reward %s, %.1f samples/s, %.1f s",
@@ -359,9 +314,6 @@ class Actions:
             metrics["samples_per_second"],
             metrics["seconds/iteration"],
         )
-        if not decision.last:
-            run.times.begin_iteration(time.monotonic())
-            self.begin_iteration(iteration + 1, run.state.ledger.hand_on(), untrained=untrained)
 
     def _finish(self, decision: d.Finish) -> None:
         run = self._run

@@ -1,7 +1,7 @@
 """What a message of a worker may hold at all: finite numbers, counts from zero, names and texts of a size.
 
 Rule: pure. Messages that change the ledger (progress, finished, scored) are checked against it where they are used, by
-`event_handlers`; all others are checked here before anything else looks at them. A worker runs code of users in a
+`sample_handler`; all others are checked here before anything else looks at them. A worker runs code of users in a
 process that holds the job's certificate, so a message is untrusted even when its sender is not: what is taken in ends
 in the ledger, in commands to others, in metrics and files. Raises ValueError, which ends the session of its sender and
 nothing else. What a value means (is this sample its own, is this version what was asked for) is judged by those who

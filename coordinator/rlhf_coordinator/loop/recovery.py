@@ -34,7 +34,7 @@ from rlhf_coordinator.loop.actions import Actions
 from rlhf_coordinator.reports.trackers.open_traces import open_traces
 from rlhf_coordinator.reports.trackers.run_trackers import RunTrackers, open_trackers
 from rlhf_coordinator.reports.trackers.services import services_of
-from rlhf_coordinator.scheduling import rollout_overlap
+from rlhf_coordinator.scheduling import training_overlap
 from rlhf_coordinator.scheduling.training_schedule import candidates, question
 from rlhf_coordinator.speculation import learned, sharing
 from rlhf_coordinator.state.critic_overlap_state import CriticOverlapState
@@ -135,7 +135,7 @@ def resume_iteration(run: JobRun, restored: Restored, actions: Actions) -> None:
     learned.restore_learned_drafts(run)
     sharing.restore_earlier(run)
     if restored.begun_ns is None:
-        actions.begin_iteration(restored.ledger.iteration, restored.handed_on, untrained=restored.untrained)
+        actions.begin_iteration(restored.ledger.iteration, restored.handed_on, one_step_off=restored.one_step_off)
     else:
         run.journal.resume(restored.ledger.iteration)
         run.state.groups_dropped = len(restored.ledger.refill.dropped)
@@ -212,8 +212,8 @@ def _state(context: JobContext, restored: Restored, prompts: PromptSet, now: flo
         restored.ledger,
         fusion_state(context.spec),
         trained=restored.trained,
-        critics_behind=restored.critics_behind,
-        trains_beside_next=rollout_overlap.trains_beside_next(context, restored.ledger.iteration),
+        critic_update_pending=restored.critic_update_pending,
+        overlaps_training=training_overlap.overlaps_training(context, restored.ledger.iteration),
         open_report=restored.open_report,
         critic_overlap=CriticOverlapState(restored.critics_apart, beside=restored.open_report is not None),
         checkpoint=restored.checkpoint,

@@ -1,30 +1,27 @@
 """Samples that decoding fails on: what is held against them, who hears of it, when an iteration goes on without one.
 
-Rule: the ledger counts (`state.decode_faults`), this says it: in the log, as an event, in the status. A sample that has
-failed is left out where spec.rollout.maxFailedSamples still allows it, which is journaled before anything is decided on
-it; else the job fails and names the sample. Must never make a result of a failure: what is left out has no response and
-is masked out of training. When the process dies, what was counted and not journaled is counted anew.
+Rule: the ledger counts (`state.decode_failures`), this reports: in the log, as an event, in the status. A sample that
+has failed is left out where spec.rollout.maxFailedSamples still allows it, which is journaled before anything is
+decided on it; else the job fails and names the sample. An evaluation always goes on. Must never make a result of a
+failure: a sample that is left out has no response and is masked out of training. When the process dies, what was
+counted and not journaled is counted anew.
 """
 
 import logging
-import time
 from typing import Final
 
 from rlhf_api import control_pb2 as pb
 from rlhf_api.names import ExitCode
-from rlhf_api.samples import SampleKey
-from rlhf_coordinator.evaluation import messages as evaluated
 from rlhf_coordinator.job.job_run import JobRun
-from rlhf_coordinator.loop import refill_events
-from rlhf_coordinator.scheduling.waits import failed_sample
-from rlhf_coordinator.state.sample import PackedResponse, Sample, SampleState
+from rlhf_coordinator.job.sample_messages import returned_response
+from rlhf_coordinator.loop.sample_sets import MAX_FAILED_FIELD, Samples, sample_sets
+from rlhf_coordinator.state.sample import SampleState
 from rlhf_coordinator.state.worker import Worker
 from rlhf_coordinator.storage.journal_pb2 import Record
-from rlhf_coordinator.storage.sample_codec import key_message, response_of
+from rlhf_coordinator.storage.sample_codec import key_message
 
 log = logging.getLogger(__name__)
 
-FIELD: Final = "spec.rollout.maxFailedSamples"
 WEIGHTS_FAULTS: Final = frozenset({"NotFinite"})
 """Reasons of workers that end over what they decode by, whatever they decode."""
 
@@ -35,75 +32,58 @@ def worker_ended(run: JobRun, worker: Worker, why: str) -> None:
     if worker.blameless:
         return
     worker.blameless = True
-    evaluated.worker_ended(run, worker.name, why)
-    ledger, retries = run.state.ledger, run.context.spec.rollout.sample_retries
-    held = list(ledger.held_by(worker.name))
-    ledger.blame(worker.name, why, retries)
-    alone = [index for index in held if ledger.samples[index].isolated]
-    if len(held) == 1:
-        run.totals.decode_failures += 1
-        _say(run, ledger.samples[held[0]])
-    elif alone:
-        text = f"{len(alone)} samples that {worker.name} and others ended with are decoded one at a time now"
-        log.warning("%s: %s", text, ", ".join(map(str, alone)))
-        run.event("samples-isolated", text, worker=worker.name)
+    for samples in sample_sets(run):
+        ledger = samples.ledger
+        decoded = list(ledger.held_by(worker.name))
+        ledger.record_failure(worker.name, why, run.context.spec.rollout.sample_retries)
+        alone = [index for index in decoded if ledger.samples[index].isolated]
+        if len(decoded) == 1:
+            run.totals.decode_failures += 1
+            _report(run, samples, decoded[0])
+        elif alone:
+            text = f"{len(alone)} samples that {worker.name} and others ended with are decoded one at a time now"
+            log.warning("%s: %s", text, ", ".join(map(str, alone)))
+            run.event("samples-isolated", text, worker=worker.name)
 
 
-def sample_failed(run: JobRun, worker: Worker, message: pb.FailedSample) -> None:
-    """Take in that a worker cannot go on with one sample. Raises ValueError when the message makes no sense."""
-    key, ledger = message.key, run.state.ledger
-    if key.iteration != run.state.iteration:
-        run.totals.stale += 1
-        return
-    response = _response(run, key.sample, message.progress)
+def sample_failed(run: JobRun, samples: Samples, index: int, worker: str, message: pb.FailedSample) -> bool:
+    """Take in that a worker cannot go on with one sample; return False when that is stale. Raises ValueError when the
+    message makes no sense."""
+    limit = run.context.spec.rollout.max_response_tokens
+    response = returned_response(message.progress, samples.ledger, index, limit)
     why = message.failure.message or message.failure.reason or "no reason given"
     retries = run.context.spec.rollout.sample_retries
-    if not ledger.failed_on(key.sample, key.attempt, worker.name, response, why, retries):
-        run.totals.stale += 1
-        return
+    if not samples.ledger.failed_on(index, message.key.attempt, worker, response, why, retries):
+        return False
     run.totals.decode_failures += 1
-    worker.last_progress = time.monotonic()
-    _say(run, ledger.samples[key.sample])
-    settle(run)
-    run.wake()
+    _report(run, samples, index)
+    settle(run, samples)
+    return True
 
 
-def settle(run: JobRun) -> None:
+def settle(run: JobRun, samples: Samples) -> None:
     """Go on without the samples that have failed, or fail the job."""
-    rollout, ledger = run.context.spec.rollout, run.state.ledger
+    ledger, retries = samples.ledger, run.context.spec.rollout.sample_retries
     for index in list(ledger.faulted):
         sample = ledger.samples[index]
-        if sample.state is not SampleState.QUEUED or not sample.faults.is_final(rollout.sample_retries):
+        if sample.state is not SampleState.QUEUED or not sample.faults.is_final(retries):
             continue
-        text = failed_sample(run.state, sample)
-        if ledger.count(SampleState.FAILED) >= rollout.max_failed_samples:
-            message = f"{text}; {FIELD} is {rollout.max_failed_samples}, so the iteration cannot go on without it"
-            run.state.failure = pb.Failure(
-                reason="SampleFailed", field=FIELD, message=message, exit_code=ExitCode.SAMPLE_FAILED
-            )
+        failure = samples.failure(sample)
+        if ledger.count(SampleState.FAILED) >= samples.max_failed:
+            failure.message += f"; {MAX_FAILED_FIELD} is {samples.max_failed}, so the iteration cannot go on without it"
+            failure.exit_code = ExitCode.SAMPLE_FAILED
+            run.state.failure = failure
             return
-        key = SampleKey(ledger.iteration, index, sample.attempt)
-        failure = pb.Failure(reason="SampleFailed", field=FIELD, message=text)
-        run.journal.append(Record(failed=pb.FailedSample(key=key_message(key), failure=failure)))
+        key = key_message(samples.key(index, sample.attempt))
+        run.journal.append(Record(failed=pb.FailedSample(key=key, failure=failure)))
         ledger.give_up(index)
-        refill_events.follow(run)
-        run.totals.failed += 1
-        log.error("%s; the iteration goes on without it", text)
-        run.event("sample-left-out", text, worker=sample.faults.worker)
+        samples.left_out()
+        log.error("%s; the %s goes on without it", failure.message, samples.noun)
+        run.event(samples.left_out_event, failure.message, worker=sample.faults.worker)
 
 
-def _say(run: JobRun, sample: Sample) -> None:
-    text = failed_sample(run.state, sample)
+def _report(run: JobRun, samples: Samples, index: int) -> None:
+    sample = samples.ledger.samples[index]
+    text = samples.failure(sample).message
     log.warning("%s", text)
     run.event("sample-failed", text, worker=sample.faults.worker)
-
-
-def _response(run: JobRun, index: int, progress: pb.SampleProgress) -> PackedResponse:
-    response = response_of(progress.tokens, progress.log_probabilities, progress.versions)
-    limit = run.context.spec.rollout.max_response_tokens
-    counted = sum(span.tokens for span in response.versions)
-    if progress.offset or counted != len(response) or len(response) > limit:
-        raise ValueError(f"sample {progress.key.sample} failed with {len(response)} tokens at {progress.offset}")
-    if not run.state.ledger.continued_by(index, response):
-        raise ValueError(f"sample {progress.key.sample} failed with weight versions {response.versions}")
-    return response

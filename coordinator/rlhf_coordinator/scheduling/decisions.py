@@ -5,7 +5,7 @@ Rule: a decision names workers and samples, and holds no clock, socket or file. 
 """
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from rlhf_api import control_pb2 as pb
 from rlhf_coordinator.state.sibling_state import TokenSource
@@ -18,6 +18,8 @@ class Generate:
 
     worker: str
     samples: tuple[int, ...]
+    evaluation: bool = False
+    """Whether they are samples of the evaluation, by their index in it; else of the batch."""
 
 
 @dataclass(frozen=True)
@@ -27,6 +29,8 @@ class Score:
     worker: str
     samples: tuple[tuple[int, tuple[str, ...]], ...]
     """(sample, its tasks) pairs."""
+    evaluation: bool = False
+    """Whether they are samples of the evaluation, by their index in it; else of the batch."""
 
 
 @dataclass(frozen=True)
@@ -173,7 +177,7 @@ class ExitWorker:
 
 @dataclass(frozen=True)
 class RestartGroup:
-    """The training group is broken: let every rank that is left come back as a new process."""
+    """The training group is broken: its checkpoint in progress is lost. Every rank that is left gets an ExitWorker."""
 
     members: tuple[str, ...]
     reason: str
@@ -209,6 +213,10 @@ class CloseIteration:
 
     last: bool = False
     """Of the job, which then ends."""
+    awaits: Literal["", "training", "critics"] = ""
+    """What is still to be trained beside the next iteration, and completes the report; empty: nothing."""
+    late_critics: bool = False
+    """Whether its critics were trained after its policy, so that the metrics of training are read again."""
 
 
 @dataclass(frozen=True)
@@ -223,24 +231,6 @@ class GiveUpEvaluation:
     """No worker holds the version that is evaluated any more: the next one is evaluated in its place."""
 
     version: int
-
-
-@dataclass(frozen=True)
-class EvaluateSamples:
-    """Lease queued samples of the evaluation to a worker to decode."""
-
-    worker: str
-    samples: tuple[int, ...]
-    """By their index in the evaluation."""
-
-
-@dataclass(frozen=True)
-class EvaluateScores:
-    """Lease finished samples of the evaluation to a worker to judge."""
-
-    worker: str
-    samples: tuple[tuple[int, tuple[str, ...]], ...]
-    """(index, its tasks) pairs."""
 
 
 @dataclass(frozen=True)
@@ -277,7 +267,5 @@ Decision = (
     | CloseIteration
     | BeginEvaluation
     | GiveUpEvaluation
-    | EvaluateSamples
-    | EvaluateScores
     | Finish
 )

@@ -3,7 +3,7 @@
 Least loaded first; a worker gets what it can decode at once and a little more, so that it never waits for a command and
 late work is still spread evenly. What takes longest to score is leased first: short samples even out the end. A
 failed task goes to another worker than the one it failed on, if there is one; so does a sample whose worker failed. A
-sample that was there when several workers failed is decoded alone, once nothing else is queued (`decode_faults`).
+sample that was there when several workers failed is decoded alone, once nothing else is queued (`decode_failures`).
 Rule: pure; only workers with the current weights of a task's model get it. While critics are behind, the tasks of other
 models do not wait for them.
 """
@@ -15,7 +15,7 @@ from typing import Final
 from rlhf_api.names import Group
 from rlhf_coordinator.scheduling import incremental_dispatch
 from rlhf_coordinator.scheduling.decisions import Decision, Generate, Score, ScoreGroup
-from rlhf_coordinator.scheduling.facts import Facts
+from rlhf_coordinator.scheduling.derived_state import DerivedState
 from rlhf_coordinator.state.job_state import JobContext, JobState
 from rlhf_coordinator.state.sample import Sample, SampleState
 from rlhf_coordinator.state.worker import Worker
@@ -42,7 +42,7 @@ _Kind = tuple[tuple[str, ...], int, tuple[Worker, ...]]
 """(tasks that are leased together, samples a worker may have them of, who may)."""
 
 
-def decide(context: JobContext, state: JobState, now: float, facts: Facts) -> list[Decision]:
+def decide(context: JobContext, state: JobState, now: float, facts: DerivedState) -> list[Decision]:
     """Return the leases of all queued samples and open scoring tasks that somebody has room for."""
     if state.trained or state.stop is not None:
         return []
@@ -105,7 +105,7 @@ def _alone(state: JobState, workers: Sequence[Worker]) -> list[Decision]:
     return decisions
 
 
-def _score(context: JobContext, state: JobState, now: float, facts: Facts) -> list[Decision]:
+def _score(context: JobContext, state: JobState, now: float, facts: DerivedState) -> list[Decision]:
     ledger = state.ledger
     waiting = context.spec.inference.overlap == "Disabled" and not ledger.all_generated
     if waiting or not ledger.unscored():
@@ -123,7 +123,7 @@ def _score(context: JobContext, state: JobState, now: float, facts: Facts) -> li
     return [Score(worker, chunk) for worker, samples in given.items() for chunk in _chunks(samples)]
 
 
-def _score_groups(context: JobContext, state: JobState, now: float, facts: Facts) -> list[Decision]:
+def _score_groups(context: JobContext, state: JobState, now: float, facts: DerivedState) -> list[Decision]:
     """Lease tasks of whole groups to whoever has least to score, elsewhere than where one failed if there is another
     worker. A worker has about as many samples of them as of others."""
     ledger = state.ledger
@@ -150,7 +150,7 @@ def _score_groups(context: JobContext, state: JobState, now: float, facts: Facts
     return decisions
 
 
-def _kinds(context: JobContext, state: JobState, facts: Facts) -> list[_Kind]:
+def _kinds(context: JobContext, state: JobState, facts: DerivedState) -> list[_Kind]:
     """Tasks that are leased together, of how many samples a worker may have them, and who may. Where workers are
     released one after another, calls of user code are apart from models: of calls many are in flight, the last passes
     of models are spread. While critics are behind, what needs none of them is apart from what does."""

@@ -15,11 +15,11 @@ from rlhf_api.names import Group
 from rlhf_coordinator.scheduling.decisions import (
     BeginEvaluation,
     Decision,
-    EvaluateSamples,
-    EvaluateScores,
+    Generate,
     GiveUpEvaluation,
+    Score,
 )
-from rlhf_coordinator.scheduling.facts import Facts
+from rlhf_coordinator.scheduling.derived_state import DerivedState
 from rlhf_coordinator.state.evaluation_state import evaluation_tasks
 from rlhf_coordinator.state.job_state import JobContext, JobState
 from rlhf_coordinator.state.ledger import Ledger
@@ -29,7 +29,7 @@ SCORES_IN_FLIGHT: Final = 32
 """Responses of an evaluation that a worker may be judging: enough for slow rewards to overlap."""
 
 
-def decide(context: JobContext, state: JobState, now: float, facts: Facts) -> list[Decision]:
+def decide(context: JobContext, state: JobState, now: float, facts: DerivedState) -> list[Decision]:
     """Return what the evaluation needs next; empty without one."""
     if context.spec.evaluation is None or state.stop is not None:
         return []
@@ -71,7 +71,7 @@ def keeps_weights(context: JobContext, state: JobState, worker: Worker) -> bool:
     return worker.versions.get(context.graph.policy) == ledger.iteration and state.evaluation.needs(worker.name)
 
 
-def waits(context: JobContext, state: JobState, facts: Facts) -> bool:
+def waits(context: JobContext, state: JobState, facts: DerivedState) -> bool:
     """Return whether the iteration waits for the evaluation, and for nothing else of its own."""
     if not keeps_open(context, state):
         return False
@@ -97,7 +97,7 @@ def _gone(state: JobState) -> bool:
     return state.evaluation.holds_training and state.ledger.all_scored and bool(state.version)
 
 
-def _decoders(context: JobContext, state: JobState, ledger: Ledger, facts: Facts) -> list[Worker]:
+def _decoders(context: JobContext, state: JobState, ledger: Ledger, facts: DerivedState) -> list[Worker]:
     """Who may be given responses to decode, released workers first."""
     batch, tail = state.ledger, facts.consolidation
     if facts.measures or batch.queued(1) or batch.isolated():
@@ -133,10 +133,10 @@ def _generate(context: JobContext, ledger: Ledger, workers: Sequence[Worker]) ->
     if not given:
         idle = [name for name, held in load.items() if not held]
         given = {name: [index] for name, index in zip(idle, ledger.isolated(), strict=False)}
-    return [EvaluateSamples(name, tuple(samples)) for name, samples in given.items()]
+    return [Generate(name, tuple(samples), evaluation=True) for name, samples in given.items()]
 
 
-def _score(context: JobContext, state: JobState, now: float, facts: Facts) -> Iterable[Decision]:
+def _score(context: JobContext, state: JobState, now: float, facts: DerivedState) -> Iterable[Decision]:
     ledger = state.evaluation.ledger
     assert ledger is not None
     if not ledger.unscored():
@@ -154,10 +154,10 @@ def _score(context: JobContext, state: JobState, now: float, facts: Facts) -> It
             break
         given.setdefault(name, []).append((index, open_tasks))
         load[name] += len(open_tasks)
-    return [EvaluateScores(name, tuple(samples)) for name, samples in given.items()]
+    return [Score(name, tuple(samples), evaluation=True) for name, samples in given.items()]
 
 
-def _judges(state: JobState, facts: Facts) -> Collection[str]:
+def _judges(state: JobState, facts: DerivedState) -> Collection[str]:
     """Who can judge: workers of the inference group; where there are none, generation workers without any of the batch.
     A reward does not change with training, so the version of other models does not matter."""
     able = [worker for worker in state.fleet if worker.idle and Group.INFERENCE in worker.roles]

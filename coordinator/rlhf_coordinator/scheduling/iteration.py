@@ -14,8 +14,8 @@ A job ends as Complete after its last iteration, and as Failed or Stopped from a
 Level-triggered: `decide` looks at the whole state and says what is missing; it remembers nothing, so it makes no
 difference whether a message was lost, a worker came back, or the coordinator itself was restarted. Deciding again
 without a change decides nothing new: what was sent is pending, and what was leased is in the ledger.
-Rule: pure. Facts are derived once (`facts`), then each module decides its part from them, from top to bottom. Training
-starts only when every sample is scored.
+Rule: pure. Facts are derived once (`derived_state`), then each module decides its part from them, from top to bottom.
+Training starts only when every sample is scored.
 """
 
 from dataclasses import dataclass
@@ -34,7 +34,7 @@ from rlhf_coordinator.scheduling import (
 )
 from rlhf_coordinator.scheduling.consolidation import NO_CONSOLIDATION, Consolidation
 from rlhf_coordinator.scheduling.decisions import Decision, Finish
-from rlhf_coordinator.scheduling.facts import Facts, derive
+from rlhf_coordinator.scheduling.derived_state import DerivedState, derive
 from rlhf_coordinator.scheduling.waits import overdue
 from rlhf_coordinator.state.job_state import JobContext, JobState
 
@@ -62,7 +62,7 @@ def decide(context: JobContext, state: JobState, now: float) -> SchedulerOutput:
     return SchedulerOutput(phase(state, facts), facts.consolidation, waiting, decisions)
 
 
-def _decisions(context: JobContext, state: JobState, now: float, facts: Facts) -> tuple[Decision, ...]:
+def _decisions(context: JobContext, state: JobState, now: float, facts: DerivedState) -> tuple[Decision, ...]:
     """One iteration, from top to bottom; what is not possible yet decides nothing."""
     tail = facts.consolidation
     if cut := oversampling.decide(state.ledger):
@@ -93,7 +93,7 @@ def _decisions(context: JobContext, state: JobState, now: float, facts: Facts) -
     )
 
 
-def phase(state: JobState, facts: Facts) -> str:
+def phase(state: JobState, facts: DerivedState) -> str:
     """Return the phase of a job that has not ended."""
     group = facts.group
     without_group = "Recovering" if state.ever_ready else "Starting"
@@ -102,7 +102,7 @@ def phase(state: JobState, facts: Facts) -> str:
             return "Generating" if state.ever_ready else "Starting"
         if not state.ledger.all_scored:
             return "Scoring"
-        if state.trains_beside_next:  # its own training comes later: that of the one before is waited for
+        if state.overlaps_training:  # its own training comes later: that of the one before is waited for
             return ("Publishing" if group.version == state.iteration else "Training") if group.formed else without_group
         begun = group.version == state.iteration or group.train_under_way or group.measures
         return "Training" if begun else without_group

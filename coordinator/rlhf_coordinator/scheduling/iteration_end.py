@@ -21,7 +21,7 @@ from rlhf_coordinator.scheduling.decisions import (
     Finish,
     SaveCheckpoint,
 )
-from rlhf_coordinator.scheduling.facts import Facts
+from rlhf_coordinator.scheduling.derived_state import DerivedState
 from rlhf_coordinator.state.job_state import JobContext, JobState
 
 TOGETHER_SECONDS: Final = 10.0
@@ -66,29 +66,34 @@ def _rounds(count: int) -> str:
     return "1 round" if count == 1 else f"{count} rounds"
 
 
-def decide(context: JobContext, state: JobState, now: float, facts: Facts) -> list[Decision]:
+def at_start(context: JobContext, iteration: int) -> Finish | None:
+    """Return the end of a job whose coordinator starts at an iteration, where all iterations are done."""
+    return Finish("Complete") if iteration >= context.spec.iterations else None
+
+
+def decide(context: JobContext, state: JobState, now: float, facts: DerivedState) -> list[Decision]:
     """Return what ends the iteration or the job, or lets ranks leave; empty while both go on."""
     return _close(context, state, now, facts) or _drain(context, state, now, facts)
 
 
-def _close(context: JobContext, state: JobState, now: float, facts: Facts) -> list[Decision]:
+def _close(context: JobContext, state: JobState, now: float, facts: DerivedState) -> list[Decision]:
     if state.trained:
         return _after_training(context, state, now, facts)
-    if state.trains_beside_next and state.stop is None:
+    if state.overlaps_training and state.stop is None:
         return _hand_on(context, state, facts)
     if facts.group.policy_version == state.iteration + 1 and state.ledger.all_scored:
         return [CommitTrained()]
     return _stop(state, now, facts) if state.stop is not None else []
 
 
-def _hand_on(context: JobContext, state: JobState, facts: Facts) -> list[Decision]:
+def _hand_on(context: JobContext, state: JobState, facts: DerivedState) -> list[Decision]:
     """Close an iteration whose batch is complete, once the one before is trained, reported and published."""
     whole = facts.group.version == state.iteration and state.open_report is None
     ends = state.batch_handed_on and whole and facts.published and not evaluation.keeps_open(context, state)
-    return [CloseIteration()] if ends else []
+    return [_closing(state)] if ends else []
 
 
-def _after_training(context: JobContext, state: JobState, now: float, facts: Facts) -> list[Decision]:
+def _after_training(context: JobContext, state: JobState, now: float, facts: DerivedState) -> list[Decision]:
     if not facts.published or state.checkpoint.stage != "idle":
         return []
     if facts.checkpoint_due:
@@ -98,14 +103,23 @@ def _after_training(context: JobContext, state: JobState, now: float, facts: Fac
     if evaluation.keeps_open(context, state):
         return []
     if context.last(state.iteration):
-        if facts.group.critics_behind:
+        if facts.group.critic_update_pending:
             return []
-        return [CloseIteration(last=True), Finish("Complete")]
-    return [CloseIteration()]
+        return [_closing(state, last=True), Finish("Complete")]
+    return [_closing(state)]
 
 
-def _stop(state: JobState, now: float, facts: Facts) -> list[Decision]:
-    behind = facts.group.formed and facts.group.critics_behind
+def _closing(state: JobState, *, last: bool = False) -> CloseIteration:
+    """Return how the iteration is closed. One that became the last meanwhile has waited for its critics."""
+    if state.overlaps_training:
+        return CloseIteration(last, awaits="training", late_critics=state.critic_update_pending and last)
+    if not state.critic_update_pending:
+        return CloseIteration(last)
+    return CloseIteration(last, late_critics=True) if last else CloseIteration(awaits="critics")
+
+
+def _stop(state: JobState, now: float, facts: DerivedState) -> list[Decision]:
+    behind = facts.group.formed and facts.group.critic_update_pending
     if facts.group.train_under_way or behind or state.checkpoint.stage != "idle":
         return []
     if facts.checkpoint_due and facts.group.version == state.version:
@@ -113,7 +127,7 @@ def _stop(state: JobState, now: float, facts: Facts) -> list[Decision]:
     return [Finish("Stopped")]
 
 
-def _drain(context: JobContext, state: JobState, now: float, facts: Facts) -> list[Decision]:
+def _drain(context: JobContext, state: JobState, now: float, facts: DerivedState) -> list[Decision]:
     """Ranks that were asked to end go once a checkpoint has what the group holds, so that nothing is trained again.
 
     The coordinator may be asked at the same moment; it then needs them until it has ended.
@@ -122,7 +136,7 @@ def _drain(context: JobContext, state: JobState, now: float, facts: Facts) -> li
     since = min((rank.draining_since for rank in group.draining), default=now)
     if not group.draining or state.stop is not None or now - since < TOGETHER_SECONDS:
         return []
-    busy = group.train_under_way or group.critics_behind or any(rank.rank_command for rank in group.ranks)
+    busy = group.train_under_way or group.critic_update_pending or any(rank.rank_command for rank in group.ranks)
     if busy or group.is_read or state.checkpoint.stage != "idle":
         return []
     whole = group.version == state.version and state.may_be_saved
@@ -131,6 +145,6 @@ def _drain(context: JobContext, state: JobState, now: float, facts: Facts) -> li
     return [ExitWorker(rank.name, ExitCode.OK, "it was asked to end, and is not needed now") for rank in group.draining]
 
 
-def _save(state: JobState, now: float, facts: Facts) -> list[Decision]:
+def _save(state: JobState, now: float, facts: DerivedState) -> list[Decision]:
     ready = facts.group.version == state.version and now >= state.checkpoint.not_before
     return [SaveCheckpoint(state.version)] if ready else []

@@ -57,7 +57,7 @@ def early_scorers(
 
 
 def is_published(
-    context: JobContext, state: JobState, current: Mapping[Group, Collection[Worker]], critics_behind: bool
+    context: JobContext, state: JobState, current: Mapping[Group, Collection[Worker]], critic_update_pending: bool
 ) -> bool:
     """Return whether every worker that can take part in the next iteration is `current`, and each group has one.
 
@@ -68,7 +68,7 @@ def is_published(
     """
     if state.stop is not None or context.last(state.iteration):
         return True
-    scored = () if critics_behind else context.scored_models
+    scored = () if critic_update_pending else context.scored_models
     for group, models in ((Group.GENERATION, (context.graph.policy,)), (Group.INFERENCE, scored)):
         workers = state.fleet.of(group)
         present = [worker for worker in workers if worker.connected and group in worker.roles]

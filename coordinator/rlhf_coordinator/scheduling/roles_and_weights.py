@@ -17,7 +17,7 @@ from rlhf_api import control_pb2 as pb
 from rlhf_api.names import DRAFT_MODEL, Group
 from rlhf_coordinator.scheduling import evaluation
 from rlhf_coordinator.scheduling.decisions import Decision, PrepareWorker
-from rlhf_coordinator.scheduling.facts import Facts
+from rlhf_coordinator.scheduling.derived_state import DerivedState
 from rlhf_coordinator.scheduling.training_group import TrainingGroup
 from rlhf_coordinator.state.job_state import JobContext, JobState
 from rlhf_coordinator.state.worker import Worker
@@ -27,13 +27,13 @@ Sources = list[pb.WeightLocation] | None
 """Where the version that workers need can be read; None: nowhere now."""
 
 
-def decide(context: JobContext, state: JobState, now: float, facts: Facts) -> list[Decision]:
+def decide(context: JobContext, state: JobState, now: float, facts: DerivedState) -> list[Decision]:
     """Return a command for every idle worker whose role or weights are not what the job needs now."""
     unneeded = state.trained and context.last(state.iteration) and not evaluation.wants_last_version(context, state)
     if state.stop is not None or unneeded:
         return []
     sources = _sources(context, state, facts.group)
-    whole = None if facts.group.critics_behind else sources
+    whole = None if facts.group.critic_update_pending else sources
     decisions: list[Decision] = []
     for worker in state.fleet.of(Group.GENERATION):
         if worker.idle and now >= worker.not_before and worker.name in facts.serving:
@@ -50,14 +50,16 @@ def _sources(context: JobContext, state: JobState, group: TrainingGroup) -> Sour
     if state.workers_version < state.version:  # the ranks train what follows from it, or have
         kept = group.formed and all(rank.keeps(state.workers_version) for rank in keepers)
         return [pb.WeightLocation(address=rank.address) for rank in keepers] if kept else None
-    batch_waits = state.ledger.all_scored and not state.trained and not state.trains_beside_next
-    critics_wait = group.critics_behind and not state.trained
+    batch_waits = state.ledger.all_scored and not state.trained and not state.overlaps_training
+    critics_wait = group.critic_update_pending and not state.trained
     if batch_waits or critics_wait or not group.formed or not all(rank.serves(state.version) for rank in keepers):
         return None
     return [pb.WeightLocation(address=rank.address) for rank in keepers]
 
 
-def _generation(context: JobContext, state: JobState, sources: Sources, worker: Worker, facts: Facts) -> list[Decision]:
+def _generation(
+    context: JobContext, state: JobState, sources: Sources, worker: Worker, facts: DerivedState
+) -> list[Decision]:
     if worker.versions.get(context.graph.policy) == state.workers_version and Group.GENERATION in worker.roles:
         return _second_role(context, state, sources, worker, facts) if facts.can_score else []
     load = _load(context, state, sources, context.graph.policy)
@@ -71,12 +73,12 @@ def _generation(context: JobContext, state: JobState, sources: Sources, worker: 
 
 
 def _second_role(
-    context: JobContext, state: JobState, sources: Sources, worker: Worker, facts: Facts
+    context: JobContext, state: JobState, sources: Sources, worker: Worker, facts: DerivedState
 ) -> list[Decision]:
     """The scoring models of a generation worker: at version 0 next to the policy, and current once it is released."""
     if Group.INFERENCE in worker.roles:
         released = worker.name in facts.consolidation.released
-        whole = None if facts.group.critics_behind else sources
+        whole = None if facts.group.critic_update_pending else sources
         return _inference(context, state, whole, worker) if released else []
     if state.ledger.decoding_on(worker.name) or state.ledger.arriving_on(worker.name):
         return []

@@ -11,10 +11,12 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Final
 
-from rlhf_coordinator.scheduling import critic_overlap
+from rlhf_api.names import ExitCode
+from rlhf_coordinator.scheduling import training_overlap
 from rlhf_coordinator.scheduling.decisions import (
     CommitBatch,
     Decision,
+    ExitWorker,
     Finish,
     FormGroup,
     MeasureSchedule,
@@ -41,7 +43,7 @@ class TrainingGroup:
     """The version that every rank holds, idle; None while they train, restart, or differ, or critics are behind."""
     policy_version: int | None
     """The same of the policy alone."""
-    critics_behind: bool
+    critic_update_pending: bool
     """Some rank has yet to train the critics of an iteration whose policy is trained."""
     train_under_way: bool
     """Some rank trains on the current batch, or has."""
@@ -62,13 +64,13 @@ def observe(state: JobState, serving: Collection[str]) -> TrainingGroup:
     formed = one_epoch and all(rank.connected and rank.trains and rank.train_failure is None for rank in ranks)
     held = {rank.trained_version if rank.rank_command is None else None for rank in ranks} if formed else set()
     policy_version = held.pop() if len(held) == 1 else None
-    behind = any(rank.critics_behind for rank in ranks)
+    behind = any(rank.critic_update_pending for rank in ranks)
     return TrainingGroup(
         ranks=ranks,
         formed=formed,
         version=None if behind else policy_version,
         policy_version=policy_version,
-        critics_behind=behind,
+        critic_update_pending=behind,
         train_under_way=not state.trained and any(_has_begun(rank, state.iteration) for rank in ranks),
         has_devices=not any(rank.name in serving for rank in ranks),
         measures=any(_rank_does(rank, CommandKind.MEASURE) for rank in ranks),
@@ -136,7 +138,8 @@ def _restart(context: JobContext, state: JobState, members: list[Worker], reason
         limit = context.spec.run_policy.backoff_limit
         if not failure.retryable or state.group_failures >= limit:
             return [Finish("Failed", failure)]
-    return [RestartGroup(present, reason, counted)]
+    exits = [ExitWorker(name, ExitCode.RESTART, f"the training group restarts: {reason}") for name in present]
+    return [RestartGroup(present, reason, counted), *exits]
 
 
 def _train(context: JobContext, state: JobState, group: TrainingGroup) -> list[Decision]:
@@ -148,11 +151,11 @@ def _train(context: JobContext, state: JobState, group: TrainingGroup) -> list[D
     ending = state.stop is not None or bool(group.draining)
     if state.schedule.stage != "decided":
         return _measure(state, group, ending)
-    if group.critics_behind or (ending and not group.train_under_way):
+    if group.critic_update_pending or (ending and not group.train_under_way):
         return []
     target = state.version
     # A report that is open is completed when all ranks are done with its batch: none goes on before.
-    complete = state.ledger.all_scored and not state.trains_beside_next and state.open_report is None
+    complete = state.ledger.all_scored and not state.overlaps_training and state.open_report is None
     if not state.trained and complete and not state.evaluation.holds_training:
         target += 1
     ready = [rank for rank in group.ranks if rank.idle and rank.trained_version < target]
@@ -160,7 +163,7 @@ def _train(context: JobContext, state: JobState, group: TrainingGroup) -> list[D
         Train(
             rank.name,
             rank.trained_version,
-            critic_overlap.part(context, state, rank.trained_version),
+            training_overlap.train_part(context, state, rank.trained_version),
             keep=0 < state.ledger.version == rank.trained_version < state.iteration,
         )
         for rank in ready

@@ -90,10 +90,14 @@ def overdue(context: JobContext, state: JobState, now: float) -> list[Decision]:
 
 
 def failed_sample(state: JobState, sample: Sample) -> str:
-    """Return in words how often decoding failed on a sample, and how the last time."""
-    faults = sample.faults
+    """Return in words how often decoding failed on a sample of the batch, and how the last time."""
     line = f" (line {state.prompt_lines[sample.index]} of the prompts)" if state.prompt_lines else ""
-    name = f"sample {sample.index} of iteration {state.iteration}{line}"
+    return decode_failure(f"sample {sample.index} of iteration {state.iteration}{line}", sample)
+
+
+def decode_failure(name: str, sample: Sample) -> str:
+    """Return in words how often decoding failed on a sample of this name, and how the last time."""
+    faults = sample.faults
     if not faults.count:  # counted by an earlier coordinator
         return f"{name} could not be decoded"
     times = "once" if faults.count == 1 else f"{faults.count} times"

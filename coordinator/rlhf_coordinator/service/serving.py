@@ -18,7 +18,7 @@ from rlhf_coordinator.loop.actions import Actions
 from rlhf_coordinator.loop.event_handlers import EventHandlers
 from rlhf_coordinator.loop.loop import Loop
 from rlhf_coordinator.loop.recovery import resume_iteration
-from rlhf_coordinator.scheduling.decisions import Finish
+from rlhf_coordinator.scheduling.iteration_end import at_start
 from rlhf_coordinator.service.prometheus import prometheus_application
 from rlhf_coordinator.service.server import CoordinatorService, start_server
 from rlhf_coordinator.storage.journal import Journal
@@ -48,10 +48,10 @@ async def serve(
     """Run the job to its end; return how it ended. Raises JobError when an address cannot be used."""
     checkpoints = CheckpointSaver(run)
     event_handlers, actions = EventHandlers(run, checkpoints), Actions(run, checkpoints)
-    if restored.ledger.iteration >= run.context.spec.iterations:
+    if (end := at_start(run.context, restored.ledger.iteration)) is not None:
         log.info("all %d iterations are done", run.context.spec.iterations)
-        actions.carry_out(Finish("Complete"))
-        return JobOutcome("Complete")
+        actions.carry_out(end)
+        return JobOutcome(end.phase)
     server = await start_server(CoordinatorService(run, event_handlers), addresses.listen, addresses.certificates)
     if endpoint is not None:
         endpoint.metrics = prometheus_application(run, addresses.certificates)

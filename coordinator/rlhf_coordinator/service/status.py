@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from rlhf_api import control_pb2 as pb
 from rlhf_coordinator.job.job_run import JobRun
 from rlhf_coordinator.scheduling import waits
-from rlhf_coordinator.speculation.words import in_words, shown
+from rlhf_coordinator.speculation.summary import describe, shown
 from rlhf_coordinator.state.ledger import Ledger
 from rlhf_coordinator.state.worker import CommandKind, Worker
 
@@ -71,7 +71,7 @@ def speculation_status(run: JobRun) -> pb.SpeculationStatus:
     state = run.state.speculation
     totals = shown(state)
     return pb.SpeculationStatus(
-        summary=in_words(run.context.spec, state),
+        summary=describe(run.context.spec, state),
         tokens_per_step=totals.tokens_per_step,
         acceptance=totals.acceptance,
         drafted_share=totals.drafted_share,

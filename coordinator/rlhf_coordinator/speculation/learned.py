@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from rlhf_api import control_pb2 as pb
 from rlhf_coordinator.job.job_run import JobRun
-from rlhf_coordinator.speculation.words import is_on, switched
+from rlhf_coordinator.speculation.summary import is_on, switched
 from rlhf_coordinator.state.speculation_state import DraftTotals
 from rlhf_planner.speculation.learned_drafts import FACTS_KEY, LearnedDrafts
 from rlhf_planner.speculation.learned_messages import counts_of, passes_of

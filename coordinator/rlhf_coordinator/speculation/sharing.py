@@ -20,8 +20,7 @@ from rlhf_coordinator.state.earlier_responses import EarlierResponse
 from rlhf_coordinator.state.sample import ITEM_BYTES, Origin
 from rlhf_coordinator.state.sibling_state import TokenSource, weights
 from rlhf_coordinator.storage.batch import finished_responses
-from rlhf_coordinator.storage.carried import samples_in
-from rlhf_coordinator.storage.sample_codec import packed
+from rlhf_coordinator.storage.sample_codec import carried_samples, packed
 
 log = logging.getLogger(__name__)
 
@@ -79,7 +78,7 @@ def restore_earlier(run: JobRun) -> None:
     for iteration in before[-MAX_SEGMENTS:]:
         records = run.journal.read(iteration)
         responses = {message.key.sample: message.tokens.data for message in finished_responses(records)}
-        carried = samples_in(records)
+        carried = carried_samples(records)
         _keep(run, iteration, responses, {index: origin_in(carried, iteration, index) for index in responses})
     if held := run.state.siblings.earlier.tokens:
         log.info("%d tokens of earlier responses are remembered, to draft by", held)

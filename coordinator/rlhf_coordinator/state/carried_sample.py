@@ -3,7 +3,7 @@
 It keeps its origin, by which its prompt and its random key follow, its tokens, the log-probabilities that the engine
 which drew them gave, and the weight versions of both. A response that is finished comes as such, and is scored anew:
 its critic is another one by then.
-Rule: plain data. What becomes of it is decided once, by `scheduling.carrying`, and written down.
+Rule: plain data. What becomes of it is decided once, by `scheduling.partial_rollouts`, and written down.
 """
 
 from collections.abc import Sequence

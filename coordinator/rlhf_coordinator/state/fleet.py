@@ -19,7 +19,7 @@ from rlhf_api.names import Group, worker_name
 from rlhf_api.protocol import PROTOCOL, mismatch
 from rlhf_api.rules.table import MAX_WORKERS
 from rlhf_api.worker_roles import roles_of
-from rlhf_coordinator.state.training_pace import TrainingPace
+from rlhf_coordinator.state.hang_detection import HangDetector
 from rlhf_coordinator.state.worker import WEIGHT_READS, CommandKind, PendingCommand, Worker
 
 GRACE_SECONDS: Final = 2.0
@@ -69,7 +69,7 @@ class Fleet:
         """Everybody who was wanted at some time, by name: late messages of those who left find their worker here."""
         self.sizes = wanted(spec)
         self.rank_group, self.world_size = spec.rank_group, spec.training.ranks
-        self.pace = TrainingPace()
+        self.pace = HangDetector()
         self._add_missing(now)
         self.heartbeat = min(self.timeout / 6, max(1.0, len(self.workers) / HEARTBEATS_PER_SECOND))
         """Seconds between two heartbeats of a worker."""

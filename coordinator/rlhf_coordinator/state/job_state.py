@@ -188,9 +188,9 @@ class JobState:
     """Line of the prompt file of each sample, by index."""
     trained: bool = False
     """The journal says that the ledger's iteration was trained on."""
-    critics_behind: bool = False
+    critic_update_pending: bool = False
     """Of that training only the policy's part, which is published first, is done."""
-    trains_beside_next: bool = False
+    overlaps_training: bool = False
     """The ledger's iteration is closed before its batch is trained on, which the next one decodes beside."""
     open_report: OpenReport | None = None
     """Of the iteration before."""
@@ -232,7 +232,7 @@ class JobState:
     def batch_handed_on(self) -> bool:
         """Whether the batch is complete, and nothing more is drawn or scored by the iteration's weights before it is
         closed."""
-        return self.trains_beside_next and self.ledger.all_scored
+        return self.overlaps_training and self.ledger.all_scored
 
     @property
     def workers_version(self) -> int:

@@ -3,7 +3,7 @@
   queued -> decoding@worker -> generated -> scored -> trained
     |         |   ^  `-> migrating -> queued (with its tokens), or decoding@destination (with its KV cache)
     |         `---'  worker lost: back to queued with the tokens it reported
-    `-> failed: no worker could decode it (`decode_faults`), and the iteration goes on without it
+    `-> failed: no worker could decode it (`decode_failures`), and the iteration goes on without it
   scored -> dropped: all responses to its prompt are worth the same (`batch_refill`); the ledger grows by others
   any but trained -> cut: enough other prompts were finished first (`spec.rollout.oversample`); where samples are
     carried (`spec.rollout.maxStaleness`) the next iteration begins with what is known of them
@@ -46,9 +46,8 @@ class Reclaimed:
     """(sample, task) open again."""
 
 
-def siblings_apart(spec: RLHFJobSpec) -> int:
-    """Return how many samples of a prompt take turns with those of other prompts in the queue; 1: they are next to each
-    other.
+def interleave_prompt_groups(spec: RLHFJobSpec) -> int:
+    """Return the number of samples of a prompt that are interleaved with those of other prompts in the queue; 1: none.
 
     Siblings that begin together have said equally much at any time, so none can be drafted by what another said.
     """
@@ -73,7 +72,7 @@ class Ledger(ScoringLedger):
         greedy_baseline: bool = False,
     ) -> None:
         """`tasks`: the scoring tasks of the graph, each producing one field. `coordinator_epoch`: counts the processes
-        of the job's coordinator. `siblings`: see `siblings_apart`. `group_size`: samples of one prompt.
+        of the job's coordinator. `siblings`: see `interleave_prompt_groups`. `group_size`: samples of one prompt.
         `refill`: how the iteration grows. `spare`: so many of the samples are to be cut off, by whole prompts, before
         the batch is complete. `greedy_baseline`: whether the last sample of each prompt is one."""
         super().__init__(
@@ -178,8 +177,8 @@ class Ledger(ScoringLedger):
 
     # ---------------------------------------------------------------- samples that decoding fails on
 
-    def blame(self, worker: str, why: str, retries: int) -> None:
-        """Hold the end of a worker against all that it decodes, before it is reclaimed."""
+    def record_failure(self, worker: str, why: str, retries: int) -> None:
+        """Record the end of a worker as a failure of every sample that it decodes, before they are reclaimed."""
         held = self.held_by(worker)
         for index in held:
             self._fault(self.samples[index], worker, why, retries, proven=len(held) == 1)
@@ -227,7 +226,7 @@ class Ledger(ScoringLedger):
                 self._move(sample, SampleState.CUT)
         return decoded
 
-    def hand_on(self) -> tuple[CarriedSample, ...]:
+    def carry_over(self) -> tuple[CarriedSample, ...]:
         """Return what is known of the samples that were cut off, in their order; final once the batch is complete."""
         return tuple(CarriedSample.of(sample) for sample in self.samples if sample.state is SampleState.CUT)
 
@@ -308,8 +307,8 @@ class Ledger(ScoringLedger):
         self._lengthen(sample, response)
         self._decoding.enqueue(sample)
 
-    def take_up(self, carried: Sequence[CarriedSample]) -> None:
-        """Let the first samples, none of which anything is known of yet, be those that an earlier iteration carried."""
+    def resume_partial(self, carried: Sequence[CarriedSample]) -> None:
+        """Let the first samples be those that an earlier iteration carried over. To be called before any is decoded."""
         self.carried = tuple(carried)
         for index, one in enumerate(self.carried):
             sample = self.samples[index]

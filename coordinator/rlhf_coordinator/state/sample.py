@@ -10,7 +10,7 @@ from enum import StrEnum
 from typing import Final, NamedTuple
 
 from rlhf_api.samples import Episode, Lease, VersionSpan
-from rlhf_coordinator.state.decode_faults import NO_FAULTS, DecodeFaults
+from rlhf_coordinator.state.decode_failures import NO_FAULTS, DecodeFailures
 
 ITEM_BYTES: Final = 4
 """Tokens are int32 and everything else is float32."""
@@ -112,7 +112,7 @@ class Sample:
     """Task -> worker of the last failed try; the next one goes elsewhere if it can."""
     not_before: float = 0.0
     """Its failed tasks are not tried again before this time."""
-    faults: DecodeFaults = NO_FAULTS
+    faults: DecodeFailures = NO_FAULTS
     """What failed while it was decoded."""
     given_up: bool = False
     """It failed, whatever became of it after that."""

@@ -181,7 +181,7 @@ class Worker:
         return slow.sent if slow is not None and slow.kind is CommandKind.TRAIN else 0.0
 
     @property
-    def critics_behind(self) -> bool:
+    def critic_update_pending(self) -> bool:
         """Whether its rank has trained the policy of an iteration, and not yet the critics."""
         last = self.last_train
         return last is not None and last.critics_behind and last.version == self.trained_version

@@ -17,10 +17,9 @@ from rlhf_coordinator.state.batch_refill import NO_REFILL
 from rlhf_coordinator.state.evaluation_state import FIRST_SAMPLE
 from rlhf_coordinator.state.ledger import Ledger
 from rlhf_coordinator.state.sample import PackedResponse
-from rlhf_coordinator.storage.carried import samples_in
 from rlhf_coordinator.storage.journal_pb2 import Record
 from rlhf_coordinator.storage.prompts import PromptSet
-from rlhf_coordinator.storage.sample_codec import episode_of, response_of, train_sample, unpacked
+from rlhf_coordinator.storage.sample_codec import carried_samples, episode_of, response_of, train_sample, unpacked
 
 FINISHED: Final[FinishReason] = "stop"
 """How a response of the prompt file ended: by its end-of-sequence token."""
@@ -76,7 +75,7 @@ def restore_record(ledger: Ledger, record: Record, first: int = 0) -> None:
         ledger.give_up(record.failed.key.sample - first)
     elif kind == "begun":
         ledger.version = ledger.iteration - record.begun.versions_behind
-        ledger.take_up(samples_in([record]))
+        ledger.resume_partial(carried_samples([record]))
     elif kind == "cut":
         for known in record.cut.known:
             message = known.response

@@ -20,8 +20,8 @@ from rlhf_coordinator.state.carried_sample import CarriedSample
 from rlhf_coordinator.state.evaluation_state import EvaluationResult
 from rlhf_coordinator.state.iteration_totals import IterationTotals, read_iteration_totals
 from rlhf_coordinator.state.job_state import CheckpointState, JobContext, OpenReport
-from rlhf_coordinator.state.ledger import Ledger, siblings_apart
-from rlhf_coordinator.storage import carried, checkpoint
+from rlhf_coordinator.state.ledger import Ledger, interleave_prompt_groups
+from rlhf_coordinator.storage import carried_file, checkpoint
 from rlhf_coordinator.storage.batch import apply_record, of_evaluation, refill_rule, take_given
 from rlhf_coordinator.storage.journal import Journal
 from rlhf_coordinator.storage.journal_pb2 import Record
@@ -65,15 +65,15 @@ class Restored:
     """What the journal has of the evaluation in progress."""
     handed_on: tuple[CarriedSample, ...] = ()
     """What the iteration before handed on to one that has not begun."""
-    critics_behind: bool = False
+    critic_update_pending: bool = False
     """`trained` stands for the policy alone."""
     critics_apart: bool = False
     """The iteration in progress chose to train its critics apart."""
     critic_overlap: dict[str, Any] = field(default_factory=dict)
     """What training took with and without that, when it was stored."""
-    closed_behind: bool = False
+    training_pending: bool = False
     """The iteration was closed before its batch, or its critics, were trained."""
-    untrained: bool = False
+    one_step_off: bool = False
     """The last closed iteration was closed before its batch was trained on."""
     critics_metrics: dict[str, float] | None = None
     """Of the iteration before, once its critics were trained."""
@@ -167,23 +167,23 @@ def _position(context: JobContext, journal: Journal, prompts: PromptSet, facts: 
     iteration = segments[-1] if segments else int(facts["base"])
     restored = _read(context, journal, prompts, facts, iteration)
     if restored.last_closed is not None:
-        handed_on = restored.ledger.hand_on()
+        handed_on = restored.ledger.carry_over()
         after = _read(context, journal, prompts, facts, iteration + 1)
         after.rewards, after.last_closed = restored.rewards, restored.last_closed
-        after.evaluations, after.handed_on, after.untrained = restored.evaluations, handed_on, restored.untrained
+        after.evaluations, after.handed_on, after.one_step_off = restored.evaluations, handed_on, restored.one_step_off
         _take_report(after, restored)
         return after
     if iteration - 1 in segments:
         before = _read(context, journal, prompts, facts, iteration - 1)
         restored.rewards, restored.evaluations = before.rewards, before.evaluations
-        restored.handed_on = before.ledger.hand_on()
+        restored.handed_on = before.ledger.carry_over()
         _take_report(restored, before)
     return restored
 
 
 def _take_report(restored: Restored, before: Restored) -> None:
     """Take in that the iteration before was closed before it was trained: what it came to then is in this segment."""
-    if before.last_closed is None or not before.closed_behind:
+    if before.last_closed is None or not before.training_pending:
         return
     iteration, metrics = before.last_closed
     if restored.critics_metrics is None:
@@ -198,7 +198,7 @@ def _take_carried(
     """Take in what the checkpoint carries that a job resumes from, before there is a segment of this run folder."""
     if newest is None or journal.iterations() or newest.version != restored.ledger.iteration:
         return
-    restored.handed_on, left_out = carried.read(newest, identity)
+    restored.handed_on, left_out = carried_file.read(newest, identity)
     restored.warnings += left_out
 
 
@@ -209,7 +209,9 @@ def _read(context: JobContext, journal: Journal, prompts: PromptSet, facts: dict
     rule = refill_rule(records, spec.algorithm.fields.refill)
     size, per_prompt = samples_begun(spec), samples_per_prompt(spec)
     spare, greedy = size - samples_of_batch(spec), has_greedy_baseline(spec)
-    ledger = Ledger(iteration, size, context.tasks, epoch, siblings_apart(spec), per_prompt, rule, spare, greedy)
+    ledger = Ledger(
+        iteration, size, context.tasks, epoch, interleave_prompt_groups(spec), per_prompt, rule, spare, greedy
+    )
     take_given(ledger, prompts)
     state = Restored(epoch, int(facts["started_ns"]), ledger, False, {}, None, CheckpointState(), [], None)
     for record in records:
@@ -220,12 +222,12 @@ def _read(context: JobContext, journal: Journal, prompts: PromptSet, facts: dict
         elif kind == "trained":
             ledger.train()
             state.trained, state.training_metrics = True, dict(record.trained.result.metrics)
-            state.critics_behind = record.trained.result.critics_behind
+            state.critic_update_pending = record.trained.result.critics_behind
             state.trained_result = record.trained.result
         elif kind == "closed":
             state.last_closed = iteration, dict(record.closed.metrics)
-            state.untrained = record.closed.training_behind
-            state.closed_behind = record.closed.critics_behind or state.untrained
+            state.one_step_off = record.closed.training_behind
+            state.training_pending = record.closed.critics_behind or state.one_step_off
             state.rewards = list(record.closed.rewards)
             state.evaluations = [EvaluationResult(one.version, dict(one.metrics)) for one in record.closed.evaluations]
         elif kind == "critics_trained":

@@ -1,18 +1,21 @@
-"""Samples as messages of the wire and the journal, and back: the one place in the coordinator that knows both forms.
+"""Samples as messages of the wire and the journal, and back: carried samples too.
 
-Rule: plain conversion; nothing is decided and nothing is kept here. The coordinator keeps token ids, log-probabilities
+Rule: plain conversion. Must never decide anything, or open a file. The coordinator keeps token ids, log-probabilities
 and scores packed, as they came: int32 and float32, little endian.
 """
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Final
 
 from rlhf_api import control_pb2 as pb
 from rlhf_api import reward_metrics
 from rlhf_api.algorithms.graph import SAMPLED_FIELD
 from rlhf_api.samples import Drawing, Episode, SampleKey, VersionSpan
-from rlhf_coordinator.state.sample import ITEM_BYTES, PackedResponse, Sample
+from rlhf_coordinator.state.carried_sample import CarriedSample
+from rlhf_coordinator.state.sample import ITEM_BYTES, Origin, PackedResponse, Sample
+from rlhf_coordinator.storage.journal_pb2 import Carried, Record
 
 _ITEM_BYTES: Final[Mapping[str, int]] = {"int32": ITEM_BYTES, "float32": ITEM_BYTES}
 
@@ -159,4 +162,53 @@ def train_sample(sample: Sample, place: int, group: int, prompt: bytes, *, maske
         abstained=sample.abstained or masked,
         versions=span_messages(sample.response.versions),
         finish_reason=sample.finish_reason,
+    )
+
+
+def carried_messages(carried: Iterable[CarriedSample]) -> list[Carried]:
+    """Return carried samples in the form of the journal."""
+    return [_carried_message(one) for one in carried]
+
+
+def carried_samples(records: Sequence[Record]) -> tuple[CarriedSample, ...]:
+    """Return the samples with which the iteration of a segment began."""
+    if not records or not records[0].HasField("begun"):
+        return ()
+    return tuple(_carried_sample(message) for message in records[0].begun.carried)
+
+
+def cut_message(iteration: int, sample: Sample) -> Carried:
+    """Return an unfinished sample that an iteration cuts off, in the form of the journal."""
+    return _carried_message(replace(CarriedSample.of(sample), origin=Origin(iteration, sample.index)))
+
+
+def _carried_message(one: CarriedSample) -> Carried:
+    response = one.response
+    message = pb.FinishedSample(
+        key=key_message(SampleKey(*one.origin, 0)),
+        tokens=packed("int32", response.tokens),
+        log_probabilities=packed("float32", response.log_probabilities),
+        versions=span_messages(response.versions),
+        finish_reason=one.finish_reason,
+        text=one.text,
+        drafted_tokens=one.drafted_tokens,
+        accepted_tokens=one.accepted_tokens,
+        episode=None if one.episode is None else episode_message(one.episode),
+    )
+    return Carried(response=message, decoded_by=one.decoded_by, restarted=one.restarted, failed=one.failed)
+
+
+def _carried_sample(message: Carried) -> CarriedSample:
+    response = message.response
+    return CarriedSample(
+        Origin(response.key.iteration, response.key.sample),
+        response_of(response.tokens, response.log_probabilities, response.versions),
+        response.finish_reason,
+        response.text,
+        episode_of(response),
+        tuple(message.decoded_by),
+        response.drafted_tokens,
+        response.accepted_tokens,
+        message.restarted,
+        message.failed,
     )

@@ -23,7 +23,7 @@ from rlhf_coordinator.job.job_run import JobRun
 from rlhf_coordinator.state.carried_sample import CarriedSample
 from rlhf_coordinator.state.evaluation_state import EvaluationState, best
 from rlhf_coordinator.state.worker import CommandKind, PendingCommand
-from rlhf_coordinator.storage import carried, checkpoint
+from rlhf_coordinator.storage import carried_file, checkpoint
 
 log = logging.getLogger(__name__)
 
@@ -58,7 +58,7 @@ class CheckpointSaver:
         self._version, self._results, self._start_ns = version, [], time.time_ns()
         # A version that is made late is what the iteration in progress began with.
         ledger = run.state.ledger
-        self._carried = ledger.hand_on() if version > ledger.iteration else ledger.carried
+        self._carried = ledger.carry_over() if version > ledger.iteration else ledger.carried
         self._waiting = {rank.name for rank in writers}
         run.state.checkpoint.stage = "saving"
         for name in sorted(self._waiting):
@@ -141,8 +141,8 @@ class CheckpointSaver:
             "promptCursor": _prompts_begun(spec, self._version) * samples_per_prompt(spec),
         }
         if spec.rollout.max_staleness:
-            carried.write(self._folder, self._version, self._carried)
-            facts[carried.FACT] = run.journal.job()["identity"]
+            carried_file.write(self._folder, self._version, self._carried)
+            facts[carried_file.FACT] = run.journal.job()["identity"]
         sources: dict[str, str] = {model: run.context.folder(model) for model in run.context.graph.trained}
         if run.context.draft_model:
             sources[DRAFT_MODEL] = run.context.draft_model

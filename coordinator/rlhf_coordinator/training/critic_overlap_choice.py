@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from rlhf_coordinator.job.iteration_metrics import CRITIC_ONLY, CRITICS_SECONDS
 from rlhf_coordinator.job.job_run import JobRun
-from rlhf_coordinator.scheduling import critic_overlap
+from rlhf_coordinator.scheduling import training_overlap
 from rlhf_coordinator.state.critic_overlap_state import CriticOverlapState
 from rlhf_planner.critic_overlap_choice import OverlapChoice, SeenIteration, choose
 from rlhf_planner.critic_overlap_facts import JOB_KEY, document, read_facts
@@ -27,7 +27,7 @@ SECONDS: Final = "train/seconds"
 
 def restore_measured(run: JobRun, facts: Mapping[str, Any]) -> None:
     """Take over what was measured by earlier processes. `facts`: the entry JOB_KEY of the journal's facts."""
-    if not facts or not critic_overlap.may_choose(run.context):
+    if not facts or not training_overlap.may_choose(run.context):
         return
     try:
         run.state.critic_overlap.measured, run.state.critic_overlap.faster = read_facts(facts)
@@ -40,7 +40,7 @@ def begin_iteration(run: JobRun, iteration: int) -> bool:
     state = run.state.critic_overlap
     state.apart, state.choice = False, None
     state.beside = run.state.open_report is not None
-    if not critic_overlap.may_choose(run.context) or not critic_overlap.gains(run.context, iteration):
+    if not training_overlap.may_choose(run.context) or not training_overlap.gains(run.context, iteration):
         return False
     choice = choose(state.measured, state.last, apart=state.faster, pending=state.beside)
     state.apart, state.choice = choice.apart, choice
@@ -60,7 +60,7 @@ def _say(run: JobRun, choice: OverlapChoice) -> None:
 def trained(run: JobRun, metrics: Mapping[str, float]) -> None:
     """Take in the training of the iteration in progress; `metrics` of the ranks are empty while critics are behind."""
     state, ledger = run.state.critic_overlap, run.state.ledger
-    if not critic_overlap.may_choose(run.context):
+    if not training_overlap.may_choose(run.context):
         return
     state.warm, state.warm_epoch = state.warm_epoch == run.state.group_epoch, run.state.group_epoch
     state.trained_tokens = sum(
@@ -84,7 +84,7 @@ def critics_trained(run: JobRun, metrics: Mapping[str, float]) -> None:
 def iteration_ended(run: JobRun, publishing: float) -> None:
     """Learn how the iteration that is closed was decoded and scored, and write down all that was measured."""
     state = run.state.critic_overlap
-    if not critic_overlap.may_choose(run.context):
+    if not training_overlap.may_choose(run.context):
         return
     steps = [stretch for _, stretch in run.state.fusion.stretches if stretch.steps > 0 and stretch.seconds > 0]
     if steps:

@@ -13,7 +13,7 @@ from typing import Final
 
 import numpy as np
 
-from rlhf_planner.explain.facts import StepFacts
+from rlhf_planner.explain.iteration_profile import StepFacts
 from rlhf_planner.inter_stage.fitted_costs import non_negative
 
 MIN_STEPS: Final = 8

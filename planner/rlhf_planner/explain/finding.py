@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final, Protocol
 
-from rlhf_planner.explain.facts import IterationFacts
+from rlhf_planner.explain.iteration_profile import IterationProfile
 
 MIN_SHARE: Final = 0.03
 """Of an iteration: a smaller loss is noise, and no finding."""
@@ -48,14 +48,14 @@ class LossCause(Protocol):
 
     name: str
 
-    def find(self, facts: Sequence[IterationFacts]) -> Finding | None:
+    def find(self, facts: Sequence[IterationProfile]) -> Finding | None:
         """Return the loss by this cause in iterations of one job, oldest first, at least one; None: there is none, or
         nothing that is known well."""
 
 
 def gained(
     cause: str,
-    facts: Sequence[IterationFacts],
+    facts: Sequence[IterationProfile],
     saved: float,
     summary: str,
     how: str,
@@ -74,7 +74,7 @@ def gained(
 
 def spent(
     cause: str,
-    facts: Sequence[IterationFacts],
+    facts: Sequence[IterationProfile],
     seconds: float,
     summary: str,
     why: str,
@@ -90,11 +90,11 @@ def spent(
     return Finding(cause, seconds, seconds / total, summary, field, value, remedy, None, why)
 
 
-def mean_total(facts: Sequence[IterationFacts]) -> float:
+def mean_total(facts: Sequence[IterationProfile]) -> float:
     """Return the seconds of an iteration, mean."""
     return sum(one.total for one in facts) / len(facts)
 
 
-def mean_seconds(facts: Sequence[IterationFacts], phase: str) -> float:
+def mean_seconds(facts: Sequence[IterationProfile], phase: str) -> float:
     """Return the seconds of a phase, mean."""
     return sum(one.seconds(phase) for one in facts) / len(facts)

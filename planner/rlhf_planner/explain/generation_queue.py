@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Final, NamedTuple
 
 from rlhf_planner.explain.decode_costs import DecodeCosts, decode_costs
-from rlhf_planner.explain.facts import IterationFacts, SampleFacts
+from rlhf_planner.explain.iteration_profile import IterationProfile, SampleFacts
 from rlhf_planner.explain.replays import generation, meets
 
 WAITS: Final = 0.1
@@ -33,7 +33,7 @@ class QueuedGeneration(NamedTuple):
         return max(generation(self.samples, self.costs, rows, paces)) / self.replayed
 
 
-def queued_generation(facts: IterationFacts) -> QueuedGeneration | None:
+def queued_generation(facts: IterationProfile) -> QueuedGeneration | None:
     """Return the last iteration where samples waited to be decoded; None where none did, or its replay does not meet
     what was measured."""
     samples, costs, settings = facts.samples, decode_costs(facts.steps), facts.settings

@@ -7,15 +7,15 @@ there are others, as its workers still warm up.
 from collections.abc import Sequence
 from typing import Final
 
-from rlhf_planner.explain.facts import IterationFacts
 from rlhf_planner.explain.finding import Finding
+from rlhf_planner.explain.iteration_profile import IterationProfile
 from rlhf_planner.explain.registry import CAUSES
 
 SHOWN: Final = 3
 """Findings that are shown where nobody asked for all."""
 
 
-def explain(facts: Sequence[IterationFacts]) -> list[Finding]:
+def explain(facts: Sequence[IterationProfile]) -> list[Finding]:
     """Return the findings of these iterations, oldest first; empty where no loss is worth a word, or nothing was
     recorded."""
     alike = comparable(facts)
@@ -25,7 +25,7 @@ def explain(facts: Sequence[IterationFacts]) -> list[Finding]:
     return sorted(findings, key=lambda finding: -finding.seconds)
 
 
-def headline(facts: Sequence[IterationFacts]) -> str:
+def headline(facts: Sequence[IterationProfile]) -> str:
     """Return in words how long an iteration takes, and in which phases. Raises ValueError where none is comparable."""
     seen = comparable(facts)
     if not seen:
@@ -42,7 +42,7 @@ def headline(facts: Sequence[IterationFacts]) -> str:
     return f"{which}: {seconds:.3g} s each; {parts}"
 
 
-def comparable(facts: Sequence[IterationFacts]) -> list[IterationFacts]:
+def comparable(facts: Sequence[IterationProfile]) -> list[IterationProfile]:
     """Return the iterations that findings are about."""
     if not facts:
         return []

@@ -11,13 +11,13 @@ from rlhf_planner.explain.causes.evaluations import SeldomEvaluations
 from rlhf_planner.explain.causes.few_generation_workers import FewGenerationWorkers
 from rlhf_planner.explain.causes.few_inference_workers import FewInferenceWorkers
 from rlhf_planner.explain.causes.long_tail import LongTail
+from rlhf_planner.explain.causes.low_acceptance import LowAcceptance
 from rlhf_planner.explain.causes.publishing import Publishing
 from rlhf_planner.explain.causes.recovery import Recovery
 from rlhf_planner.explain.causes.scoring_overlap import ScoringOverlap
 from rlhf_planner.explain.causes.slow_reward import SlowReward
 from rlhf_planner.explain.causes.slow_worker import SlowWorker
 from rlhf_planner.explain.causes.small_batches import SmallBatches
-from rlhf_planner.explain.causes.useless_drafts import UselessDrafts
 from rlhf_planner.explain.finding import LossCause
 
 CAUSES: Final[tuple[LossCause, ...]] = (
@@ -28,7 +28,7 @@ CAUSES: Final[tuple[LossCause, ...]] = (
     ScoringOverlap(),
     SmallBatches(),
     FewGenerationWorkers(),
-    UselessDrafts(),
+    LowAcceptance(),
     LongTail(),
     Bubbles(),
     Publishing(),

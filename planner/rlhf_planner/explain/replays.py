@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from rlhf_planner.explain.decode_costs import DecodeCosts
-from rlhf_planner.explain.facts import SampleFacts
+from rlhf_planner.explain.iteration_profile import SampleFacts
 
 TOLERANCE: Final = 0.15
 """By which a replay may differ from what was measured."""

@@ -8,7 +8,7 @@ scoring takes longer than that.
 from collections.abc import Sequence
 from typing import Final, NamedTuple
 
-from rlhf_planner.explain.facts import IterationFacts, SampleFacts, TaskFacts
+from rlhf_planner.explain.iteration_profile import IterationProfile, SampleFacts, TaskFacts
 from rlhf_planner.explain.replays import meets, scoring_end, scoring_latency, scoring_rate
 
 MAX_TIMES: Final = 8
@@ -29,7 +29,7 @@ class MoreWorkers(NamedTuple):
     """Seconds; None: not known."""
 
 
-def awaited_task(facts: IterationFacts) -> TaskFacts | None:
+def awaited_task(facts: IterationProfile) -> TaskFacts | None:
     """Return the task that samples waited for: the model that takes longest where passes of models fill most of the
     time in which anything waited, else the call that came last most often; None where neither is known."""
     samples, models = facts.samples, [task for task in facts.tasks if not task.call]
@@ -41,7 +41,7 @@ def awaited_task(facts: IterationFacts) -> TaskFacts | None:
     return max((task for task in facts.tasks if task.call), key=lambda task: task.last, default=None)
 
 
-def more_workers(facts: Sequence[IterationFacts]) -> MoreWorkers | None:
+def more_workers(facts: Sequence[IterationProfile]) -> MoreWorkers | None:
     """Return what more inference workers would gain in the last iteration; None where generation workers score, or
     moments were not recorded."""
     last = facts[-1]

@@ -22,7 +22,7 @@ import numpy.typing as npt
 from rlhf_planner.speculation.acceptance import Acceptance, tokens_of
 from rlhf_planner.speculation.draft_lengths import Best, best_of_supply, best_slots, lengths_of, supply_curve
 from rlhf_planner.speculation.pass_costs import DraftCosts, PassCosts
-from rlhf_planner.speculation.rival_drafts import Duels, RivalDrafts
+from rlhf_planner.speculation.rival_drafts import PairwiseCounts, RivalDrafts
 from rlhf_planner.speculation.step_records import StepRecords
 
 Floats = npt.NDArray[np.float64]
@@ -282,7 +282,7 @@ class DraftController:
         """Return what is known after an update of the policy's weights."""
         return replace(self, acceptance=self.acceptance.aged(), rivals=self.rivals.aged())
 
-    def compared(self, duels: Duels) -> "DraftController":
+    def compared(self, duels: PairwiseCounts) -> "DraftController":
         """Return what is known with drafts of several drafters for the same places."""
         return replace(self, rivals=self.rivals.observed(duels))
 

@@ -22,7 +22,7 @@ PRIOR_PLACES: Final = 4.0
 """Places that what is expected of each draft alone counts for."""
 
 
-class Duels(NamedTuple):
+class PairwiseCounts(NamedTuple):
     """Pairs of drafts for the same places, int64 [n] each: whose they are, on what matches they rest, and by how many
     tokens the first was right for longer, as far as is known."""
 
@@ -47,7 +47,7 @@ class RivalDrafts:
         shape = (drafters, drafters, matches, matches)
         return cls(np.zeros(shape), np.zeros(shape))
 
-    def observed(self, duels: Duels) -> "RivalDrafts":
+    def observed(self, duels: PairwiseCounts) -> "RivalDrafts":
         """Return the sums with pairs of drafts."""
         ahead, places = self.ahead.copy(), self.places.copy()
         cells = (duels.first, duels.second, duels.first_matches, duels.second_matches)

@@ -6,7 +6,7 @@ import pytest
 
 from rlhf_planner.critic_overlap_choice import MeasuredOverlap
 from rlhf_planner.critic_overlap_forecast import SHARED_OUT, forecast
-from rlhf_planner.explain.facts import IterationFacts, JobSettings, SampleFacts, TaskFacts
+from rlhf_planner.explain.iteration_profile import IterationProfile, JobSettings, SampleFacts, TaskFacts
 
 SETTINGS = JobSettings(
     generation_workers=1, inference_workers=1, max_batch_size=8, max_response_tokens=64, inter_stage="Disabled",
@@ -15,13 +15,13 @@ SETTINGS = JobSettings(
 )  # fmt: skip
 
 
-def facts(iteration: int, *, at_once: bool = True, seen: bool = True, **others: Any) -> IterationFacts:
+def facts(iteration: int, *, at_once: bool = True, seen: bool = True, **others: Any) -> IterationProfile:
     """Two responses, finished after 4 and 8 s, each scored 1 s later; 6 s of training and 0.5 s of publishing."""
     samples = SampleFacts(
         prompts=[20.0, 20.0], responses=[20.0, 40.0], begun=[0.0, 0.0], finished=[4.0, 8.0],
         scored=[5.0, 9.0] if seen else [], workers=[0, 0],
     )  # fmt: skip
-    return IterationFacts(
+    return IterationProfile(
         iteration=iteration,
         total=16.0,
         phases={"Training": 6.0 if at_once else 4.0, "Publishing": 0.5},

@@ -11,7 +11,7 @@ from typing import Final
 from pydantic import ValidationError
 
 from rlhf_coordinator.reports.trackers.tracker import Tracker
-from rlhf_planner.explain.facts import IterationFacts
+from rlhf_planner.explain.iteration_profile import IterationProfile
 
 log = logging.getLogger(__name__)
 
@@ -31,7 +31,7 @@ class FactsJsonl(Tracker):
         known = [facts for facts in read_facts(self._path) if facts.iteration < next_iteration]
         self._lines = {facts.iteration: facts.model_dump_json() for facts in known}
 
-    def facts(self, facts: IterationFacts) -> None:
+    def facts(self, facts: IterationProfile) -> None:
         """Write the iteration with those before it. Raises OSError."""
         self._lines[facts.iteration] = facts.model_dump_json()
         self._lines = dict(sorted(self._lines.items())[-KEPT:])
@@ -40,7 +40,7 @@ class FactsJsonl(Tracker):
         partial.replace(self._path)
 
 
-def read_facts(path: Path) -> list[IterationFacts]:
+def read_facts(path: Path) -> list[IterationProfile]:
     """Return the iterations of the file, oldest first; what cannot be read is left out. Empty when there is no file.
 
     Raises OSError when there is one that cannot be opened.
@@ -55,7 +55,7 @@ def read_facts(path: Path) -> list[IterationFacts]:
     read = []
     for line in text.splitlines():
         try:
-            read.append(IterationFacts.model_validate_json(line))
+            read.append(IterationProfile.model_validate_json(line))
         except ValidationError:
             continue
     return sorted(read, key=lambda facts: facts.iteration)

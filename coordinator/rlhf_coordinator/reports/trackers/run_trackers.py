@@ -21,7 +21,7 @@ from rlhf_coordinator.reports.trackers.registry import TRACKERS
 from rlhf_coordinator.reports.trackers.service_tracker import ServiceTracker
 from rlhf_coordinator.reports.trackers.services import Settings
 from rlhf_coordinator.reports.trackers.tracker import Tracker
-from rlhf_planner.explain.facts import IterationFacts
+from rlhf_planner.explain.iteration_profile import IterationProfile
 
 log = logging.getLogger(__name__)
 
@@ -103,7 +103,7 @@ class RunTrackers:
             except OSError as error:
                 self._give_up(name, error)
 
-    def facts(self, facts: IterationFacts) -> None:
+    def facts(self, facts: IterationProfile) -> None:
         """Record what is known of where the time of an iteration went."""
         for name, tracker in list(self._trackers.items()):
             try:

@@ -11,7 +11,7 @@ from typing import Any
 from rlhf_api import control_pb2 as pb
 from rlhf_coordinator.reports.sample_histories import SampleHistories
 from rlhf_coordinator.reports.sample_table import SampleRow
-from rlhf_planner.explain.facts import IterationFacts
+from rlhf_planner.explain.iteration_profile import IterationProfile
 
 
 class Tracker:
@@ -33,7 +33,7 @@ class Tracker:
     def samples(self, iteration: int, rows: Sequence[SampleRow]) -> None:
         """Record the sample table of an iteration; given again after a restart, it replaces the one before."""
 
-    def facts(self, facts: IterationFacts) -> None:
+    def facts(self, facts: IterationProfile) -> None:
         """Record what is known of where the time of an iteration went; given again after a restart, they replace
         those before."""
 

@@ -5,8 +5,8 @@ Rule: the share is the one that ranks measured, and no gain is named: other spli
 
 from collections.abc import Sequence
 
-from rlhf_planner.explain.facts import IterationFacts
 from rlhf_planner.explain.finding import Finding, mean_seconds, spent
+from rlhf_planner.explain.iteration_profile import IterationProfile
 
 
 class Bubbles:
@@ -14,7 +14,7 @@ class Bubbles:
 
     name = "pipeline bubbles"
 
-    def find(self, facts: Sequence[IterationFacts]) -> Finding | None:
+    def find(self, facts: Sequence[IterationProfile]) -> Finding | None:
         """See `finding.LossCause`."""
         share = sum(one.training.get("bubble_share", 0.0) for one in facts) / len(facts)
         settings, seconds = facts[-1].settings, mean_seconds(facts, "Training")

@@ -7,8 +7,8 @@ waited for an evaluation is no part of it.
 from collections.abc import Sequence
 from typing import Final
 
-from rlhf_planner.explain.facts import IterationFacts
 from rlhf_planner.explain.finding import Finding, gained
+from rlhf_planner.explain.iteration_profile import IterationProfile
 
 TIMES: Final = 10
 """As many times as seldom is suggested."""
@@ -19,7 +19,7 @@ class SeldomCheckpoints:
 
     name = "checkpoints"
 
-    def find(self, facts: Sequence[IterationFacts]) -> Finding | None:
+    def find(self, facts: Sequence[IterationProfile]) -> Finding | None:
         """See `finding.LossCause`."""
         every = facts[-1].settings.checkpoint_every
         due = [

@@ -7,8 +7,8 @@ iteration waited for nothing else counts.
 from collections.abc import Sequence
 from typing import Final
 
-from rlhf_planner.explain.facts import IterationFacts
 from rlhf_planner.explain.finding import Finding, gained
+from rlhf_planner.explain.iteration_profile import IterationProfile
 
 TIMES: Final = 10
 """As many times as seldom is suggested."""
@@ -19,7 +19,7 @@ class SeldomEvaluations:
 
     name = "evaluations"
 
-    def find(self, facts: Sequence[IterationFacts]) -> Finding | None:
+    def find(self, facts: Sequence[IterationProfile]) -> Finding | None:
         """See `finding.LossCause`."""
         settings = facts[-1].settings
         every = settings.evaluation_every

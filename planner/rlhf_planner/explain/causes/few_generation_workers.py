@@ -6,9 +6,9 @@ The gain is that of twice as many workers, replayed, whatever they cost.
 from collections.abc import Sequence
 from typing import Final
 
-from rlhf_planner.explain.facts import IterationFacts
 from rlhf_planner.explain.finding import Finding, gained
 from rlhf_planner.explain.generation_queue import queued_generation
+from rlhf_planner.explain.iteration_profile import IterationProfile
 
 TIMES: Final = 2
 """As many workers are suggested: more can be asked again."""
@@ -19,7 +19,7 @@ class FewGenerationWorkers:
 
     name = "too few generation workers"
 
-    def find(self, facts: Sequence[IterationFacts]) -> Finding | None:
+    def find(self, facts: Sequence[IterationProfile]) -> Finding | None:
         """See `finding.LossCause`."""
         last = facts[-1]
         queued = queued_generation(last)

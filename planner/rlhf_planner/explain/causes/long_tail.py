@@ -11,8 +11,8 @@ from typing import Final
 
 from rlhf_planner.explain.causes.slow_worker import SLOW
 from rlhf_planner.explain.decode_costs import DecodeCosts, decode_costs
-from rlhf_planner.explain.facts import IterationFacts, SampleFacts
 from rlhf_planner.explain.finding import MIN_SHARE, Finding, gained, spent
+from rlhf_planner.explain.iteration_profile import IterationProfile, SampleFacts
 from rlhf_planner.explain.replays import meets
 from rlhf_planner.inter_stage.choose import choose
 from rlhf_planner.inter_stage.costs import StageCosts
@@ -35,7 +35,7 @@ class LongTail:
 
     name = "long tail"
 
-    def find(self, facts: Sequence[IterationFacts]) -> Finding | None:
+    def find(self, facts: Sequence[IterationProfile]) -> Finding | None:
         """See `finding.LossCause`."""
         last = facts[-1]
         samples, settings = last.samples, last.settings
@@ -63,13 +63,13 @@ class LongTail:
         return gained(self.name, facts[-1:], saved, summary, how, field=FIELD, value="Auto")
 
 
-def uneven(facts: IterationFacts) -> bool:
+def uneven(facts: IterationProfile) -> bool:
     """Return whether a worker is so slow that what looks like a tail is its own."""
     costs = decode_costs(facts.steps)
     return costs is not None and max(costs.paces.values()) >= SLOW
 
 
-def _simulated(facts: IterationFacts, samples: SampleFacts) -> float | None:
+def _simulated(facts: IterationProfile, samples: SampleFacts) -> float | None:
     """Return the share of generation and inference that fusion leaves; None where that is not known."""
     observed = decode_costs(facts.steps)
     if observed is None:
@@ -89,7 +89,7 @@ def _simulated(facts: IterationFacts, samples: SampleFacts) -> float | None:
     return fused.seconds / without.seconds
 
 
-def _stage_costs(facts: IterationFacts, observed: DecodeCosts) -> StageCosts:
+def _stage_costs(facts: IterationProfile, observed: DecodeCosts) -> StageCosts:
     """Return the planner's costs by what was recorded."""
     rows = facts.settings.max_batch_size
     sizes = sorted({1, 2, max(1, rows // 4), max(1, rows // 2), rows})

@@ -5,8 +5,8 @@ Rule: the seconds are those that were measured, and no gain is named: what a fas
 
 from collections.abc import Sequence
 
-from rlhf_planner.explain.facts import IterationFacts
 from rlhf_planner.explain.finding import Finding, mean_seconds, spent
+from rlhf_planner.explain.iteration_profile import IterationProfile
 
 
 class Publishing:
@@ -14,7 +14,7 @@ class Publishing:
 
     name = "weight publishing"
 
-    def find(self, facts: Sequence[IterationFacts]) -> Finding | None:
+    def find(self, facts: Sequence[IterationProfile]) -> Finding | None:
         """See `finding.LossCause`."""
         seconds = mean_seconds(facts, "Publishing")
         sharing = facts[-1].settings.weight_sharing

@@ -5,8 +5,8 @@ The gain is what the queue of scoring takes, replayed, where each response is sc
 
 from collections.abc import Sequence
 
-from rlhf_planner.explain.facts import IterationFacts
 from rlhf_planner.explain.finding import Finding, gained
+from rlhf_planner.explain.iteration_profile import IterationProfile
 from rlhf_planner.explain.replays import scoring_end
 
 
@@ -15,7 +15,7 @@ class ScoringOverlap:
 
     name = "scoring waits for the whole batch"
 
-    def find(self, facts: Sequence[IterationFacts]) -> Finding | None:
+    def find(self, facts: Sequence[IterationProfile]) -> Finding | None:
         """See `finding.LossCause`."""
         last = facts[-1]
         samples = last.samples

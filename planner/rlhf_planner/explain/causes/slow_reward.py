@@ -6,8 +6,8 @@ for a call; what waits for a model of the job's own is `few_inference_workers`.
 
 from collections.abc import Sequence
 
-from rlhf_planner.explain.facts import IterationFacts
 from rlhf_planner.explain.finding import Finding, gained, spent
+from rlhf_planner.explain.iteration_profile import IterationProfile
 from rlhf_planner.explain.scoring_queue import awaited_task, more_workers
 
 
@@ -16,7 +16,7 @@ class SlowReward:
 
     name = "slow reward"
 
-    def find(self, facts: Sequence[IterationFacts]) -> Finding | None:
+    def find(self, facts: Sequence[IterationProfile]) -> Finding | None:
         """See `finding.LossCause`."""
         task, more, last = awaited_task(facts[-1]), more_workers(facts), facts[-1]
         if task is None or not task.call or more is None:

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from typing import Final
 
 from rlhf_planner.explain.decode_costs import decode_costs
-from rlhf_planner.explain.facts import IterationFacts
 from rlhf_planner.explain.finding import Finding, gained, spent
+from rlhf_planner.explain.iteration_profile import IterationProfile
 from rlhf_planner.explain.replays import generation, meets
 
 SLOW: Final = 1.25
@@ -21,7 +21,7 @@ class SlowWorker:
 
     name = "slow worker"
 
-    def find(self, facts: Sequence[IterationFacts]) -> Finding | None:
+    def find(self, facts: Sequence[IterationProfile]) -> Finding | None:
         """See `finding.LossCause`."""
         last = facts[-1]
         costs, samples, settings = decode_costs(last.steps), last.samples, last.settings

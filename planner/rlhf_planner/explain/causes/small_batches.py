@@ -8,9 +8,9 @@ rows is not known.
 from collections.abc import Sequence
 from typing import Final
 
-from rlhf_planner.explain.facts import IterationFacts
 from rlhf_planner.explain.finding import Finding, gained
 from rlhf_planner.explain.generation_queue import least_with, queued_generation
+from rlhf_planner.explain.iteration_profile import IterationProfile
 
 MAX_TIMES: Final = 4
 """Times the rows of the largest step that was seen."""
@@ -21,7 +21,7 @@ class SmallBatches:
 
     name = "small batches"
 
-    def find(self, facts: Sequence[IterationFacts]) -> Finding | None:
+    def find(self, facts: Sequence[IterationProfile]) -> Finding | None:
         """See `finding.LossCause`."""
         last = facts[-1]
         queued, settings = queued_generation(last), last.settings

@@ -7,8 +7,9 @@ import pytest
 import yaml
 
 from rlhf_api.job import RLHFJob
+from rlhf_api.manifest import resolve
 from rlhf_api.names import Env, ExitCode, Group
-from rlhf_cli.load_job import resolve_here
+from rlhf_cli.load_job import for_this_machine
 from rlhf_cli.local.devices import DeviceShare, LocalMachine, allot_devices
 from rlhf_cli.local.errors import RunError
 from rlhf_cli.local.pods_to_processes import LocalProcess, device_demands, job_file_content, local_processes
@@ -36,6 +37,10 @@ def base(tmp_path: Path) -> Path:
     (tmp_path / "reward.py").write_text("")
     (tmp_path / "prompts.jsonl").write_text("")
     return tmp_path
+
+
+def resolve_here(job: RLHFJob, paths: RunPaths) -> RLHFJob:
+    return for_this_machine(resolve(job, paths.base), paths)
 
 
 def manifest(**changes: object) -> RLHFJob:

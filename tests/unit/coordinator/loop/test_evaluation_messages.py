@@ -1,7 +1,9 @@
 """What a worker says of a sample of an evaluation passes the same checks as what it says of the batch."""
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -10,7 +12,6 @@ from tests.support.in_process_coordinator import begin_in_process
 
 from rlhf_api import control_pb2 as pb
 from rlhf_api.arrays import pack
-from rlhf_coordinator.evaluation import messages as evaluated
 from rlhf_coordinator.evaluation import rounds
 from rlhf_coordinator.job.job_run import JobRun
 from rlhf_coordinator.loop.event_handlers import EventHandlers
@@ -22,16 +23,22 @@ from rlhf_coordinator.training.checkpoint_saver import CheckpointSaver
 WORKER = "generation-0"
 
 
-@pytest.fixture
-def run(tmp_path: Path) -> Iterator[JobRun]:
+@contextmanager
+def evaluated_run(folder: Path, **spec: Any) -> Iterator[JobRun]:
     """A job that decodes a sample of the batch, and one of an evaluation, on one worker."""
-    job = make_job(tmp_path, batch=4, algorithm="grpo", evaluation={"every": 1, "promptCount": 2})
-    run, _ = begin_in_process(tmp_path, job)
+    job = make_job(folder, batch=4, algorithm="grpo", evaluation={"every": 1, "promptCount": 2}, **spec)
+    run, _ = begin_in_process(folder, job)
     run.journal.begin(Begun(iteration=0, coordinator_epoch=1))
     run.evaluation_prompts = run.prompts.first(2)
     rounds.begin(run, 0)
     yield run
     run.journal.close()
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Iterator[JobRun]:
+    with evaluated_run(tmp_path) as run:
+        yield run
 
 
 def finished(key: pb.SampleKey, **changes: object) -> pb.WorkerMessage:
@@ -63,8 +70,28 @@ def test_an_unknown_finish_reason_is_refused_for_both_and_journaled_for_neither(
     assert list(run.journal.read(0)) == [record for record in run.journal.read(0) if record.HasField("begun")]
     ledger = run.state.evaluation.ledger
     assert ledger is not None
-    assert evaluated.take(run, WORKER, finished(pb.SampleKey(iteration=0, sample=FIRST_SAMPLE, attempt=1)))
+    handlers.message(WORKER, finished(pb.SampleKey(iteration=0, sample=FIRST_SAMPLE, attempt=1)))
+    assert run.totals.stale == 1
     assert ledger.samples[0].state is not SampleState.GENERATED, "of an old lease"
+
+
+def test_a_reward_that_may_abstain_does_so_in_both_and_the_job_goes_on(tmp_path: Path) -> None:
+    reward = {"function": {"module": "rewards"}, "retries": 0, "onFailure": "Abstain"}
+    models = {"actor": {"path": str(tmp_path / "policy")}, "reward": reward}
+    with evaluated_run(tmp_path, models=models) as run:
+        handlers = EventHandlers(run, CheckpointSaver(run))
+        task = next(task.name for task in run.context.tasks if task.rewards)
+        evaluation = run.state.evaluation.ledger
+        assert evaluation is not None
+        for key in keys(run):
+            handlers.message(WORKER, finished(key))
+        for ledger, number in ((run.state.ledger, 0), (evaluation, FIRST_SAMPLE)):
+            key = pb.SampleKey(iteration=0, sample=number, attempt=ledger.assign_scores(0, [task], WORKER))
+            failure = pb.Failure(reason="UserCode", message="a test")
+            handlers.message(WORKER, pb.WorkerMessage(scored=pb.ScoredSample(key=key, task=task, failure=failure)))
+            assert ledger.samples[0].abstained
+        assert run.state.failure is None
+        assert [record.scored.abstained for record in run.journal.read(0) if record.HasField("scored")] == [True, True]
 
 
 @pytest.mark.parametrize(

@@ -11,8 +11,8 @@ from rlhf_api import control_pb2 as pb
 from rlhf_api.job import RLHFJobSpec
 from rlhf_api.names import Group
 from rlhf_api.samples import VersionSpan
-from rlhf_coordinator.scheduling import critic_overlap, iteration
 from rlhf_coordinator.scheduling import decisions as d
+from rlhf_coordinator.scheduling import iteration, training_overlap
 from rlhf_coordinator.scheduling.training_schedule import candidates, schedule_json
 from rlhf_coordinator.state.job_state import JobContext, JobState, OpenReport, StopOrder, job_context
 from rlhf_coordinator.state.sample import PackedResponse
@@ -71,8 +71,8 @@ def test_it_does_not_where_an_evaluation_follows_nor_in_a_replay(tmp_path: Path)
     context = overlapping(tmp_path, evaluation={"every": 3, "promptCount": 4})
     state = ready_state(context, at=2)
     finish_all(state)
-    assert critic_overlap.part(context, state, 2) == pb.TRAIN_PART_ALL
-    assert critic_overlap.part(context, ready_state(context, at=4), 4) == pb.TRAIN_PART_POLICY
+    assert training_overlap.train_part(context, state, 2) == pb.TRAIN_PART_ALL
+    assert training_overlap.train_part(context, ready_state(context, at=4), 4) == pb.TRAIN_PART_POLICY
     replay = ready_state(context, at=4)
     for name in RANKS:
         replay.fleet.workers[name].trained_version = 2
@@ -91,14 +91,24 @@ def test_the_policy_alone_is_published_and_the_iteration_closed(context: JobCont
     finish_all(state)
     state.ledger.train()
     leave_critics(state, 3)
-    state.trained = state.critics_behind = True
+    state.trained = state.critic_update_pending = True
     decisions = decided(context, state, NOW)
     assert iteration.decide(context, state, NOW).phase == "Publishing"
     assert [item.worker for item in decisions if isinstance(item, d.PrepareWorker)] == ["generation-0", "generation-1"]
     assert not trains(context, state)
     for worker in state.fleet.of(Group.GENERATION):
         worker.versions["actor"] = 3
-    assert decided(context, state, NOW) == [d.CloseIteration()]
+    assert decided(context, state, NOW) == [d.CloseIteration(awaits="critics")]
+
+
+def test_the_last_iteration_is_closed_with_the_metrics_of_its_critics(context: JobContext) -> None:
+    last = context.spec.iterations - 1
+    state = ready_state(context, at=last, version=last + 1)
+    finish_all(state)
+    state.ledger.train()
+    state.trained = state.critic_update_pending = True
+    state.checkpoint.newest = state.version
+    assert decided(context, state, NOW) == [d.CloseIteration(last=True, late_critics=True), d.Finish("Complete")]
 
 
 def test_critics_train_beside_decoding_and_are_loaded_when_they_are_whole(context: JobContext) -> None:

@@ -10,7 +10,7 @@ from rlhf_api import control_pb2 as pb
 from rlhf_api.worker_roles import WIRE
 from rlhf_coordinator.scheduling import decisions as d
 from rlhf_coordinator.scheduling import iteration, waits
-from rlhf_coordinator.scheduling.facts import derive
+from rlhf_coordinator.scheduling.derived_state import derive
 from rlhf_coordinator.scheduling.training_schedule import schedule_json
 from rlhf_coordinator.state.job_state import JobContext, JobState, job_context
 from rlhf_coordinator.state.worker import CommandKind, Worker

@@ -29,7 +29,7 @@ def evaluated(context: JobContext, at: int = 0, size: int = 4) -> JobState:
 
 def leased(context: JobContext, state: JobState) -> dict[str, tuple[int, ...]]:
     decisions = decided(context, state, NOW)
-    return {one.worker: one.samples for one in decisions if isinstance(one, d.EvaluateSamples)}
+    return {one.worker: one.samples for one in decisions if isinstance(one, d.Generate) and one.evaluation}
 
 
 def test_nothing_is_evaluated_while_samples_of_the_batch_wait(context: JobContext) -> None:

@@ -11,7 +11,7 @@ from tests.support.job_states import NOW, decided, ready_state
 from rlhf_api.samples import VersionSpan
 from rlhf_coordinator.scheduling import decisions as d
 from rlhf_coordinator.scheduling.training_schedule import schedule_json
-from rlhf_coordinator.state.decode_faults import CLEARED_TOKENS
+from rlhf_coordinator.state.decode_failures import CLEARED_TOKENS
 from rlhf_coordinator.state.job_state import JobContext, JobState, job_context
 from rlhf_coordinator.state.ledger import Ledger
 from rlhf_coordinator.state.sample import PackedResponse
@@ -43,7 +43,7 @@ def lease(context: JobContext, state: JobState) -> None:
 
 def end(state: JobState, worker: str) -> None:
     """A worker ends for a failure, and its next process is there at once."""
-    state.ledger.blame(worker, "illegal memory access", RETRIES)
+    state.ledger.record_failure(worker, "illegal memory access", RETRIES)
     state.ledger.reclaim(worker)
 
 

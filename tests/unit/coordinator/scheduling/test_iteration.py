@@ -128,6 +128,8 @@ def test_a_lost_rank_takes_its_group_with_it(context: JobContext) -> None:
     state.fleet.expire(NOW + 3)
     (restart,) = [item for item in decided(context, state, NOW + 3) if isinstance(item, d.RestartGroup)]
     assert restart == d.RestartGroup(("training-0",), "training-1 was lost", counted=False)
+    exits = [item for item in decided(context, state, NOW + 3) if isinstance(item, d.ExitWorker)]
+    assert exits == [d.ExitWorker("training-0", ExitCode.RESTART, "the training group restarts: training-1 was lost")]
 
 
 def test_a_group_forms_from_the_checkpoint_and_replays(context: JobContext) -> None:

@@ -11,7 +11,7 @@ from rlhf_api import control_pb2 as pb
 from rlhf_api.names import Group
 from rlhf_coordinator.scheduling import decisions as d
 from rlhf_coordinator.scheduling import iteration
-from rlhf_coordinator.scheduling.rollout_overlap import trains_beside_next
+from rlhf_coordinator.scheduling.training_overlap import overlaps_training
 from rlhf_coordinator.scheduling.training_schedule import schedule_json
 from rlhf_coordinator.state.job_state import JobContext, JobState, OpenReport, StopOrder, job_context
 from rlhf_coordinator.state.worker import CommandKind
@@ -37,7 +37,7 @@ def context(tmp_path: Path) -> JobContext:
 def beside(context: JobContext, at: int, *, last: bool = False) -> JobState:
     """An iteration that decodes by version `at` - 1, whose batch before no rank has begun to train on."""
     state = ready_state(context, at=at, version=at - 1)
-    state.ledger.version, state.trains_beside_next = at - 1, not last
+    state.ledger.version, state.overlaps_training = at - 1, not last
     state.open_report = OpenReport(at - 1, {"reward": 1.0})
     return state
 
@@ -58,15 +58,15 @@ def of_kind(decisions: list[d.Decision], kind: type[Any]) -> list[Any]:
 
 def test_it_holds_but_before_checkpoints_evaluations_and_the_end(tmp_path: Path) -> None:
     context = overlapping(tmp_path, evaluation={"every": 3, "promptCount": 4})
-    assert [trains_beside_next(context, number) for number in range(6)] == [True, False, False, False, True, False]
-    assert not any(trains_beside_next(overlapping(tmp_path, "Disabled"), number) for number in range(6))
+    assert [overlaps_training(context, number) for number in range(6)] == [True, False, False, False, True, False]
+    assert not any(overlaps_training(overlapping(tmp_path, "Disabled"), number) for number in range(6))
 
 
 def test_a_complete_batch_closes_its_iteration_before_it_is_trained_on(context: JobContext) -> None:
     state = ready_state(context, at=2)
-    state.trains_beside_next = True
+    state.overlaps_training = True
     finish_all(state)
-    assert decided(context, state, NOW) == [d.CloseIteration()]
+    assert decided(context, state, NOW) == [d.CloseIteration(awaits="training")]
 
 
 def test_the_next_one_decodes_while_ranks_train_and_keep_what_it_decodes_by(context: JobContext) -> None:
@@ -111,7 +111,7 @@ def test_a_complete_batch_waits_for_the_training_before_it_and_its_weights(conte
     assert {item.version for item in loads} == {3}
     for worker in (*state.fleet.of(Group.GENERATION), *state.fleet.of(Group.INFERENCE)):
         worker.versions = dict.fromkeys(worker.versions, 3)
-    assert decided(context, state, NOW) == [d.CloseIteration()]
+    assert decided(context, state, NOW) == [d.CloseIteration(awaits="training")]
 
 
 def test_the_last_iteration_is_trained_on_after_the_one_before(context: JobContext) -> None:
@@ -134,5 +134,5 @@ def test_a_job_that_stops_saves_no_version_that_its_iteration_cannot_go_on_from(
     state.open_report, state.stop = None, StopOrder(checkpoint=True, reason="asked")
     assert decided(context, state, NOW) == [d.Finish("Stopped")]
     whole = ready_state(context, at=2)
-    whole.stop, whole.trains_beside_next = state.stop, True
+    whole.stop, whole.overlaps_training = state.stop, True
     assert decided(context, whole, NOW) == [d.SaveCheckpoint(2)]

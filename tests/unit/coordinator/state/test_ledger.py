@@ -15,7 +15,7 @@ from rlhf_api.job import RLHFJobSpec
 from rlhf_api.names import Group
 from rlhf_api.samples import Lease, VersionSpan
 from rlhf_coordinator.scheduling import oversampling
-from rlhf_coordinator.state.ledger import Ledger, siblings_apart
+from rlhf_coordinator.state.ledger import Ledger, interleave_prompt_groups
 from rlhf_coordinator.state.sample import PackedResponse, Sample, SampleState, first_tokens, join_spans
 
 TASKS = (
@@ -184,7 +184,7 @@ class LedgerMachine(RuleBasedStateMachine):
     def fail(self, worker: str) -> None:
         """A worker ends for a failure: that is held against all that it has, and gone is none of it."""
         held, faults = self.ledger.held_by(worker), {s.index: s.faults for s in self.ledger.samples}
-        self.ledger.blame(worker, "it broke", RETRIES)
+        self.ledger.record_failure(worker, "it broke", RETRIES)
         for sample in self.ledger.samples:
             before = faults[sample.index]
             assert sample.faults.count == before.count + (sample.index in held)
@@ -521,4 +521,4 @@ def test_siblings_are_apart_where_they_draft_for_each_other(speculation: dict[st
             "generation": {"speculation": speculation},
         }
     )
-    assert siblings_apart(spec) == apart
+    assert interleave_prompt_groups(spec) == apart

@@ -16,13 +16,15 @@ from rlhf_coordinator.job.job_run import JobRun
 from rlhf_coordinator.job.staleness_metrics import staleness_metrics
 from rlhf_coordinator.loop.actions import Actions
 from rlhf_coordinator.loop.event_handlers import EventHandlers
+from rlhf_coordinator.loop.leases import generation_message
 from rlhf_coordinator.loop.recovery import resume_iteration
+from rlhf_coordinator.loop.sample_sets import BatchSamples
 from rlhf_coordinator.scheduling.decisions import CutGroups
 from rlhf_coordinator.scheduling.training_schedule import schedule_json
 from rlhf_coordinator.service.batches import Batches
 from rlhf_coordinator.state.job_state import job_context
 from rlhf_coordinator.state.sample import PackedResponse, Sample
-from rlhf_coordinator.storage import carried, checkpoint
+from rlhf_coordinator.storage import carried_file, checkpoint
 from rlhf_coordinator.storage.batch import apply_record, batch_parts
 from rlhf_coordinator.storage.journal import Journal
 from rlhf_coordinator.storage.journal_pb2 import Closed, Record, Trained
@@ -118,7 +120,7 @@ def test_a_coordinator_that_comes_back_carries_the_same(tmp_path: Path) -> None:
     assert after_cut == known_of(live.run)
     live.run.journal.resume(0)
     live.end()
-    handed_on = live.run.state.ledger.hand_on()
+    handed_on = live.run.state.ledger.carry_over()
     assert [(one.origin, len(one.response)) for one in handed_on] == [((0, 1), 5), ((0, 3), 0)]
     back = Process(tmp_path)
     assert back.run.state.iteration == 1
@@ -139,7 +141,7 @@ def test_a_carried_sample_goes_on_with_its_tokens_key_and_prompt_and_is_trained_
     first.end()
     process = Process(tmp_path)
     run, ledger = process.run, process.run.state.ledger
-    mine = process.actions._generate_sample(0, WORKER)
+    mine = generation_message(run, BatchSamples(run), 0, WORKER)
     original = make_prompts(run.context.job).of(0, 1)
     assert (mine.key.iteration, mine.key.sample) == (1, 0)
     assert (mine.prompt.data, mine.tokens.data) == (original.tokens, ledger.samples[0].carried.tokens)
@@ -225,8 +227,8 @@ def saved(folder: Path) -> Process:
     path = folder / "checkpoints"
     temporary = checkpoint.prepare(path, 1)
     files = [part(temporary, "actor/model-stage-00000.safetensors", b"weights", "actor", ("p",))]
-    carried.write(temporary, 1, process.run.state.ledger.hand_on())
-    facts = {carried.FACT: process.run.journal.job()["identity"]}
+    carried_file.write(temporary, 1, process.run.state.ledger.carry_over())
+    facts = {carried_file.FACT: process.run.journal.job()["identity"]}
     checkpoint.finish(temporary, path, 1, [pb.CheckpointResult(files=files)], source(folder), facts)
     return process
 
@@ -243,7 +245,7 @@ def test_a_new_run_folder_goes_on_with_what_its_checkpoint_carries(tmp_path: Pat
     for _ in range(2):  # the first process dies before it begins the iteration
         restored = resumed(tmp_path)
         assert (restored.ledger.iteration, restored.warnings) == (1, [])
-        assert restored.handed_on == process.run.state.ledger.hand_on()
+        assert restored.handed_on == process.run.state.ledger.carry_over()
 
 
 @pytest.mark.parametrize(
@@ -267,13 +269,13 @@ def test_what_would_get_another_prompt_is_left_out_and_said(
 
 def test_another_bound_of_staleness_takes_them_all_the_same(tmp_path: Path) -> None:
     process = saved(tmp_path)
-    assert resumed(tmp_path, maxStaleness=3).handed_on == process.run.state.ledger.hand_on()
+    assert resumed(tmp_path, maxStaleness=3).handed_on == process.run.state.ledger.carry_over()
 
 
 def test_a_checkpoint_whose_carried_samples_are_damaged_is_passed_over(tmp_path: Path) -> None:
     saved(tmp_path)
-    path = tmp_path / "checkpoints" / "iteration-000001" / carried.FILE
+    path = tmp_path / "checkpoints" / "iteration-000001" / carried_file.FILE
     path.write_bytes(path.read_bytes()[:-1])
     restored = resumed(tmp_path)
     assert restored.ledger.iteration == 0
-    assert carried.FILE in restored.warnings[0]
+    assert carried_file.FILE in restored.warnings[0]

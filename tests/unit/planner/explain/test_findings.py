@@ -5,8 +5,8 @@ from tests.support.explained_runs import RUNS, recorded_facts
 
 from rlhf_coordinator.reports.trackers.facts_jsonl import read_facts
 from rlhf_planner.explain.decode_costs import decode_costs
-from rlhf_planner.explain.facts import SampleFacts, StepFacts, TaskFacts
 from rlhf_planner.explain.finding import MAX_CHARACTERS
+from rlhf_planner.explain.iteration_profile import SampleFacts, StepFacts, TaskFacts
 from rlhf_planner.explain.ranking import comparable, explain
 from rlhf_planner.explain.registry import CAUSES
 from rlhf_planner.explain.replays import generation

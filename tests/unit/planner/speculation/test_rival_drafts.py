@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rlhf_planner.speculation.acceptance import WINDOW
-from rlhf_planner.speculation.rival_drafts import Duels, RivalDrafts
+from rlhf_planner.speculation.rival_drafts import PairwiseCounts, RivalDrafts
 
 DRAFTERS, MATCHES = 3, 4
 MATCH = st.integers(0, MATCHES - 1)
@@ -13,7 +13,7 @@ DUELS = st.lists(st.tuples(st.just(0), MATCH, st.integers(1, 2), MATCH, st.integ
 
 
 def seen(rows: list[tuple[int, int, int, int, int]]) -> RivalDrafts:
-    return RivalDrafts.unknown(DRAFTERS, MATCHES).observed(Duels(*np.array(rows, np.int64).reshape(-1, 5).T))
+    return RivalDrafts.unknown(DRAFTERS, MATCHES).observed(PairwiseCounts(*np.array(rows, np.int64).reshape(-1, 5).T))
 
 
 def won(rivals: RivalDrafts, matches: tuple[int, ...], expected: tuple[float, ...], lengths: tuple[int, ...]) -> int:
@@ -57,6 +57,6 @@ def test_a_pair_is_the_same_from_both_sides(
 def test_what_was_seen_is_damped_and_counts_less_of_another_policy() -> None:
     rivals = seen([(0, 0, 1, 0, -1)] * 2000)
     assert rivals.places.max() == WINDOW
-    changed = rivals.observed(Duels(*np.array([(0, 0, 1, 0, 1)] * 1000, np.int64).T))
+    changed = rivals.observed(PairwiseCounts(*np.array([(0, 0, 1, 0, 1)] * 1000, np.int64).T))
     assert won(changed, (0, 0), (1.0, 1.0), (4, 4)) == 0
     assert rivals.aged().places.max() == WINDOW / 2

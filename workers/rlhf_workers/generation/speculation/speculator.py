@@ -20,6 +20,7 @@ import torch
 from rlhf_api.samples import SampleKey, SampleRequest, TokenArray
 from rlhf_planner.speculation.controller import Choice, DraftController, MeasuredStep, Offered, Outcomes, Plan
 from rlhf_planner.speculation.learned_drafts import LearnedDrafts
+from rlhf_workers.generation.speculation.draft_comparison import DraftComparison
 from rlhf_workers.generation.speculation.drafter import (
     MATCHES,
     Draft,
@@ -31,7 +32,6 @@ from rlhf_workers.generation.speculation.drafter import (
     TakesWeights,
 )
 from rlhf_workers.generation.speculation.evidence import Evidence
-from rlhf_workers.generation.speculation.rival_notes import RivalNotes
 from rlhf_workers.generation.speculation.speculation_totals import SpeculationTotals
 
 Ints = npt.NDArray[np.int64]
@@ -132,7 +132,7 @@ class Speculator:
         """Steps since they were told."""
         self._proposed: dict[SampleKey, tuple[int, int]] = {}
         """(drafter, match) of the drafts of this step."""
-        self._rivals = RivalNotes()
+        self._rivals = DraftComparison()
 
     # ------------------------------------------------------------ samples
 

@@ -1,12 +1,12 @@
-"""What is held against a sample because decoding failed where it was: who failed, how often, and what follows.
+"""The decode failures of one sample: which worker failed, how often, and what follows for the sample.
 
 A worker can say that it failed on one sample and goes on with the others: then that sample is the cause. Or a worker
 ends (an error of its engine, a crash, a hang): then every sample that it held may be the cause, or none. Those go
 elsewhere beside others, as most ends of workers have nothing to do with samples. One that was there as often as it may
 be tried again is decoded alone, once no others are queued: the next end of its worker is its own. Tokens are a function
 of the sample, so what it does to an engine it does at one place: one that gets past that is cleared.
-Rule: pure values. A sample has failed when its tries are used up and the last one had it alone: what was only ever near
-a bad one does not fail for it. (A loss from outside while a suspect is alone is taken for its own, which takes three
+Rule: pure values. A sample has failed when its tries are used up and the last one had it alone. Sharing a worker with a
+bad sample never fails a sample. (A loss from outside while a suspect is alone is taken for its own, which takes three
 ends of workers in the same few tokens of one sample.) Counted in memory, for one iteration: a coordinator that restarts
 begins anew, and what fails reliably fails again.
 """
@@ -19,7 +19,7 @@ CLEARED_TOKENS: Final = 128
 
 
 @dataclass(frozen=True, slots=True)
-class DecodeFaults:
+class DecodeFailures:
     """What was held against one sample so far."""
 
     count: int = 0
@@ -35,11 +35,11 @@ class DecodeFaults:
     tokens: int = 0
     """Tokens of its response that were known at the last one."""
 
-    def and_another(self, worker: str, why: str, tokens: int, *, proven: bool) -> "DecodeFaults":
+    def and_another(self, worker: str, why: str, tokens: int, *, proven: bool) -> "DecodeFailures":
         """Return these faults and one more, at which so many tokens were known."""
-        return DecodeFaults(self.count + 1, proven, self.unproven + (not proven), worker, why, tokens)
+        return DecodeFailures(self.count + 1, proven, self.unproven + (not proven), worker, why, tokens)
 
-    def after(self, tokens: int) -> "DecodeFaults":
+    def after(self, tokens: int) -> "DecodeFailures":
         """Return what is still held against a sample of which so many tokens are known."""
         return NO_FAULTS if self.count and tokens >= self.tokens + CLEARED_TOKENS else self
 
@@ -52,4 +52,4 @@ class DecodeFaults:
         return self.proven and self.count > retries
 
 
-NO_FAULTS: Final = DecodeFaults()
+NO_FAULTS: Final = DecodeFailures()

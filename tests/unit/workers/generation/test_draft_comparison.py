@@ -6,9 +6,9 @@ from dataclasses import replace
 import numpy as np
 
 from rlhf_api.samples import SampleKey
+from rlhf_workers.generation.speculation.draft_comparison import DraftComparison
 from rlhf_workers.generation.speculation.drafter import Draft, DraftRequest
 from rlhf_workers.generation.speculation.ngram import NgramDrafter
-from rlhf_workers.generation.speculation.rival_notes import RivalNotes
 from rlhf_workers.generation.speculation.speculator import Speculator, Verified
 
 KEY = SampleKey(0, 0, 0)
@@ -24,7 +24,7 @@ def draft(match: int, *tokens: int) -> Draft:
 
 
 def test_all_drafts_of_a_place_are_judged_by_the_next_request() -> None:
-    notes = RivalNotes()
+    notes = DraftComparison()
     notes.note((0, 2), [[draft(5, 7, 8, 9)], [draft(99, 7, 1)]], [request(3, 4)])
     duels = notes.compared([request(3, 4, 7, 8, 6)])
     assert duels is not None
@@ -33,7 +33,7 @@ def test_all_drafts_of_a_place_are_judged_by_the_next_request() -> None:
 
 
 def test_a_place_with_one_draft_and_a_sample_that_ended_say_nothing() -> None:
-    notes = RivalNotes()
+    notes = DraftComparison()
     notes.note((0, 1), [[draft(0, 7)], [draft(0)]], [request(3)])
     notes.note((0,), [[draft(0, 7)]], [request(3)])
     assert notes.compared([request(3, 7)]) is None

@@ -1,6 +1,6 @@
-"""How long the training ranks of a job ever went without finishing a piece, and so for how long they may.
+"""Learns the longest normal gap between progress reports of training ranks; the hang time-out follows from it.
 
-Owns what is learned of it. A piece is what ranks count in heartbeats: an action on one micro-batch of one stage, or a
+A piece is what ranks count in heartbeats: an action on one micro-batch of one stage, or a
 part of an optimizer step. Ranks wait for each other, so the time that is looked at is the one in which none of them
 finished any. Rule: pure; times come in, as seconds of the monotonic clock. Nothing is believed before a whole Train was
 seen, as no limit can be named for a model of which nothing is known. Must never decide what follows for a worker:
@@ -15,7 +15,7 @@ LEAST_SECONDS: Final = 60.0
 """Calms this short end by themselves, as a file server that comes back does; what a hang costs is small against it."""
 
 
-class TrainingPace:
+class HangDetector:
     """Of the training group of one job."""
 
     def __init__(self) -> None:

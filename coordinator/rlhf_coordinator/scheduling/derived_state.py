@@ -23,7 +23,7 @@ from rlhf_coordinator.state.worker import Worker
 
 
 @dataclass(frozen=True)
-class Facts:
+class DerivedState:
     """What is true of a job in one state at one time."""
 
     group: TrainingGroup
@@ -48,7 +48,7 @@ class Facts:
     """A checkpoint of the job's version is wanted and does not exist."""
 
 
-def derive(context: JobContext, state: JobState, now: float) -> Facts:
+def derive(context: JobContext, state: JobState, now: float) -> DerivedState:
     """Return the facts of a state. `now`: seconds of the monotonic clock that the state's times are of."""
     possible = fusion_possible(context, state)
     can_score = generation_can_score(context, state, possible)
@@ -70,7 +70,7 @@ def derive(context: JobContext, state: JobState, now: float) -> Facts:
         *current[Group.INFERENCE],
         *readiness.current_workers(context, state, released, Group.INFERENCE, serving),
     )
-    return Facts(
+    return DerivedState(
         group=group,
         serving=serving,
         can_score=can_score,
@@ -81,10 +81,10 @@ def derive(context: JobContext, state: JobState, now: float) -> Facts:
         scorers=scorers,
         early_scorers=(
             readiness.early_scorers([*state.fleet.of(Group.INFERENCE), *released], scorers, serving)
-            if group.critics_behind
+            if group.critic_update_pending
             else ()
         ),
-        published=done and readiness.is_published(context, state, current, group.critics_behind),
+        published=done and readiness.is_published(context, state, current, group.critic_update_pending),
         checkpoint_due=_checkpoint_due(context, state),
     )
 

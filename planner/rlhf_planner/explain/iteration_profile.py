@@ -113,7 +113,7 @@ class JobSettings(RecordedFacts):
     """A sample that moves without its cache decodes its tokens again."""
 
 
-class IterationFacts(RecordedFacts):
+class IterationProfile(RecordedFacts):
     """One iteration."""
 
     version: Literal[1] = VERSION

@@ -9,7 +9,7 @@ from rlhf_api.algorithms.graph import SCORE_REWARD
 from rlhf_api.job.rollout import Rollout
 from rlhf_api.samples import Episode, VersionSpan
 from rlhf_coordinator.scheduling import oversampling
-from rlhf_coordinator.scheduling.carrying import taken_up
+from rlhf_coordinator.scheduling.partial_rollouts import resume_partial
 from rlhf_coordinator.state.carried_sample import CarriedSample, origin_in
 from rlhf_coordinator.state.ledger import Ledger
 from rlhf_coordinator.state.sample import Origin, PackedResponse, SampleState
@@ -31,7 +31,7 @@ def drawn(*spans: tuple[int, int]) -> PackedResponse:
 def begun(iteration: int, carried: tuple[CarriedSample, ...] = ()) -> Ledger:
     size = (GROUPS + MORE) * SIBLINGS
     ledger = Ledger(iteration, size, (SCORE_REWARD,), 1, group_size=SIBLINGS, spare=MORE * SIBLINGS)
-    ledger.take_up(carried)
+    ledger.resume_partial(carried)
     return ledger
 
 
@@ -60,7 +60,7 @@ def test_what_was_cut_off_comes_first_with_all_that_is_known_of_it() -> None:
     go_on(ledger, 7, 4, ends=False)
     ledger.samples[2].episode = Episode(2, 0.5)
     assert cut(ledger) == (1, 3)
-    carried = taken_up(ledger.hand_on(), 5, ONE_OLDER)
+    carried = resume_partial(ledger.carry_over(), 5, ONE_OLDER)
     assert [one.origin for one in carried] == [(4, 2), (4, 3), (4, 6), (4, 7)]
     assert not any(one.restarted for one in carried)
     after = begun(5, carried)
@@ -100,13 +100,13 @@ def test_a_sample_with_a_token_that_is_too_old_is_begun_anew_as_itself() -> None
     new = CarriedSample(Origin(4, 7), drawn((4, 2)), "stop", "text")
     long = CarriedSample(Origin(4, 8), drawn((4, 9)))
     given = (old, new, long, CarriedSample(Origin(2, 9)))
-    anew, kept, cut_short, never_begun = taken_up(given, 5, ONE_OLDER)
+    anew, kept, cut_short, never_begun = resume_partial(given, 5, ONE_OLDER)
     assert anew == CarriedSample(Origin(3, 6), restarted=True)
     assert kept == new
     assert cut_short == CarriedSample(Origin(4, 8), restarted=True), "no response may be so long any more"
     assert never_begun == CarriedSample(Origin(2, 9))
-    assert taken_up(given, 5, ONE_OLDER.model_copy(update={"max_staleness": 2}))[0] == old
-    assert taken_up((anew,), 5, ONE_OLDER) == (anew,), "deciding again changes nothing"
+    assert resume_partial(given, 5, ONE_OLDER.model_copy(update={"max_staleness": 2}))[0] == old
+    assert resume_partial((anew,), 5, ONE_OLDER) == (anew,), "deciding again changes nothing"
 
 
 def test_a_sample_that_failed_is_not_tried_again_and_its_prompt_is_trained_on_without_it() -> None:
@@ -116,7 +116,7 @@ def test_a_sample_that_failed_is_not_tried_again_and_its_prompt_is_trained_on_wi
     for index in (0, 1, 3, 4, 5, 8, 9):
         go_on(ledger, index, 1, ends=True)
     assert cut(ledger) == (1, 3)
-    after = begun(1, taken_up(ledger.hand_on(), 1, ONE_OLDER))
+    after = begun(1, resume_partial(ledger.carry_over(), 1, ONE_OLDER))
     assert (after.samples[0].state, after.samples[0].origin) == (SampleState.FAILED, (0, 2))
     assert after.finished_groups() == [0]
     assert list(after.unscored()) == [1], "what is left of the group"
@@ -134,8 +134,8 @@ def test_without_staleness_nothing_is_carried() -> None:
     for index in range(10):
         go_on(ledger, index, 1, ends=True)
     cut(ledger)
-    assert ledger.hand_on()
-    assert taken_up(ledger.hand_on(), 1, Rollout(oversample=MORE)) == ()
+    assert ledger.carry_over()
+    assert resume_partial(ledger.carry_over(), 1, Rollout(oversample=MORE)) == ()
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -170,7 +170,7 @@ def test_every_prompt_is_trained_on_once_or_is_on_its_way(seed: int) -> None:
             ages = [iteration - span.version for span in sample.response.versions]
             assert max(ages) <= rollout.max_staleness
             assert ages == sorted(ages, reverse=True)
-        carried = taken_up(ledger.hand_on(), iteration + 1, rollout)
+        carried = resume_partial(ledger.carry_over(), iteration + 1, rollout)
         on_the_way = {prompts.of(*one.origin).line for one in carried}
         assert set(trained.values()) == {SIBLINGS}, "every sample of a prompt, once"
         assert not on_the_way & set(trained)

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 
 from rlhf_api.samples import SampleKey
-from rlhf_planner.speculation.rival_drafts import Duels
+from rlhf_planner.speculation.rival_drafts import PairwiseCounts
 from rlhf_workers.generation.speculation.drafter import MATCHES, Draft, DraftRequest, tokens_right
 
 
@@ -22,7 +22,7 @@ class _Note(NamedTuple):
     """Drafter, and what it said: at least one token."""
 
 
-class RivalNotes:
+class DraftComparison:
     """Of the samples of one engine. Not thread-safe."""
 
     def __init__(self) -> None:
@@ -39,7 +39,7 @@ class RivalNotes:
             if len(made) > 1:
                 self._notes[request.key] = _Note(len(request.tokens), made)
 
-    def compared(self, requests: Sequence[DraftRequest]) -> Duels | None:
+    def compared(self, requests: Sequence[DraftRequest]) -> PairwiseCounts | None:
         """Return every pair of drafts that was kept of these samples, judged by their tokens since, and forget them;
         None: there are none."""
         duels: list[tuple[int, int, int, int, int]] = []
@@ -56,7 +56,7 @@ class RivalNotes:
                 (first, match, second, other, right - wrong)
                 for (first, match, right), (second, other, wrong) in combinations(judged, 2)
             ]
-        return Duels(*np.array(duels, np.int64).T) if duels else None
+        return PairwiseCounts(*np.array(duels, np.int64).T) if duels else None
 
     def forget(self, key: SampleKey) -> None:
         """Drop what was kept of a sample that ended here."""

@@ -1,13 +1,13 @@
 """For how long training ranks may stand still, by how long they ever did."""
 
-from rlhf_coordinator.state.training_pace import LEAST_SECONDS, SLACK, TrainingPace
+from rlhf_coordinator.state.hang_detection import LEAST_SECONDS, SLACK, HangDetector
 
 MOST = 900.0
 
 
-def trained(*moments: float, sent: float = 100.0) -> TrainingPace:
+def trained(*moments: float, sent: float = 100.0) -> HangDetector:
     """After a Train in which pieces were finished at these moments, the last of them at its end."""
-    pace = TrainingPace()
+    pace = HangDetector()
     for moment in moments[:-1]:
         pace.moved(sent, moment)
     pace.trained(sent, moments[-1])
@@ -15,7 +15,7 @@ def trained(*moments: float, sent: float = 100.0) -> TrainingPace:
 
 
 def test_nothing_is_believed_before_a_whole_train_was_seen() -> None:
-    pace = TrainingPace()
+    pace = HangDetector()
     pace.moved(100.0, 101.0)
     assert pace.limit(300, MOST) == MOST
 

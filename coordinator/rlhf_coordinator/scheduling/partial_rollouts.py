@@ -1,4 +1,4 @@
-"""As what an iteration takes up the samples that the one before went on without (`spec.rollout.maxStaleness`).
+"""How partial rollouts re-enter the next iteration (`spec.rollout.maxStaleness`).
 
 Whole prompts are carried, and are the first ones of the next iteration, in their order: they count among its prompts.
 A sample that has a token of weights more than maxStaleness versions before those of that iteration, or more tokens than
@@ -13,12 +13,12 @@ from rlhf_api.job.rollout import Rollout
 from rlhf_coordinator.state.carried_sample import CarriedSample
 
 
-def taken_up(carried: Iterable[CarriedSample], iteration: int, rollout: Rollout) -> tuple[CarriedSample, ...]:
+def resume_partial(carried: Iterable[CarriedSample], iteration: int, rollout: Rollout) -> tuple[CarriedSample, ...]:
     """Return the first samples of an iteration; none where samples are not carried."""
-    return tuple(_taken_up(one, iteration, rollout) for one in carried) if rollout.max_staleness else ()
+    return tuple(_resumed(one, iteration, rollout) for one in carried) if rollout.max_staleness else ()
 
 
-def _taken_up(one: CarriedSample, iteration: int, rollout: Rollout) -> CarriedSample:
+def _resumed(one: CarriedSample, iteration: int, rollout: Rollout) -> CarriedSample:
     oldest = min((span.version for span in one.response.versions), default=iteration)
     if iteration - oldest <= rollout.max_staleness and len(one.response) <= rollout.max_response_tokens:
         return one

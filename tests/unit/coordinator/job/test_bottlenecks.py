@@ -8,8 +8,8 @@ from tests.support.explained_runs import recorded_facts
 
 from rlhf_cli.cluster.job_details import parse_losses
 from rlhf_coordinator.job.background_tasks import BackgroundTasks
-from rlhf_coordinator.job.iteration_losses import say_losses
-from rlhf_coordinator.job.said_losses import EVERY_SECONDS, SaidLosses
+from rlhf_coordinator.job.bottleneck_log import EVERY_SECONDS, BottleneckLog
+from rlhf_coordinator.job.bottlenecks import log_bottlenecks
 
 SLOW = recorded_facts(phases={"Generating": 6.0, "Publishing": 4.0})
 
@@ -22,23 +22,23 @@ async def ended(background: BackgroundTasks) -> None:
 
 async def test_losses_are_said_when_it_is_time_and_not_again_at_once(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
-    losses, background = SaidLosses(next_at=100.0), BackgroundTasks()
-    say_losses(losses, background, SLOW, 99.0)
+    bottlenecks, background = BottleneckLog(next_at=100.0), BackgroundTasks()
+    log_bottlenecks(bottlenecks, background, SLOW, 99.0)
     assert not background.names
-    say_losses(losses, background, SLOW, 100.0)
-    say_losses(losses, background, SLOW, 101.0)
+    log_bottlenecks(bottlenecks, background, SLOW, 100.0)
+    log_bottlenecks(bottlenecks, background, SLOW, 101.0)
     assert background.names == ["losses"]
     await ended(background)
     lines = [f'{{"message": "{record.message}"}}' for record in caplog.records if record.message.startswith("loss ")]
     (said,) = parse_losses(lines)
     assert said.startswith("weight publishing: all workers wait 4 s for new weights")
-    assert len(losses.facts) == 3
-    assert losses.next_at >= EVERY_SECONDS
+    assert len(bottlenecks.facts) == 3
+    assert bottlenecks.next_at >= EVERY_SECONDS
 
 
 async def test_an_iteration_without_losses_says_nothing(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     background = BackgroundTasks()
-    say_losses(SaidLosses(next_at=0.0), background, recorded_facts(), 1.0)
+    log_bottlenecks(BottleneckLog(next_at=0.0), background, recorded_facts(), 1.0)
     await ended(background)
     assert not [record for record in caplog.records if record.message.startswith("loss ")]

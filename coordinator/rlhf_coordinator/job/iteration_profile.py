@@ -13,13 +13,13 @@ from typing import Final
 
 from pydantic import ValidationError
 
-from rlhf_coordinator.job.iteration_losses import say_losses
+from rlhf_coordinator.job.bottlenecks import log_bottlenecks
 from rlhf_coordinator.job.job_run import JobRun
-from rlhf_planner.explain.facts import (
+from rlhf_planner.explain.iteration_profile import (
     MAX_SAMPLES,
     MAX_STEPS,
     DraftFacts,
-    IterationFacts,
+    IterationProfile,
     JobSettings,
     SampleFacts,
     StepFacts,
@@ -41,19 +41,19 @@ def record_facts(run: JobRun, metrics: Mapping[str, float]) -> None:
     if run.context.spec.metrics == "Disabled":
         return
     try:
-        facts = iteration_facts(run, metrics)
+        facts = iteration_profile(run, metrics)
     except ValidationError as error:  # a clock that jumped is no reason to end a job
         log.warning("where the time of iteration %d went is not recorded: %s", run.state.iteration, error)
         return
     run.trackers.facts(facts)
-    say_losses(run.losses, run.background, facts, time.monotonic())
+    log_bottlenecks(run.bottlenecks, run.background, facts, time.monotonic())
 
 
-def iteration_facts(run: JobRun, metrics: Mapping[str, float]) -> IterationFacts:
+def iteration_profile(run: JobRun, metrics: Mapping[str, float]) -> IterationProfile:
     """Return the facts of the iteration. Raises ValidationError for numbers that cannot be."""
     phases = {name: seconds for name, seconds in run.times.seconds.items() if name != STARTING}
     state = run.state
-    return IterationFacts(
+    return IterationProfile(
         iteration=state.iteration,
         total=max(0.0, metrics["seconds/iteration"] - run.times.seconds.get(STARTING, 0.0)),
         phases=phases,

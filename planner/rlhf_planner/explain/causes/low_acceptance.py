@@ -9,17 +9,17 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from rlhf_planner.explain.facts import IterationFacts
 from rlhf_planner.explain.finding import Finding, gained
+from rlhf_planner.explain.iteration_profile import IterationProfile
 from rlhf_planner.inter_stage.fitted_costs import non_negative
 
 
-class UselessDrafts:
+class LowAcceptance:
     """See the module."""
 
     name = "useless drafts"
 
-    def find(self, facts: Sequence[IterationFacts]) -> Finding | None:
+    def find(self, facts: Sequence[IterationProfile]) -> Finding | None:
         """See `finding.LossCause`."""
         last = facts[-1]
         drafts, rows = last.drafts, [row for row in last.steps if row.steps >= 1 and row.rows > 0 and row.seconds > 0]

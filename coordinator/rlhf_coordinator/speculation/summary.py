@@ -1,4 +1,4 @@
-"""Speculation in words with numbers: for the status, for events, for who describes a job.
+"""Describes speculation in text with numbers: for the status, for events, for `rlhf describe`.
 
 Rule: pure; of counts, never of what was planned.
 """
@@ -21,7 +21,7 @@ def is_on(totals: DraftTotals) -> bool | None:
     return max(0, totals.drafted_steps - totals.probes) >= ON_SHARE * totals.steps
 
 
-def in_words(spec: RLHFJobSpec, state: SpeculationState) -> str:
+def describe(spec: RLHFJobSpec, state: SpeculationState) -> str:
     """Return what drafting did in the last iteration, or does in this one while there was none."""
     mode = spec.generation.speculation.mode
     if mode == "Disabled":

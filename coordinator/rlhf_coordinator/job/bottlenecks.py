@@ -1,0 +1,42 @@
+"""Logs why iterations take as long as they do, which `rlhf describe` and `rlhf explain` read there.
+
+Rule: replayed in a thread, at most every EVERY_SECONDS and for a twentieth of the time, and nothing waits for it. It
+logs at most SHOWN lines. A failure is logged as that of a background task and changes nothing.
+"""
+
+import asyncio
+import logging
+import time
+from typing import Final
+
+from rlhf_coordinator.job.background_tasks import BackgroundTasks
+from rlhf_coordinator.job.bottleneck_log import EVERY_SECONDS, BottleneckLog
+from rlhf_planner.explain.iteration_profile import IterationProfile
+from rlhf_planner.explain.ranking import SHOWN, explain
+
+log = logging.getLogger(__name__)
+
+IDLE_TIMES: Final = 20.0
+"""The pause is at least this many times as long as the replays took."""
+
+
+def log_bottlenecks(
+    bottlenecks: BottleneckLog, background: BackgroundTasks, facts: IterationProfile, now: float
+) -> None:
+    """Take in the facts of an iteration, and begin to look for bottlenecks when it is time. `now`: seconds of the
+    monotonic clock."""
+    bottlenecks.facts.append(facts)
+    if now >= bottlenecks.next_at:
+        bottlenecks.next_at = float("inf")  # one at a time
+        background.start("losses", _log(bottlenecks, list(bottlenecks.facts)))
+
+
+async def _log(bottlenecks: BottleneckLog, facts: list[IterationProfile]) -> None:
+    started = time.monotonic()
+    try:
+        findings = await asyncio.to_thread(explain, facts)
+        for number, finding in enumerate(findings[:SHOWN], 1):
+            log.info("loss %d of iteration %d: %s: %s", number, facts[-1].iteration, finding.cause, finding.words)
+    finally:
+        now = time.monotonic()
+        bottlenecks.next_at = now + max(EVERY_SECONDS, IDLE_TIMES * (now - started))
