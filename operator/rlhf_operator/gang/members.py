@@ -2,7 +2,7 @@
 
 Rule: pure. The minimum is what an iteration cannot do without: the coordinator, every training rank (in whose
 pod it may be), one generation worker, and one inference worker where the job has any. The rest is elastic and joins
-when there is room (docs/decisions/0004-a-gang-is-what-an-iteration-needs.md).
+when there is room (docs/decisions/operator.md#0004-make-the-gang-as-small-as-an-iteration-allows).
 """
 
 import hashlib
