@@ -103,7 +103,7 @@ go: env
 
 ## Regenerate what is generated and checked in.
 stubs: env
-	PATH="$(CURDIR)/$(BIN):$$PATH" crds/generate_stubs.sh
+	PATH="$(CURDIR)/$(BIN):$$PATH" common/generate_stubs.sh
 
 crd: env
 	$(BIN)/python -m rlhf_api.crd
@@ -120,7 +120,7 @@ dashboards: env
 
 ## The page of metrics, from the catalogue.
 metrics-page: env
-	$(BIN)/python -m rlhf_api.metrics.page
+	$(BIN)/python -m rlhf_common.metrics.page
 
 ## The pod template's schema, from the API server that kubectl speaks to (`make cluster CLUSTER="--level api"` for one).
 pod-schema: env

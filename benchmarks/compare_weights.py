@@ -23,7 +23,7 @@ from typing import Any, Final
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from tests.support.local_job import write_job
+from tests.support.jobs.local_job import write_job
 
 ROOT: Final = Path(__file__).resolve().parents[1]
 COMMAND_LINES: Final = (

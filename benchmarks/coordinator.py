@@ -18,12 +18,12 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from tests.support.coordinated import write_files
-from tests.support.coordinator_process import CoordinatorProcess
-from tests.support.simulated_rank import Pace
-from tests.support.simulated_worker import crew
+from tests.support.coordinator.coordinated import write_files
+from tests.support.coordinator.coordinator_process import CoordinatorProcess
+from tests.support.coordinator.simulated_rank import Pace
+from tests.support.coordinator.simulated_worker import crew
 
-from rlhf_api.names import Group
+from rlhf_common.names import Group
 
 TICKS_A_SECOND = os.sysconf("SC_CLK_TCK")
 FLOOD = Pace(tick_seconds=0.05, tokens_per_tick=10_000, train_seconds=0.0, progress_seconds=1e9)

@@ -35,11 +35,11 @@ from tokenizers import Tokenizer, models
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks.coordinator import cpu_seconds
-from tests.support.scripted_coordinator import ScriptedCoordinator, ScriptedSession, worker_process
+from tests.support.coordinator.scripted_coordinator import ScriptedCoordinator, ScriptedSession, worker_process
 
-from rlhf_api import control_pb2 as pb
-from rlhf_api.arrays import pack
-from rlhf_api.names import Env
+from rlhf_common import control_pb2 as pb
+from rlhf_common.arrays import pack
+from rlhf_common.names import Env
 from rlhf_operator.certificates import new_authority
 from rlhf_workers.devices.device import device_name
 

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 import transformers
 
-from rlhf_api.samples import SampleKey, SampleRequest
+from rlhf_common.samples import SampleKey, SampleRequest
 from rlhf_workers.generation.engine import EngineLimits, SamplingParameters
 from rlhf_workers.generation.torch_engine.engine import TorchEngine
 from rlhf_workers.models.loading import load_causal_lm, load_tokenizer

@@ -33,9 +33,9 @@ from typing import Any
 import torch
 import transformers
 
-from rlhf_api import control_pb2 as pb
 from rlhf_api.job import RLHFJob
-from rlhf_api.schedule import ScheduleTable
+from rlhf_common import control_pb2 as pb
+from rlhf_common.schedule import ScheduleTable
 from rlhf_planner.schedule.candidate_tables import StageCost, coarse, exact_instance, forecast, search_options, table_of
 from rlhf_planner.schedule.methods import FUSED, FUSED_SPLIT, METHODS, opposite
 from rlhf_planner.schedule.report import solution_json

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 import transformers
-from tests.support import models
+from tests.support.model_folders import models
 
 PROMPT = "go="
 SHORT, LONG = "abcdefghij", "0123456789"

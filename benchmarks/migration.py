@@ -31,12 +31,12 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks.move_costs import Moved, lines, summary
 from benchmarks.slow_link import SlowLink
-from tests.support.models import SPECIAL, VOCABULARY, write_policy
-from tests.support.scripted_coordinator import ScriptedCoordinator, ScriptedSession, worker_process
+from tests.support.coordinator.scripted_coordinator import ScriptedCoordinator, ScriptedSession, worker_process
+from tests.support.model_folders.models import SPECIAL, VOCABULARY, write_policy
 
-from rlhf_api import control_pb2 as pb
-from rlhf_api.arrays import pack, unpack
-from rlhf_api.names import Env
+from rlhf_common import control_pb2 as pb
+from rlhf_common.arrays import pack, unpack
+from rlhf_common.names import Env
 from rlhf_coordinator.fusion import learning
 from rlhf_coordinator.state.fusion_state import LINK_BYTES_PER_SECOND
 from rlhf_operator.certificates import new_authority

@@ -28,17 +28,17 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks.coordinator import cpu_seconds
 from prometheus_client.exposition import generate_latest
-from tests.support.coordinated import make_job, write_files
-from tests.support.coordinator_process import CoordinatorProcess
-from tests.support.in_process_coordinator import begin_in_process
+from tests.support.coordinator.coordinated import make_job, write_files
+from tests.support.coordinator.coordinator_process import CoordinatorProcess
+from tests.support.coordinator.in_process_coordinator import begin_in_process
+from tests.support.coordinator.simulated_rank import Pace
+from tests.support.coordinator.simulated_worker import crew
 from tests.support.loopback import free_address
-from tests.support.simulated_cluster import SimulatedCluster
-from tests.support.simulated_rank import Pace
-from tests.support.simulated_worker import crew
+from tests.support.operator.simulated_cluster import SimulatedCluster
 
-from rlhf_api import control_pb2 as pb
-from rlhf_api.metrics.exposition import registry_of
-from rlhf_api.names import Env, Group
+from rlhf_common import control_pb2 as pb
+from rlhf_common.metrics.exposition import registry_of
+from rlhf_common.names import Env, Group
 from rlhf_coordinator.job import measurements
 from rlhf_coordinator.job.job_run import JobRun
 from rlhf_coordinator.service.prometheus import JobCollector

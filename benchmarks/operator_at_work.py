@@ -27,9 +27,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from benchmarks.operator_scale_rig import coordinators
 from benchmarks.operator_scale_rig.jobs import FEWEST_PODS, job
 from benchmarks.operator_scale_rig.processor_time import seconds_of
-from tests.support.fake_api_server import FakeApiServer, until
+from tests.support.operator.fake_api_server import FakeApiServer, until
 
-from rlhf_api import names
+from rlhf_common import names
 from rlhf_operator.__main__ import GC_THRESHOLDS, RESOURCES
 from rlhf_operator.api_client.reflector import Reflector
 from rlhf_operator.api_client.transport import Transport

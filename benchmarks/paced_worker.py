@@ -66,7 +66,7 @@ class Pacer:
 
 def pace_workers(pace: StepPace) -> Pacer:
     """From now on engines and scorers of this process go at this pace."""
-    from rlhf_api.samples import ScoringSample
+    from rlhf_common.samples import ScoringSample
     from rlhf_workers.generation.speculation.speculator import Speculator, Verified
     from rlhf_workers.generation.torch_engine.engine import TorchEngine
     from rlhf_workers.inference.model_scorer import PAD, TokenScorer

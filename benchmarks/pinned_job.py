@@ -16,7 +16,7 @@ from benchmarks.long_tail_policy import PROMPT, write_scorer
 from benchmarks.pinned_workers import pinned_workers
 from tests.support.loopback import free_address
 
-from rlhf_api.names import Env
+from rlhf_common.names import Env
 from rlhf_coordinator import __main__ as coordinator
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from benchmarks.paced_worker import StepPace
 from tests.support.loopback import free_address
 
-from rlhf_api.names import Env
+from rlhf_common.names import Env
 
 
 @contextmanager

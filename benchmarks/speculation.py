@@ -46,7 +46,7 @@ from benchmarks.timed_decoding import DecodingTime, decode
 
 from rlhf_api.job import RLHFJob
 from rlhf_api.job.groups import DRAFTERS
-from rlhf_api.samples import SampleKey, SampleRequest, TokenArray
+from rlhf_common.samples import SampleKey, SampleRequest, TokenArray
 from rlhf_workers.devices.device import device_name
 from rlhf_workers.generation.speculation.drafter import Drafter, PromptGroup
 from rlhf_workers.generation.speculation.drafter_registry import build_drafters

@@ -4,7 +4,7 @@ import time
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from rlhf_api.samples import SampleRequest
+from rlhf_common.samples import SampleRequest
 from rlhf_workers.generation.engine import Engine
 
 Responses = dict[int, list[int]]

@@ -23,12 +23,12 @@ import numpy as np
 import torch
 import transformers
 
-from rlhf_api import control_pb2 as pb
 from rlhf_api.algorithms import full_graph
 from rlhf_api.algorithms.graph import SAMPLED_FIELD
-from rlhf_api.arrays import pack
 from rlhf_api.job import RLHFJob
-from rlhf_api.schedule import Pipeline
+from rlhf_common import control_pb2 as pb
+from rlhf_common.arrays import pack
+from rlhf_common.schedule import Pipeline
 from rlhf_planner.schedule.serial import serial_table
 from rlhf_workers.training.backends.torch_backend import build_trainer, join
 from rlhf_workers.training.batches.training_batch import batch_from

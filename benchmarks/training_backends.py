@@ -46,8 +46,8 @@ from benchmarks.training_ranks import MODELS, WAIT_SECONDS, Layout, Rank, job_of
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
-from rlhf_api import control_pb2 as pb
-from rlhf_api.schedule import ScheduleTable
+from rlhf_common import control_pb2 as pb
+from rlhf_common.schedule import ScheduleTable
 from rlhf_planner.device_memory import ModelSize, training
 from rlhf_planner.schedule.candidate_tables import forecast
 from rlhf_planner.schedule.methods import opposite

@@ -21,9 +21,9 @@ from benchmarks import fused_training
 from benchmarks.fused_training import run_measure, take_core
 from benchmarks.training import FIELDS, sample_of
 
-from rlhf_api import control_pb2 as pb
 from rlhf_api.job import RLHFJob
-from rlhf_api.schedule import ScheduleTable
+from rlhf_common import control_pb2 as pb
+from rlhf_common.schedule import ScheduleTable
 from rlhf_planner.schedule.methods import opposite
 from rlhf_planner.schedule.serial import serial_table
 from rlhf_workers.training.backends import megatron_backend, torch_backend

@@ -40,7 +40,7 @@ from benchmarks.known_responses import KnownResponses
 from benchmarks.timed_decoding import DecodingTime, decode
 
 from rlhf_api.job import RLHFJob
-from rlhf_api.samples import SampleKey, SampleRequest, TokenArray
+from rlhf_common.samples import SampleKey, SampleRequest, TokenArray
 from rlhf_workers.devices.device import device_name
 from rlhf_workers.generation.engine_registry import build_engine
 from rlhf_workers.generation.speculation.drafter_registry import build_drafters

@@ -22,7 +22,7 @@ from pathlib import Path
 
 import torch
 
-from rlhf_api import control_pb2 as pb
+from rlhf_common import control_pb2 as pb
 from rlhf_workers.peer_server import start_server
 from rlhf_workers.shared_memory.choice import lent_by
 from rlhf_workers.shared_memory.regions import MemorySharing

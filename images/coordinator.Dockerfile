@@ -32,7 +32,8 @@ RUN extras="" \
     && uv pip install --no-config --no-deps --require-hashes --requirements=/tmp/requirements.txt \
     && find "$VIRTUAL_ENV" -type d -name tests -prune -exec rm -rf {} +
 COPY README.md LICENSE ./
-COPY crds crds
+COPY common common
+COPY api api
 COPY planner planner
 COPY coordinator coordinator
 COPY operator operator

@@ -20,7 +20,8 @@ RUN uv export --locked --extra operator --no-emit-project --no-annotate --quiet 
     && uv pip install --no-config --no-deps --require-hashes --requirements=/tmp/requirements.txt \
     && find "$VIRTUAL_ENV" -type d -name tests -prune -exec rm -rf {} +
 COPY README.md LICENSE ./
-COPY crds crds
+COPY common common
+COPY api api
 COPY planner planner
 COPY coordinator coordinator
 COPY operator operator

@@ -39,7 +39,8 @@ RUN case "$TORCH" in \
     && uv venv --python="$(command -v python3)" $site "$VIRTUAL_ENV" \
     && uv pip install --no-config --no-deps --require-hashes --requirements=/tmp/requirements.txt
 COPY README.md LICENSE ./
-COPY crds crds
+COPY common common
+COPY api api
 COPY planner planner
 COPY coordinator coordinator
 COPY operator operator

@@ -13,7 +13,19 @@ from pathlib import Path
 import grimp
 
 ROOT = Path(__file__).resolve().parents[1]
-FOLDERS = ("", "crds", "planner", "coordinator", "operator", "cli", "workers", "observability", "scripts", "examples")
+FOLDERS = (
+    "",
+    "common",
+    "api",
+    "planner",
+    "coordinator",
+    "operator",
+    "cli",
+    "workers",
+    "observability",
+    "scripts",
+    "examples",
+)
 """Folders that modules are imported from."""
 
 

@@ -18,11 +18,11 @@ from typing import Any
 
 import grpc
 from benchmarks.operator_scale_rig.bare_client import BareClient, place
-from tests.support.partial_services import PartialCoordinator
+from tests.support.coordinator.partial_services import PartialCoordinator
 
-from rlhf_api import control_pb2 as pb
-from rlhf_api.control_pb2_grpc import add_CoordinatorServicer_to_server
-from rlhf_api.names import COORDINATOR_PORT, LABEL_GROUP, LABEL_JOB_NAME, Group
+from rlhf_common import control_pb2 as pb
+from rlhf_common.control_pb2_grpc import add_CoordinatorServicer_to_server
+from rlhf_common.names import COORDINATOR_PORT, LABEL_GROUP, LABEL_JOB_NAME, Group
 
 Json = dict[str, Any]
 ADDRESSES = "127.16.0.1/16"

@@ -28,7 +28,7 @@ from tests.cluster import Cluster
 from tests.cluster.kwok import TAINT
 from tests.cluster.operator_process import OperatorProcess
 
-from rlhf_api import names
+from rlhf_common import names
 
 Json = dict[str, Any]
 PODS_A_NODE = 150

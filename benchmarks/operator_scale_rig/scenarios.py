@@ -19,7 +19,7 @@ from benchmarks.operator_scale_rig.bare_client import place
 from benchmarks.operator_scale_rig.jobs import FEWEST_PODS, job
 from benchmarks.operator_scale_rig.rig import NAMESPACE, Rig
 
-from rlhf_api import names
+from rlhf_common import names
 
 Json = dict[str, Any]
 QUIET_SECONDS = 3.0

@@ -11,9 +11,9 @@ from typing import Any
 
 from rlhf_api.algorithms import graph_of
 from rlhf_api.job import RLHFJob
-from rlhf_api.names import Group
 from rlhf_cli.console import output
 from rlhf_cli.local.run_folder import newest_first
+from rlhf_common.names import Group
 from rlhf_coordinator.reports.trackers import facts_jsonl
 from rlhf_planner import critic_overlap_facts
 from rlhf_planner.critic_overlap_choice import MeasuredOverlap

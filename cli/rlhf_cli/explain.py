@@ -13,10 +13,10 @@ from typing import Any
 
 from rich.text import Text
 
-from rlhf_api.names import ExitCode
 from rlhf_cli.console import output, paragraph
 from rlhf_cli.local.errors import RunError
 from rlhf_cli.local.run_folder import holds_run, why_no_run
+from rlhf_common.names import ExitCode
 from rlhf_coordinator.reports.trackers.facts_jsonl import FILE, read_facts
 from rlhf_planner.explain.finding import Finding
 from rlhf_planner.explain.iteration_profile import IterationProfile

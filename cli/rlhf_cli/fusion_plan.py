@@ -13,8 +13,8 @@ from typing import Any, Final
 
 from rlhf_api.algorithms import ModelKind, graph_of, samples_of_batch
 from rlhf_api.job import RLHFJob
-from rlhf_api.names import Group
 from rlhf_cli.local.run_folder import newest_first
+from rlhf_common.names import Group
 from rlhf_coordinator.model_sizes import read_size
 from rlhf_coordinator.storage.journal import unframe
 from rlhf_planner.inter_stage.choose import FusionChoice, choose

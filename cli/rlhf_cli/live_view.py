@@ -12,8 +12,8 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from rlhf_api import control_pb2 as pb
 from rlhf_cli.console import duration
+from rlhf_common import control_pb2 as pb
 
 BLOCKS: Final = "▁▂▃▄▅▆▇█"
 SPARKLINE_WIDTH: Final = 40

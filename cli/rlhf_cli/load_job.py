@@ -21,14 +21,14 @@ from rlhf_api.job.environment import Environment
 from rlhf_api.job.policy import Checkpoints
 from rlhf_api.job.rewards import GivenReward
 from rlhf_api.job.rollout import Prompts
-from rlhf_api.names import ADAPTER_CONFIG, ADAPTER_FIELD, DRAFT_MODEL_FIELD, ExitCode
 from rlhf_api.problems import ManifestError, Problem, Severity
-from rlhf_api.surrogates import escaped, has_half_pair
 from rlhf_api.yaml_document import Document, read_documents
 from rlhf_cli.local.data_check import data_problems
 from rlhf_cli.local.errors import MissingFileError, RunError
 from rlhf_cli.local.run_folder import RunPaths
 from rlhf_cli.overrides import apply
+from rlhf_common.names import ADAPTER_CONFIG, ADAPTER_FIELD, DRAFT_MODEL_FIELD, ExitCode
+from rlhf_common.surrogates import escaped, has_half_pair
 from rlhf_coordinator import tensor_split_check
 from rlhf_coordinator.model_folder_problems import model_folder_problems
 from rlhf_coordinator.tokenizer_problems import template_warnings

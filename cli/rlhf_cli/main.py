@@ -10,9 +10,9 @@ from typing import Annotated
 
 import typer
 
-from rlhf_api.names import ExitCode
 from rlhf_cli import schedule
 from rlhf_cli.cluster import verbs
+from rlhf_common.names import ExitCode
 
 app = typer.Typer(
     name="rlhf",

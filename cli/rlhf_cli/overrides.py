@@ -10,8 +10,8 @@ from typing import Any, Final
 
 import yaml
 
-from rlhf_api.surrogates import half_pair
 from rlhf_cli.local.errors import RunError
+from rlhf_common.surrogates import half_pair
 
 _NUMBER: Final = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?")
 _PART: Final = re.compile(r"[A-Za-z][A-Za-z0-9_./-]*")

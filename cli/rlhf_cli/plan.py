@@ -15,7 +15,6 @@ from rich.table import Table
 
 from rlhf_api import manifest as manifests
 from rlhf_api.job import RLHFJob
-from rlhf_api.names import ExitCode, Group
 from rlhf_cli.console import output, size
 from rlhf_cli.critic_overlap_plan import critic_overlap_plan
 from rlhf_cli.fusion_plan import FusionPlan, document, drafts_by_batch, forecasts, fusion_plan
@@ -28,6 +27,7 @@ from rlhf_cli.local.pods_to_processes import LocalProcess
 from rlhf_cli.local.run_folder import RUNS
 from rlhf_cli.output_file import PICTURES, check_output_file
 from rlhf_cli.rollout_overlap_plan import rollout_overlap_plan
+from rlhf_common.names import ExitCode, Group
 from rlhf_coordinator.model_sizes import read_sizes
 from rlhf_planner.device_memory import Budget, Estimate, budget, estimates
 from rlhf_planner.inter_stage.threshold_chart import threshold_chart

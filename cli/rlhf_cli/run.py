@@ -18,9 +18,7 @@ from typing import Any, Final
 
 from rich.live import Live
 
-from rlhf_api import control_pb2 as pb
 from rlhf_api.algorithms import graph_of
-from rlhf_api.names import ExitCode
 from rlhf_cli.console import errors, output
 from rlhf_cli.live_view import render
 from rlhf_cli.load_job import load_resolved
@@ -30,6 +28,8 @@ from rlhf_cli.local.local_job import LocalJob, prepare_job
 from rlhf_cli.local.ports import HeldPorts
 from rlhf_cli.local.run_folder import RunFolder, choose_run_dir
 from rlhf_cli.run_progress import MetricsTail, fresh_warnings, iteration_line, summary_line, watch_status
+from rlhf_common import control_pb2 as pb
+from rlhf_common.names import ExitCode
 from rlhf_coordinator.reports.trackers.summary_json import FILE as SUMMARY
 from rlhf_coordinator.reports.trackers.summary_json import write_summary
 

@@ -12,9 +12,9 @@ from typing import Any, Final
 
 import grpc
 
-from rlhf_api import channels, control_pb2_grpc
-from rlhf_api import control_pb2 as pb
 from rlhf_cli.console import duration
+from rlhf_common import channels, control_pb2_grpc
+from rlhf_common import control_pb2 as pb
 from rlhf_coordinator.reports.trackers.metrics_jsonl import is_evaluation
 
 MetricsLine = dict[str, Any]

@@ -13,11 +13,11 @@ from typing import Final
 from rich.console import Console
 from rich.text import Text
 
-from rlhf_api.names import ExitCode
 from rlhf_cli.console import columns, output
 from rlhf_cli.local.errors import RunError
 from rlhf_cli.local.run_folder import RUNS, holds_run, why_no_run
 from rlhf_cli.output_file import check_output_file
+from rlhf_common.names import ExitCode
 from rlhf_coordinator.reports.sample_table import SampleRow, best_first, line_of, read_table, table_files, visible
 from rlhf_operator.manifests.mount_paths import JOB_KEY
 

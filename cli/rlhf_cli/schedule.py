@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
-from rlhf_api.names import ExitCode
+from rlhf_common.names import ExitCode
 
 if TYPE_CHECKING:
     from rlhf_planner.schedule.instance import Instance

@@ -18,10 +18,10 @@ from rich.text import Text
 from rlhf_api.algorithms import graph_of
 from rlhf_api.job import RLHFJob
 from rlhf_api.manifest import read_text
-from rlhf_api.names import ExitCode, Group
 from rlhf_api.problems import ManifestError, Problem, Severity
 from rlhf_cli.console import output
 from rlhf_cli.load_job import LoadedJob, Target, load_documents
+from rlhf_common.names import ExitCode, Group
 
 
 def validate(

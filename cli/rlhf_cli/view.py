@@ -13,10 +13,10 @@ from typing import Final
 
 from rich.text import Text
 
-from rlhf_api.names import ExitCode
 from rlhf_cli.console import output
 from rlhf_cli.local.errors import RunError
 from rlhf_cli.local.run_folder import RUNS, holds_run, why_no_run
+from rlhf_common.names import ExitCode
 from rlhf_coordinator.run_page.document import embedded, page, plain_json
 from rlhf_coordinator.run_page.run_reader import RunReader
 from rlhf_coordinator.run_page.server import LOOPBACK, MAX_PORT, RunPageServer

@@ -15,13 +15,13 @@ from typing import Final
 
 from pydantic import ValidationError
 
-from rlhf_api import control_pb2 as pb
 from rlhf_api import protocol
-from rlhf_api.endpoint import Endpoint
 from rlhf_api.job import RLHFJob
-from rlhf_api.names import Env, ExitCode
 from rlhf_api.problems import ManifestError
 from rlhf_api.yaml_document import read_document
+from rlhf_common import control_pb2 as pb
+from rlhf_common.endpoint import Endpoint
+from rlhf_common.names import Env, ExitCode
 from rlhf_coordinator.failures import JobError
 from rlhf_coordinator.job.job_run import JobOutcome, JobRun
 from rlhf_coordinator.loop.recovery import open_run

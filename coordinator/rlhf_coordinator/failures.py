@@ -5,9 +5,9 @@ Rule: what a user can act on is raised as a JobError where it is noticed, and pr
 
 from pathlib import Path
 
-from rlhf_api import control_pb2 as pb
-from rlhf_api.names import ExitCode
-from rlhf_api.surrogates import escaped
+from rlhf_common import control_pb2 as pb
+from rlhf_common.names import ExitCode
+from rlhf_common.surrogates import escaped
 
 
 class JobError(Exception):

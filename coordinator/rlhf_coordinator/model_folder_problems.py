@@ -8,12 +8,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from rlhf_api.algorithms import ModelKind, ModelRole
-from rlhf_api.companion_files import companion_files
 from rlhf_api.job import RLHFJobSpec
-from rlhf_api.model_folder_check import check_model_folder
-from rlhf_api.names import ADAPTER_FIELD, DRAFT_MODEL_FIELD, ExitCode
 from rlhf_api.peft_folder_check import AdapterError, check_adapter_config, check_adapter_tensors
-from rlhf_api.weight_files import MISSING, FolderError, WeightFiles, read_weight_files
+from rlhf_common.model_files.companion_files import companion_files
+from rlhf_common.model_files.model_folder_check import check_model_folder
+from rlhf_common.model_files.weight_files import MISSING, FolderError, WeightFiles, read_weight_files
+from rlhf_common.names import ADAPTER_FIELD, DRAFT_MODEL_FIELD, ExitCode
 from rlhf_coordinator.failures import JobError
 from rlhf_coordinator.tokenizer_problems import tokenizer_problems
 

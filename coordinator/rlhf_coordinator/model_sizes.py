@@ -11,8 +11,8 @@ from typing import Any
 from rlhf_api.algorithms import ModelKind, ModelRole
 from rlhf_api.job import RLHFJobSpec
 from rlhf_api.job.model_source import ModelSource
-from rlhf_api.names import DRAFT_MODEL
-from rlhf_api.weight_files import FolderError, read_weight_files
+from rlhf_common.model_files.weight_files import FolderError, read_weight_files
+from rlhf_common.names import DRAFT_MODEL
 from rlhf_coordinator.model_folders import local_folder
 from rlhf_planner.device_memory import ModelSize, reward_model
 from rlhf_planner.tensor_split import expert_count

@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from rlhf_api.algorithms import graph_of
 from rlhf_api.job import RLHFJobSpec
-from rlhf_api.names import ExitCode
+from rlhf_common.names import ExitCode
 from rlhf_coordinator.failures import JobError
 from rlhf_coordinator.model_folders import local_folder
 from rlhf_planner.tensor_split import experts_problem, split_problem

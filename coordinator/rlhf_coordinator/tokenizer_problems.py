@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any, Final
 
 from rlhf_api.algorithms import ModelKind, ModelRole, graph_of
-from rlhf_api.chats import TOOLS
 from rlhf_api.job import RLHFJobSpec
-from rlhf_api.vocabularies import MISMATCH, REMEDY, tokenizer_problem
-from rlhf_api.weight_files import FolderError
+from rlhf_common.chats import TOOLS
+from rlhf_common.model_files.vocabularies import MISMATCH, REMEDY, tokenizer_problem
+from rlhf_common.model_files.weight_files import FolderError
 from rlhf_coordinator.model_folders import local_folder
 
 TEMPLATE_FILE: Final = "chat_template.jinja"

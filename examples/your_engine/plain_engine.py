@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from rlhf_api.job import RLHFJobSpec
-from rlhf_api.samples import ResponsePart, SampleKey, SampleRequest, VersionSpan
+from rlhf_common.samples import ResponsePart, SampleKey, SampleRequest, VersionSpan
 from rlhf_workers.generation.engine import EngineError, EngineLimits, SamplingParameters, StepReport
 from rlhf_workers.generation.requests import check_request, known_response, sample_name
 from rlhf_workers.generation.sampling import WORDS_PER_BLOCK, marked, sample, uniforms

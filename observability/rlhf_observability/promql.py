@@ -8,7 +8,7 @@ Functions here return text and know nothing of who asks.
 from dataclasses import dataclass
 from typing import Final
 
-from rlhf_api.metrics.metric import Metric, MetricKind, Server
+from rlhf_common.metrics.metric import Metric, MetricKind, Server
 
 RATE_INTERVAL: Final = "$__rate_interval"
 """Grafana's: four scrapes at least, longer where a pixel is longer."""

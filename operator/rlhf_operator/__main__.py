@@ -22,7 +22,7 @@ from typing import Final, NoReturn
 from pydantic import TypeAdapter, ValidationError
 
 from rlhf_api.job.scheduling import OPERATOR_CLASS_MAX, OperatorClass
-from rlhf_api.names import ExitCode
+from rlhf_common.names import ExitCode
 from rlhf_operator import health, operator_logs, watch_events, watches
 from rlhf_operator.api_client.client import KubernetesClient, connect
 from rlhf_operator.api_client.connection import ConnectionConfigError

@@ -18,7 +18,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-from rlhf_api.channels import SERVER_NAME
+from rlhf_common.channels import SERVER_NAME
 
 LIFETIME: Final = timedelta(days=365)
 """Of a certificate: longer than any training run we know of, so that a running job rarely rotates."""

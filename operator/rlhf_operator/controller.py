@@ -13,8 +13,8 @@ from datetime import UTC, datetime, timedelta
 from functools import partial
 from typing import Any, Final
 
-from rlhf_api import names
-from rlhf_api.names import Group
+from rlhf_common import names
+from rlhf_common.names import Group
 from rlhf_operator import failing_jobs, operator_logs
 from rlhf_operator.api_client.client import KubernetesClient
 from rlhf_operator.api_client.errors import ApiError, ConflictError, ForbiddenError, MissingError, RefusedError

@@ -18,10 +18,10 @@ from typing import Any, Final
 
 import grpc
 
-from rlhf_api import control_pb2 as pb
-from rlhf_api.channels import OPTIONS, SERVER_NAME
-from rlhf_api.control_pb2_grpc import CoordinatorStub
-from rlhf_api.names import COORDINATOR_PORT, PHASES, Group
+from rlhf_common import control_pb2 as pb
+from rlhf_common.channels import OPTIONS, SERVER_NAME
+from rlhf_common.control_pb2_grpc import CoordinatorStub
+from rlhf_common.names import COORDINATOR_PORT, PHASES, Group
 from rlhf_operator.certificates import Certificates
 from rlhf_operator.reconcile.job_status import TEXT_MAX
 from rlhf_operator.reconcile.observed.observed_job import CoordinatorReading

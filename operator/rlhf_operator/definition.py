@@ -10,7 +10,7 @@ import logging
 from collections.abc import Sequence
 from typing import Final
 
-from rlhf_api import names
+from rlhf_common import names
 from rlhf_operator.api_client.client import KubernetesClient
 from rlhf_operator.api_client.errors import ApiError, MissingError
 

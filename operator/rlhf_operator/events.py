@@ -10,7 +10,7 @@ import time
 from datetime import UTC, datetime
 from typing import Any, Final
 
-from rlhf_api import names
+from rlhf_common import names
 from rlhf_operator.api_client.client import KubernetesClient
 from rlhf_operator.api_client.errors import ApiError
 from rlhf_operator.reconcile.reconcile_plan import JobEvent

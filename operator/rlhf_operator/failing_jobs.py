@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
-from rlhf_api import names
+from rlhf_common import names
 from rlhf_operator.api_client.errors import ApiError, InvalidError
 from rlhf_operator.definition import INSTALL
 from rlhf_operator.reconcile.api_failure import NOT_DECLARED, describe_failure

@@ -12,7 +12,7 @@ from typing import Final
 from aiohttp import web
 from prometheus_client import CONTENT_TYPE_LATEST
 
-from rlhf_api.endpoint import listener
+from rlhf_common.endpoint import listener
 from rlhf_operator.operator_metrics import OperatorMetrics
 from rlhf_operator.workqueue import QueueSnapshot
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any, Final
 
-from rlhf_api import names
+from rlhf_common import names
 from rlhf_operator.gang.apis import RESOURCES
 from rlhf_operator.gang.backend import QueueApi, QueueObject
 from rlhf_operator.gang.registry import queue_api_of, queue_apis

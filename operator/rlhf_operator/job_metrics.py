@@ -2,7 +2,7 @@
 
 Rule: nothing of a job is kept as a metric object, of which each costs a kilobyte: a job has some forty series, and a
 cluster thousands of jobs. Jobs in the same state share one tuple; times and progress, which no two jobs share, are kept
-apart. Gone when the job goes. Labels and help come from the catalogue (`rlhf_api.metrics.operator`).
+apart. Gone when the job goes. Labels and help come from the catalogue (`rlhf_common.metrics.operator`).
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -12,11 +12,11 @@ from typing import Final
 from prometheus_client.metrics_core import Metric as Family
 from prometheus_client.registry import Collector
 
-from rlhf_api.metrics import operator
-from rlhf_api.metrics.catalogue import BY_NAME, declared_in
-from rlhf_api.metrics.exposition import Values, family
-from rlhf_api.metrics.labels import JOB
-from rlhf_api.metrics.metric import Metric
+from rlhf_common.metrics import operator
+from rlhf_common.metrics.catalogue import BY_NAME, declared_in
+from rlhf_common.metrics.exposition import Values, family
+from rlhf_common.metrics.labels import JOB
+from rlhf_common.metrics.metric import Metric
 
 JobValues = Mapping[Metric, Values]
 """By metric: values of the labels after namespace and rlhf_job -> value."""

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Final
 
-from rlhf_api import names
+from rlhf_common import names
 from rlhf_operator.api_client.client import KubernetesClient
 from rlhf_operator.api_client.errors import ApiError, ConflictError, MissingError, RefusedError
 from rlhf_operator.api_client.transport import CONCURRENCY

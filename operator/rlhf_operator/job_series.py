@@ -8,11 +8,11 @@ from collections import Counter as Tally
 from collections.abc import Mapping
 from typing import Any, Final, NamedTuple
 
-from rlhf_api.conditions import ConditionType, RunningReason
 from rlhf_api.job.scheduling import QUEUE_LABEL
-from rlhf_api.metrics import labels, operator
-from rlhf_api.metrics.metric import Metric
 from rlhf_api.rank_pods import gpus_a_pod
+from rlhf_common.conditions import ConditionType, RunningReason
+from rlhf_common.metrics import labels, operator
+from rlhf_common.metrics.metric import Metric
 from rlhf_operator.job_metrics import JobValues
 from rlhf_operator.reconcile import ObservedJob
 from rlhf_operator.reconcile.timestamps import time_of

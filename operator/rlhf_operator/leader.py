@@ -13,7 +13,7 @@ from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Any, Final
 
-from rlhf_api import names
+from rlhf_common import names
 from rlhf_operator.api_client.client import KubernetesClient
 from rlhf_operator.api_client.errors import ApiError, ConflictError
 

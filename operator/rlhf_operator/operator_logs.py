@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any, Final
 
-from rlhf_api.json_logs import JsonLogFormatter, LogContext, log_what_is_printed
+from rlhf_common.json_logs import JsonLogFormatter, LogContext, log_what_is_printed
 
 _EXTRAS: Final = ("job", "event")
 _RECONCILED: Final[ContextVar[Mapping[str, Any]]] = ContextVar("reconciled", default={})  # noqa: B039 never changed

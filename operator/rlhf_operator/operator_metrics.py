@@ -1,4 +1,4 @@
-"""Prometheus metrics of the operator, as the catalogue declares them (`rlhf_api.metrics.operator`).
+"""Prometheus metrics of the operator, as the catalogue declares them (`rlhf_common.metrics.operator`).
 
 Rule: labels are bounded by what exists: the series of a job go when the job goes. Setting them is the only thing done
 here; nothing reads them back.
@@ -12,10 +12,10 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 from prometheus_client.metrics_core import Metric as Family
 from prometheus_client.registry import Collector
 
-from rlhf_api.conditions import ConditionType
-from rlhf_api.metrics import operator, storage
-from rlhf_api.metrics.exposition import family, registry_of
-from rlhf_api.metrics.metric import Metric
+from rlhf_common.conditions import ConditionType
+from rlhf_common.metrics import operator, storage
+from rlhf_common.metrics.exposition import family, registry_of
+from rlhf_common.metrics.metric import Metric
 from rlhf_operator.job_metrics import JobSeries
 from rlhf_operator.job_series import JobPhase, own_values, phase_of, shared_values
 from rlhf_operator.reconcile import ObservedJob, ReconcilePlan

@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from rlhf_api.job import RLHFJob
-from rlhf_api.names import Group
 from rlhf_api.problems import Severity
+from rlhf_common.names import Group
 from rlhf_operator.api_client.client import KubernetesClient
 from rlhf_operator.api_client.errors import ConflictError, InvalidError, RefusedError, UnavailableError
 from rlhf_operator.manifests import Images, identity

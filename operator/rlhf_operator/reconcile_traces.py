@@ -11,8 +11,8 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Final
 
-from rlhf_api.tracing.export import SpanExport, open_export, open_where_set
-from rlhf_api.tracing.span import SPAN_BYTES, TRACE_BYTES, Attribute, TraceSpan, trace_words
+from rlhf_common.tracing.export import SpanExport, open_export, open_where_set
+from rlhf_common.tracing.span import SPAN_BYTES, TRACE_BYTES, Attribute, TraceSpan, trace_words
 
 SERVICE: Final = "rlhf-operator"
 """service.name, unless OTEL_SERVICE_NAME says otherwise."""

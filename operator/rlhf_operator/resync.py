@@ -18,7 +18,7 @@ import logging
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from rlhf_api import names
+from rlhf_common import names
 from rlhf_operator.api_client.client import KubernetesClient
 from rlhf_operator.api_client.errors import ApiError
 from rlhf_operator.api_client.resources import ResourceTable

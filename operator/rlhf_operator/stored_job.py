@@ -13,10 +13,10 @@ from typing import Any, Final
 
 from pydantic import ValidationError
 
-from rlhf_api import names
 from rlhf_api.job.scheduling import ELASTIC_ANNOTATION, QUEUE_LABEL
 from rlhf_api.job.status import RLHFJobStatus
-from rlhf_api.nesting import MAX_DEPTH, too_deep
+from rlhf_common import names
+from rlhf_common.nesting import MAX_DEPTH, too_deep
 from rlhf_operator.untrusted import NAME_MAX, identity_of, shown, text, whole
 
 Json = dict[str, Any]

@@ -13,7 +13,7 @@ from datetime import UTC, datetime
 from functools import lru_cache
 from typing import Any, Final
 
-from rlhf_api.nesting import MAX_DEPTH, too_deep
+from rlhf_common.nesting import MAX_DEPTH, too_deep
 
 Json = Mapping[str, Any]
 

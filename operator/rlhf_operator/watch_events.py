@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
-from rlhf_api import names
+from rlhf_common import names
 from rlhf_operator.api_client.resources import CORE_RESOURCES, Resource, ResourceTable
 from rlhf_operator.index import Index, key_of, owner_key
 from rlhf_operator.operator_metrics import OperatorMetrics

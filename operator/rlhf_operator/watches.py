@@ -18,7 +18,7 @@ from typing import Any, Final
 
 import kopf
 
-from rlhf_api import names
+from rlhf_common import names
 from rlhf_operator.api_client.reflector import Reflector
 from rlhf_operator.api_client.resources import CORE_RESOURCES, ResourceTable
 from rlhf_operator.api_client.transport import Transport

@@ -21,7 +21,7 @@ from rlhf_api.job import RLHFJobSpec
 from rlhf_api.job.groups import TrainingParallelism
 from rlhf_api.job.lora import Lora
 from rlhf_api.job.rewards import GivenReward
-from rlhf_api.names import DRAFT_MODEL, Group
+from rlhf_common.names import DRAFT_MODEL, Group
 
 FLOAT32_BYTES: Final = 4
 HALF_BYTES: Final = 2

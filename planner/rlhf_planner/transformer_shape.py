@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from rlhf_api.model_folder_check import ties_embeddings
+from rlhf_common.model_files.model_folder_check import ties_embeddings
 
 
 @dataclass(frozen=True)

@@ -46,8 +46,8 @@ DISPENSABLE = {
 NEWEST_GLIBC, OLDEST_GLIBC = 39, 5
 """Minor versions of glibc 2 whose wheels are taken: Ubuntu 24.04, which Python 3.12 comes with, has the newest."""
 GENERATED = {
-    "protobuf": ("crds/rlhf_api/control_pb2.py", r"Protobuf Python Version: ([\d.]+)"),
-    "grpcio": ("crds/rlhf_api/control_pb2_grpc.py", r"GRPC_GENERATED_VERSION = '([\d.]+)'"),
+    "protobuf": ("common/rlhf_common/control_pb2.py", r"Protobuf Python Version: ([\d.]+)"),
+    "grpcio": ("common/rlhf_common/control_pb2_grpc.py", r"GRPC_GENERATED_VERSION = '([\d.]+)'"),
 }
 """Generated code that refuses an older library at import."""
 

@@ -9,7 +9,7 @@ import json
 import subprocess
 from pathlib import Path
 
-FOLDERS = ("crds", "planner", "coordinator", "operator", "cli", "workers", "scripts")
+FOLDERS = ("common", "api", "planner", "coordinator", "operator", "cli", "workers", "scripts")
 """Folders that modules are imported from."""
 STEPS = ("tests/gpu", "tests/support")
 """Folders of the steps, and of what they share with other tests."""

@@ -5,6 +5,6 @@ whatever is created carries a name derived from the instance's slot and is writt
 that it can be removed by whoever comes next. It must never end a process or remove a link that is not in such a file.
 """
 
-from .cluster import Cluster, ClusterError
+from tests.cluster.cluster import Cluster, ClusterError
 
 __all__ = ["Cluster", "ClusterError"]

@@ -12,8 +12,9 @@ import sys
 import threading
 from pathlib import Path
 
-from . import images, leftovers, page, toolchain
-from .cluster import Cluster
+from tests.cluster import images, leftovers, toolchain
+from tests.cluster.cluster import Cluster
+from tests.cluster.monitored import page
 
 
 def main() -> None:

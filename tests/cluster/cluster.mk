@@ -18,8 +18,8 @@ cluster-clean: env
 
 ## A cluster with dashboards, Prometheus, Alertmanager and a job that trains, until Ctrl-C; prints where to look.
 observe: cluster-prepare
-	@exec $(BIN)/python -m tests.cluster.observe
+	@exec $(BIN)/python -m tests.cluster.monitored.observe
 
 ## The same, which ends when the job has trained a while, and leaves docs/pictures/dashboards.
 observe-pictures: cluster-prepare
-	@exec $(BIN)/python -m tests.cluster.observe --interval 2s --pictures docs/pictures/dashboards
+	@exec $(BIN)/python -m tests.cluster.monitored.observe --interval 2s --pictures docs/pictures/dashboards

@@ -23,16 +23,15 @@ from types import TracebackType
 from typing import Any, Self
 
 import yaml
-
-from . import kwok, leftovers
-from .certificates import ClusterAuthority
-from .control_plane import ControlPlane
-from .network import make_bridge, route_services, start_dns
-from .node import START_TIMEOUT, Node
-from .processes import STOP_GRACE, ClusterError, Processes, wait_until
-from .settings import ClusterSettings
-from .slots import SLOTS, Slot, ports_free, slots_root, try_lock
-from .toolchain import binary
+from tests.cluster import kwok, leftovers
+from tests.cluster.certificates import ClusterAuthority
+from tests.cluster.control_plane import ControlPlane
+from tests.cluster.network import make_bridge, route_services, start_dns
+from tests.cluster.node import START_TIMEOUT, Node
+from tests.cluster.processes import STOP_GRACE, ClusterError, Processes, wait_until
+from tests.cluster.settings import ClusterSettings
+from tests.cluster.slots import SLOTS, Slot, ports_free, slots_root, try_lock
+from tests.cluster.toolchain import binary
 
 __all__ = ["Cluster", "ClusterError"]
 

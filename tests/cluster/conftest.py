@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 from tests.cluster.fixture import api_cluster, control_plane_cluster, node_cluster
-from tests.cluster.job_fixture import cluster, namespace, operator, seen
+from tests.cluster.operating.job_fixture import cluster, namespace, operator, seen
 
 __all__ = ["api_cluster", "cluster", "control_plane_cluster", "namespace", "node_cluster", "operator", "seen"]
 

@@ -12,12 +12,11 @@ import urllib.request
 from pathlib import Path
 
 import yaml
-
-from .certificates import ClusterAuthority
-from .processes import Processes, wait_until
-from .settings import ClusterSettings
-from .slots import Slot
-from .toolchain import binary
+from tests.cluster.certificates import ClusterAuthority
+from tests.cluster.processes import Processes, wait_until
+from tests.cluster.settings import ClusterSettings
+from tests.cluster.slots import Slot
+from tests.cluster.toolchain import binary
 
 ETCD_CLIENT, ETCD_PEER, API_PORT = 0, 1, 2  # ports of the slot, by index
 START_TIMEOUT = 240.0  # seconds to /readyz; 3 on an idle machine, many times that beside a compiler

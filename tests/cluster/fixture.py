@@ -12,8 +12,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import pytest
-
-from .cluster import Cluster
+from tests.cluster.cluster import Cluster
 
 NO_ROOT = "level 'node' makes namespaces, mounts and links and needs root"
 

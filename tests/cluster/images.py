@@ -17,7 +17,7 @@ import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from .toolchain import ToolchainError, cache_folder
+from tests.cluster.toolchain import ToolchainError, cache_folder
 
 ROOT = Path(__file__).parents[2]
 SOURCES = Path(__file__).parent / "containerfiles"
@@ -127,7 +127,7 @@ def _project(name: str, tag: str, arguments: Mapping[str, str]) -> Path:
 
 def _sources() -> list[Path]:
     """What the Dockerfiles copy; bytecode and what numba has compiled are left out, as .dockerignore says."""
-    folders = [ROOT / name for name in ("crds", "planner", "coordinator", "operator", "cli", "workers")]
+    folders = [ROOT / name for name in ("common", "api", "planner", "coordinator", "operator", "cli", "workers")]
     files = (path for folder in folders for path in folder.rglob("*") if path.is_file())
     result = [path for path in files if "__pycache__" not in path.parts]
     names = (".dockerignore", "pyproject.toml", "uv.lock", "examples/quickstart/prepare.py")

@@ -10,11 +10,10 @@ from collections.abc import Sequence
 from typing import Any
 
 import yaml
-
-from .control_plane import ControlPlane
-from .processes import Processes
-from .slots import Slot
-from .toolchain import binary, kwok_stages
+from tests.cluster.control_plane import ControlPlane
+from tests.cluster.processes import Processes
+from tests.cluster.slots import Slot
+from tests.cluster.toolchain import binary, kwok_stages
 
 KWOK_PORT = 3  # port of the slot, by index
 TAINT = {"key": "kwok.x-k8s.io/node", "value": "fake", "effect": "NoSchedule"}

@@ -14,7 +14,7 @@ import subprocess
 import time
 from pathlib import Path
 
-from .slots import SLOTS, Slot, State, boot_id, lock_path, slots_root, try_lock
+from tests.cluster.slots import SLOTS, Slot, State, boot_id, lock_path, slots_root, try_lock
 
 CGROUPS = Path("/sys/fs/cgroup")
 END_TIMEOUT = 120.0

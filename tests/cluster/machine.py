@@ -10,8 +10,8 @@ import subprocess
 from dataclasses import dataclass, fields
 from pathlib import Path
 
-from .leftovers import cgroup_hierarchies
-from .node import KERNEL_SETTINGS
+from tests.cluster.leftovers import cgroup_hierarchies
+from tests.cluster.node import KERNEL_SETTINGS
 
 # Where Kubernetes, containerd and CNI plugins write by default.
 WATCHED_FOLDERS = (

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import socket
 
-from .control_plane import ControlPlane
-from .node import run
-from .processes import Processes, wait_until
-from .slots import Slot
-from .toolchain import binary
+from tests.cluster.control_plane import ControlPlane
+from tests.cluster.node import run
+from tests.cluster.processes import Processes, wait_until
+from tests.cluster.slots import Slot
+from tests.cluster.toolchain import binary
 
 DNS_TIMEOUT = 240.0  # seconds until CoreDNS has listed services and pods and listens; one on an idle machine
 

@@ -15,14 +15,13 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import yaml
-
-from . import images, leftovers, network_policies
-from .control_plane import ControlPlane
-from .memory_pressure import exhaust
-from .processes import ClusterError, Processes, wait_until
-from .settings import ClusterSettings
-from .slots import Slot
-from .toolchain import binary
+from tests.cluster import images, leftovers, network_policies
+from tests.cluster.control_plane import ControlPlane
+from tests.cluster.faults.memory_pressure import exhaust
+from tests.cluster.processes import ClusterError, Processes, wait_until
+from tests.cluster.settings import ClusterSettings
+from tests.cluster.slots import Slot
+from tests.cluster.toolchain import binary
 
 START_TIMEOUT = 240.0  # seconds for containerd's socket and for Ready; 10 together on an idle machine
 COMMAND_TIMEOUT = (

@@ -19,12 +19,11 @@ from types import TracebackType
 from typing import Self
 
 from prometheus_client.parser import text_string_to_metric_families
+from tests.cluster import environment, images
+from tests.cluster.cluster import Cluster
+from tests.cluster.processes import tail, wait_until
 
 from rlhf_cli.local.ports import free_ports
-
-from . import environment, images
-from .cluster import Cluster
-from .processes import tail, wait_until
 
 START_TIMEOUT = 240.0  # seconds until it leads; three on an idle machine
 LEASE_LOST = "was not renewed for"

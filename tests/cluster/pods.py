@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from . import images
-from .cluster import Cluster, ClusterError
-from .processes import wait_until
+from tests.cluster import images
+from tests.cluster.cluster import Cluster, ClusterError
+from tests.cluster.processes import wait_until
 
 POD_TIMEOUT = 240.0  # seconds for a small pod to start or end; 3 on an idle machine
 

@@ -16,8 +16,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from .leftovers import start_time
-from .slots import Slot
+from tests.cluster.leftovers import start_time
+from tests.cluster.slots import Slot
 
 LOG_TAIL = 25  # lines of a log shown in an error: enough for a Go start-up failure, few enough to read
 STOP_GRACE = 10.0  # seconds from SIGTERM to SIGKILL

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, get_args
 
-from .slots import NODES_PER_SLOT
+from tests.cluster.slots import NODES_PER_SLOT
 
 Level = Literal["api", "control-plane", "node"]
 COMPONENTS = (

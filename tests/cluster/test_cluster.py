@@ -11,14 +11,13 @@ from typing import Any
 
 import grpc
 import pytest
+from tests.cluster import environment, images, kwok, pods
+from tests.cluster.cluster import Cluster, ClusterError
+from tests.cluster.fixture import NO_ROOT
+from tests.cluster.processes import wait_until
+from tests.cluster.settings import ClusterSettings
 
 import rlhf_api
-
-from . import environment, images, kwok, pods
-from .cluster import Cluster, ClusterError
-from .fixture import NO_ROOT
-from .processes import wait_until
-from .settings import ClusterSettings
 
 pytestmark = pytest.mark.full
 

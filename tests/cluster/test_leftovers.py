@@ -12,14 +12,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-
-from . import images, leftovers
-from .cluster import Cluster
-from .fixture import NO_ROOT
-from .leftovers import LeftoverError, start_time
-from .machine import Machine, processes_of
-from .processes import wait_until
-from .slots import Addresses, State, boot_id, lock_path, try_lock
+from tests.cluster import images, leftovers
+from tests.cluster.cluster import Cluster
+from tests.cluster.fixture import NO_ROOT
+from tests.cluster.leftovers import LeftoverError, start_time
+from tests.cluster.machine import Machine, processes_of
+from tests.cluster.processes import wait_until
+from tests.cluster.slots import Addresses, State, boot_id, lock_path, try_lock
 
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason=NO_ROOT)
 

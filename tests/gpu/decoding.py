@@ -11,11 +11,11 @@ import numpy as np
 import torch
 from tests.gpu.models import write_model
 from tests.gpu.timing import name_of
-from tests.support.engine_driving import finish
+from tests.support.workers.engine_driving import finish
 from transformers import LlamaConfig
 
 from gpu_check.plugin import CheckedMachine
-from rlhf_api.samples import SampleKey, SampleRequest, ScoringSample
+from rlhf_common.samples import SampleKey, SampleRequest, ScoringSample
 from rlhf_workers.generation.engine import EngineLimits, SamplingParameters
 from rlhf_workers.generation.torch_engine.engine import TorchEngine
 from rlhf_workers.models.loading import load_causal_lm

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from tests.support.models import build_tokenizer
+from tests.support.model_folders.models import build_tokenizer
 from transformers import LlamaConfig, LlamaForCausalLM
 from transformers.utils import logging
 

@@ -21,7 +21,7 @@ from tests.gpu.timing import best_seconds, free_cache, name_of
 from transformers import LlamaConfig
 
 from gpu_check.plugin import CheckedMachine, Figures
-from rlhf_api.samples import SampleRequest
+from rlhf_common.samples import SampleRequest
 from rlhf_workers.failures import WorkError
 from rlhf_workers.generation.torch_engine.capture import capture_for
 from rlhf_workers.generation.torch_engine.engine import TorchEngine

@@ -11,11 +11,11 @@ import pytest
 from tests.gpu.decoding import engine_of, load, requests, to_score
 from tests.gpu.models import HALF_BILLION, TINY
 from tests.gpu.timing import name_of
-from tests.support.engine_driving import finish, resumed
+from tests.support.workers.engine_driving import finish, resumed
 from transformers import LlamaConfig
 
 from gpu_check.plugin import CheckedMachine, Figures
-from rlhf_api.samples import ResponsePart
+from rlhf_common.samples import ResponsePart
 from rlhf_workers.failures import WorkError
 from rlhf_workers.generation.torch_engine.buckets import TILE_ROWS
 from rlhf_workers.generation.torch_engine.engine import TorchEngine

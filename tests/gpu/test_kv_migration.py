@@ -18,11 +18,11 @@ import pytest
 import torch
 from tests.gpu.decoding import decoded, engine_of, load, requests
 from tests.gpu.models import ONE_BILLION, TINY
-from tests.support.outbox import RecordedOutbox
+from tests.support.workers.outbox import RecordedOutbox
 
 from gpu_check.plugin import CheckedMachine, Figures
-from rlhf_api import control_pb2 as pb
-from rlhf_api.samples import SampleKey
+from rlhf_common import control_pb2 as pb
+from rlhf_common.samples import SampleKey
 from rlhf_workers.generation.migration.incoming import IncomingMigrations
 from rlhf_workers.generation.migration.kv_sink import KvSinkService, most_arriving_bytes
 from rlhf_workers.generation.migration.outgoing import OutgoingMigrations

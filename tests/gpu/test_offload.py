@@ -5,7 +5,7 @@ from typing import Final
 import pytest
 import torch
 from tests.gpu.models import ONE_BILLION, TINY, random_model
-from tests.support.stand_in_memory import StandInMemory
+from tests.support.workers.stand_in_memory import StandInMemory
 
 from gpu_check.plugin import CheckedMachine, Figures
 from rlhf_workers.weights.offload import MOVES, OffloadableWeights

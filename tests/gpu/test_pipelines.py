@@ -20,13 +20,13 @@ import torch
 from tests.gpu.models import HALF_BILLION, TINY, write_model
 from tests.gpu.training_jobs import PRECISIONS, BatchShape, training_job
 from tests.support.loopback import free_address
-from tests.support.training_ranks import exhaust
+from tests.support.training.training_ranks import exhaust
 from torch.multiprocessing.spawn import spawn
 
 from gpu_check.plugin import CheckedMachine, Figures
 from gpu_check.results import write_whole
-from rlhf_api import control_pb2 as pb
-from rlhf_api.schedule import ScheduleTable
+from rlhf_common import control_pb2 as pb
+from rlhf_common.schedule import ScheduleTable
 from rlhf_planner.schedule.candidate_tables import StageCost, coarse, exact_instance, search_options, table_of
 from rlhf_planner.schedule.methods import FUSED, FUSED_SPLIT, opposite
 from rlhf_planner.schedule.report import solution_json

@@ -11,7 +11,7 @@ from tests.gpu.models import ONE_BILLION, TINY
 from tests.gpu.timing import best_seconds, free_cache, name_of, peak_bytes
 
 from gpu_check.plugin import CheckedMachine, Figure, Figures
-from rlhf_api.samples import ScoringSample
+from rlhf_common.samples import ScoringSample
 from rlhf_workers.inference.model_scorer import LogProbabilityScorer, TokenScorer, ValueScorer
 from rlhf_workers.inference.partial_scores import PartialScore
 from rlhf_workers.models.loading import ValueModel

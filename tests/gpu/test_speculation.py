@@ -19,7 +19,7 @@ from tests.gpu.timing import free_cache, name_of
 from transformers import LlamaConfig
 
 from gpu_check.plugin import CheckedMachine, Figures
-from rlhf_api.samples import SampleRequest, TokenArray
+from rlhf_common.samples import SampleRequest, TokenArray
 from rlhf_workers.failures import WorkError
 from rlhf_workers.generation.speculation.drafter import DraftRequest
 from rlhf_workers.generation.speculation.speculator import Verified

@@ -12,7 +12,7 @@ import pytest
 import torch
 from tests.gpu.models import ONE_BILLION, TINY, random_model
 from tests.gpu.timing import wait_for
-from tests.support.weight_lender import Lender
+from tests.support.workers.weight_lender import Lender
 
 from gpu_check.plugin import CheckedMachine, Figures
 from rlhf_workers.failures import WorkError

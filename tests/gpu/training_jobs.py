@@ -12,13 +12,13 @@ from typing import Any, Final
 import torch
 from tests.gpu.models import write_model
 from tests.gpu.timing import begin_peak, best_seconds, peak_bytes
-from tests.support.training_ranks import STAGES, exhaust, make_job
+from tests.support.training.training_ranks import STAGES, exhaust, make_job
 from transformers import LlamaConfig
 
 from gpu_check.plugin import CheckedMachine
-from rlhf_api import control_pb2 as pb
 from rlhf_api.job import RLHFJob
-from rlhf_api.schedule import Pipeline
+from rlhf_common import control_pb2 as pb
+from rlhf_common.schedule import Pipeline
 from rlhf_planner.schedule.serial import serial_table
 from rlhf_workers.devices.device import open_device
 from rlhf_workers.training.backends.torch_backend import build_trainer

@@ -1,7 +1,7 @@
 """A training rank for the step `weights`: float32 weights on a device, published in bfloat16 by the product's service.
 
-`python -m tests.gpu.weight_rank cuda:0 CONFIG_AS_JSON` obeys the lines of tests.support.weight_lender. It must never
-hold a converted weight: each is converted when it is asked for, as a rank does.
+`python -m tests.gpu.weight_rank cuda:0 CONFIG_AS_JSON` obeys the lines of tests.support.workers.weight_lender. It must
+never hold a converted weight: each is converted when it is asked for, as a rank does.
 """
 
 import asyncio
@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 import torch
 from tests.gpu.models import random_model
-from tests.support.weight_lender import serve
+from tests.support.workers.weight_lender import serve
 from transformers import LlamaConfig
 
 from rlhf_workers.failures import WorkError

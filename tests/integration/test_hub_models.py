@@ -6,11 +6,11 @@ from pathlib import Path
 import pytest
 import yaml
 from safetensors.numpy import load_file, save_file
-from tests.support.chaos import Ended, run_job
-from tests.support.local_job import write_job
-from tests.support.model_hub import ModelHub, model_hub
+from tests.support.jobs.chaos import Ended, run_job
+from tests.support.jobs.local_job import write_job
+from tests.support.model_folders.model_hub import ModelHub, model_hub
 
-from rlhf_api.names import ExitCode
+from rlhf_common.names import ExitCode
 
 pytestmark = pytest.mark.timeout(1800)
 

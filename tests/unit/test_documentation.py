@@ -6,8 +6,8 @@ import tomllib
 from functools import cache
 from pathlib import Path
 
-from rlhf_api.conditions import RunningReason
-from rlhf_api.names import ExitCode
+from rlhf_common.conditions import RunningReason
+from rlhf_common.names import ExitCode
 from rlhf_coordinator.state.sample import SampleState
 
 ROOT = Path(__file__).parents[2]

@@ -4,7 +4,7 @@ import re
 import shlex
 
 import pytest
-from tests.support.documented_commands import (
+from tests.support.jobs.documented_commands import (
     ROOT,
     SHELL_FENCES,
     DocumentedCommand,
@@ -27,7 +27,7 @@ def test_there_are_commands_and_all_of_them_are_read() -> None:
 @each_command
 def test_a_command_is_run_by_a_test_or_says_why_not(command: DocumentedCommand) -> None:
     entries = [entry for entry in register() if entry.holds(command)]
-    assert len(entries) == 1, f"{len(entries)} entries of tests/support/documented_commands.yaml match"
+    assert len(entries) == 1, f"{len(entries)} entries of tests/support/jobs/documented_commands.yaml match"
     [entry] = entries
     assert bool(entry.run_by) != bool(entry.not_run), "an entry says either who runs it or why nobody does"
     if entry.run_by:

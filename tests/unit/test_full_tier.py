@@ -27,7 +27,7 @@ def test_the_first_cases_of_a_test_are_in_the_quick_tier(request: pytest.Fixture
 def test_a_change_selects_the_tests_that_import_it_however_indirectly() -> None:
     selected = importing_tests({"rlhf_coordinator.storage.mixture"})
     assert "tests/unit/coordinator/storage/test_mixture.py" in selected
-    assert "tests/integration/test_coordinator.py" in selected
+    assert "tests/integration/coordinator/test_coordinator.py" in selected
     assert not any(path.startswith("tests/unit/operator/") for path in selected)
     assert all((ROOT / path).is_file() for path in selected)
     assert importing_tests({"nothing.of.the.project"}) == []

@@ -14,9 +14,9 @@ import pytest
 from rlhf_api.algorithms import ALGORITHMS, ModelRole, SampleField
 
 ROOT = Path(__file__).resolve().parents[2]
-PACKAGES = ("crds/rlhf_api", "planner/rlhf_planner", "coordinator/rlhf_coordinator", "operator/rlhf_operator",
-            "cli/rlhf_cli", "workers/rlhf_workers")  # fmt: skip
-DEFINITIONS = ("crds/rlhf_api/algorithms/", "workers/rlhf_workers/algorithms/", "crds/rlhf_api/job/models.py")
+PACKAGES = ("common/rlhf_common", "api/rlhf_api", "planner/rlhf_planner", "coordinator/rlhf_coordinator",
+            "operator/rlhf_operator", "cli/rlhf_cli", "workers/rlhf_workers")  # fmt: skip
+DEFINITIONS = ("api/rlhf_api/algorithms/", "workers/rlhf_workers/algorithms/", "api/rlhf_api/job/models.py")
 """Where they are defined."""
 NAMES = {*map(str, ModelRole), *map(str, SampleField), *ALGORITHMS}
 ENUMS = {"ModelRole", "SampleField"}
@@ -25,8 +25,8 @@ REWARD_SOURCE = "the member of spec.models, or a message of its user code"
 WORK = "an attribute or a counter of work"
 PAPER = "a pipeline of the paper's instances"
 OTHER_MEANINGS = {
-    "crds/rlhf_api/metrics/": ({"reward", "tokens"}, METRIC),
-    "crds/rlhf_api/rules/failure.py": ({"values"}, "values of exit codes"),
+    "common/rlhf_common/metrics/": ({"reward", "tokens"}, METRIC),
+    "api/rlhf_api/rules/failure.py": ({"values"}, "values of exit codes"),
     "planner/rlhf_planner/schedule/tables.py": ({"actor", "critic"}, PAPER),
     "coordinator/rlhf_coordinator/evaluation/": ({"reward"}, METRIC),
     "coordinator/rlhf_coordinator/job/summary.py": ({"reward"}, METRIC),

@@ -15,7 +15,7 @@ log = logging.getLogger("rlhf_workers")
 def main() -> int:
     """Exit code of the process (`names.ExitCode`)."""
     started = time.monotonic()
-    from rlhf_api.names import ExitCode
+    from rlhf_common.names import ExitCode
     from rlhf_workers.addresses import AddressInUseError, open_endpoint
     from rlhf_workers.loading import uncollected
     from rlhf_workers.logs import configure_logs, flush_logs

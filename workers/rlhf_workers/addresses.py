@@ -4,8 +4,8 @@ import errno
 import os
 import socket
 
-from rlhf_api.endpoint import Endpoint
-from rlhf_api.names import Env
+from rlhf_common.endpoint import Endpoint
+from rlhf_common.names import Env
 from rlhf_workers.settings import SettingsError, split_address
 
 

@@ -17,14 +17,14 @@ import uuid
 from concurrent.futures import Future
 from typing import Any, Final, NoReturn
 
-from rlhf_api import control_pb2 as pb
-from rlhf_api.channels import aio_channel
-from rlhf_api.endpoint import Application, Endpoint
 from rlhf_api.job import RLHFJob
-from rlhf_api.metrics.exposition import disabled, settled
-from rlhf_api.names import Env, ExitCode, Group
 from rlhf_api.protocol import PROTOCOL, read_job
-from rlhf_api.worker_roles import write_roles
+from rlhf_common import control_pb2 as pb
+from rlhf_common.channels import aio_channel
+from rlhf_common.endpoint import Application, Endpoint
+from rlhf_common.metrics.exposition import disabled, settled
+from rlhf_common.names import Env, ExitCode, Group
+from rlhf_common.worker_roles import write_roles
 from rlhf_workers.compute import Compute
 from rlhf_workers.decode_watchdog import LOOK_SECONDS, hung_step
 from rlhf_workers.devices.device import device_memory, device_name, open_device, used_memory

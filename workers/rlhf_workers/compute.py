@@ -19,9 +19,9 @@ from typing import Any, Final, TypeVar
 
 import torch
 
-from rlhf_api import control_pb2 as pb
 from rlhf_api.job import RLHFJob
-from rlhf_api.names import Group
+from rlhf_common import control_pb2 as pb
+from rlhf_common.names import Group
 from rlhf_workers.decode_watchdog import RunningStep, stack_of
 from rlhf_workers.devices.arbiter import DeviceArbiter
 from rlhf_workers.devices.device import unused_memory

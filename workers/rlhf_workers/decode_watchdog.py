@@ -11,8 +11,8 @@ import traceback
 from collections.abc import Callable
 from typing import Final
 
-from rlhf_api import control_pb2 as pb
-from rlhf_api.names import ExitCode, Group
+from rlhf_common import control_pb2 as pb
+from rlhf_common.names import ExitCode, Group
 
 LIMIT_FIELD: Final = "spec.runPolicy.hangTimeoutSeconds"
 LOOK_SECONDS: Final = 1.0

@@ -10,9 +10,9 @@ from typing import Final
 
 import torch
 
-from rlhf_api import control_pb2 as pb
-from rlhf_api.names import ExitCode
-from rlhf_api.surrogates import escaped
+from rlhf_common import control_pb2 as pb
+from rlhf_common.names import ExitCode
+from rlhf_common.surrogates import escaped
 
 MEMORY_FIELDS: Final = {
     "generation": "spec.generation.maxBatchSize",

@@ -21,7 +21,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final, NoReturn
 
-from rlhf_api.names import Env
+from rlhf_common.names import Env
 
 PR_SET_PDEATHSIG: Final = 1
 PR_SET_NAME: Final = 15

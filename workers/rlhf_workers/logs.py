@@ -9,10 +9,10 @@ import logging
 import sys
 from typing import Final
 
-from rlhf_api import control_pb2 as pb
 from rlhf_api.job import RLHFJob
-from rlhf_api.json_logs import JsonLogFormatter, LogContext, job_key, log_what_is_printed
-from rlhf_api.tracing.span import iteration_trace
+from rlhf_common import control_pb2 as pb
+from rlhf_common.json_logs import JsonLogFormatter, LogContext, job_key, log_what_is_printed
+from rlhf_common.tracing.span import iteration_trace
 
 _CONTEXT: Final = LogContext()
 

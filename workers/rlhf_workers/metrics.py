@@ -1,8 +1,8 @@
 """Prometheus endpoint of one worker: what the heartbeat says, what its engine did, and what the engine itself serves.
 
 Rule: values are read when scraped, from the same counters as the heartbeat; nothing is counted twice. Names, labels and
-help come from the catalogue (`rlhf_api.metrics`). An engine's own families are served as they are, beside ours and not
-in place of them: no more than MAX_ENGINE_SERIES, and without those that have a name of ours.
+help come from the catalogue (`rlhf_common.metrics`). An engine's own families are served as they are, beside ours and
+not in place of them: no more than MAX_ENGINE_SERIES, and without those that have a name of ours.
 """
 
 import logging
@@ -15,10 +15,10 @@ import torch
 from prometheus_client.metrics_core import Metric as Family
 from prometheus_client.registry import Collector
 
-from rlhf_api.endpoint import Application
-from rlhf_api.metrics import labels, process, worker, worker_drafts
-from rlhf_api.metrics.exposition import certificate_expiry, family, registry_of, settled, text_application
-from rlhf_api.metrics.metric import Metric
+from rlhf_common.endpoint import Application
+from rlhf_common.metrics import labels, process, worker, worker_drafts
+from rlhf_common.metrics.exposition import certificate_expiry, family, registry_of, settled, text_application
+from rlhf_common.metrics.metric import Metric
 from rlhf_workers.compute import Compute
 from rlhf_workers.generation.engine_registry import ENGINES
 from rlhf_workers.generation.engine_totals import MeasuresEngine

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Final
 
-from rlhf_api import control_pb2 as pb
+from rlhf_common import control_pb2 as pb
 
 log = logging.getLogger(__name__)
 

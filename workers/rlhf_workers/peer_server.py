@@ -12,9 +12,9 @@ import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
-from rlhf_api import control_pb2, control_pb2_grpc
-from rlhf_api.channels import OPTIONS, server_credentials
-from rlhf_api.names import Env
+from rlhf_common import control_pb2, control_pb2_grpc
+from rlhf_common.channels import OPTIONS, server_credentials
+from rlhf_common.names import Env
 from rlhf_workers.addresses import why_not_bound
 from rlhf_workers.settings import SettingsError
 from rlhf_workers.weights.source import WeightSourceService

@@ -29,7 +29,7 @@ import time
 from collections.abc import Sequence
 from typing import Final, NoReturn
 
-from rlhf_api.names import Env, ExitCode
+from rlhf_common.names import Env, ExitCode
 from rlhf_workers.ranks.ends import RankEnd, pod_end
 from rlhf_workers.ranks.environments import RankEnvironment, rank_environments
 from rlhf_workers.settings import SettingsError

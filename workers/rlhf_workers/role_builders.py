@@ -10,8 +10,8 @@ from typing import Final
 
 import torch
 
-from rlhf_api import control_pb2 as pb
 from rlhf_api.job import RLHFJob
+from rlhf_common import control_pb2 as pb
 from rlhf_workers.loading import uncollected
 from rlhf_workers.worker_role import WorkerRole
 

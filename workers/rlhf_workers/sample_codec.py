@@ -10,9 +10,9 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from rlhf_api import control_pb2 as pb
-from rlhf_api.arrays import pack, unpack
-from rlhf_api.samples import (
+from rlhf_common import control_pb2 as pb
+from rlhf_common.arrays import pack, unpack
+from rlhf_common.samples import (
     FINISH_REASONS,
     Drawing,
     Episode,

@@ -10,9 +10,9 @@ from typing import Final, NoReturn
 
 import grpc
 
-from rlhf_api import control_pb2 as pb
-from rlhf_api.control_pb2_grpc import CoordinatorStub
 from rlhf_api.protocol import mismatch
+from rlhf_common import control_pb2 as pb
+from rlhf_common.control_pb2_grpc import CoordinatorStub
 from rlhf_workers.outbox import SessionOutbox
 
 WELCOME_SECONDS: Final = 30.0

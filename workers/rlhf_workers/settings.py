@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from rlhf_api.names import Env, Group, worker_name
+from rlhf_common.names import Env, Group, worker_name
 
 WORKER_GROUPS = (Group.GENERATION, Group.INFERENCE, Group.TRAINING)
 

@@ -13,8 +13,8 @@ from typing import Protocol, runtime_checkable
 
 import torch
 
-from rlhf_api import control_pb2 as pb
-from rlhf_api.samples import SampleKey
+from rlhf_common import control_pb2 as pb
+from rlhf_common.samples import SampleKey
 from rlhf_workers.models.kv_slices import KvReservation, KvSlice
 
 

@@ -10,8 +10,8 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from types import TracebackType
 from typing import Any, Final, Self
 
-from rlhf_api import names
 from rlhf_cli.cluster.errors import explained
+from rlhf_common import names
 from rlhf_operator.api_client.client import PAGE
 from rlhf_operator.api_client.connection import Connection
 from rlhf_operator.api_client.errors import ApiError, UnavailableError

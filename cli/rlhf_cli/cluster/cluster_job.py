@@ -12,10 +12,10 @@ from datetime import datetime
 from functools import cached_property
 from typing import Any, Final
 
-from rlhf_api import names
-from rlhf_api.conditions import ConditionType, FinishedReason, RunningReason
-from rlhf_api.names import ExitCode
 from rlhf_cli.console import duration
+from rlhf_common import names
+from rlhf_common.conditions import ConditionType, FinishedReason, RunningReason
+from rlhf_common.names import ExitCode
 from rlhf_operator.reconcile.observed.termination_log import ITERATION_MAX
 from rlhf_operator.stored_job import status_of
 

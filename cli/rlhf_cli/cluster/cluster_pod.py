@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any, Final
 
-from rlhf_api import names
 from rlhf_cli.cluster.cluster_job import moment
+from rlhf_common import names
 from rlhf_operator.reconcile.diagnostics import describe_gate
 from rlhf_operator.reconcile.failures.exit_messages import how_it_ended
 from rlhf_operator.reconcile.observed.observed_pod import CONFIG_REASONS, IMAGE_REASONS, INIT_RUNS, ObservedPod

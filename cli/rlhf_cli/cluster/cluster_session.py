@@ -12,12 +12,12 @@ from pathlib import Path
 from rich.console import Console
 from rich.text import Text
 
-from rlhf_api import names
-from rlhf_api.names import ExitCode
 from rlhf_cli.cluster.api import Api
 from rlhf_cli.cluster.cluster_job import ClusterJob, similar_names
 from rlhf_cli.cluster.errors import VerbError
 from rlhf_cli.console import errors, output
+from rlhf_common import names
+from rlhf_common.names import ExitCode
 from rlhf_operator.api_client.connection import ConnectionConfigError, find_connection
 from rlhf_operator.api_client.errors import ApiError, MissingError
 

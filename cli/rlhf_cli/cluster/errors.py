@@ -7,8 +7,8 @@ client, whose text `explained` replaces by one that says what would help.
 import re
 from typing import TYPE_CHECKING, Final
 
-from rlhf_api import names
-from rlhf_api.names import ExitCode
+from rlhf_common import names
+from rlhf_common.names import ExitCode
 from rlhf_operator.api_client.errors import ApiError, ForbiddenError, MissingError, UnavailableError
 
 if TYPE_CHECKING:  # errors of a local run are explained on machines without the Kubernetes client

@@ -6,10 +6,10 @@ what is printed.
 
 from rich.text import Text
 
-from rlhf_api.names import ExitCode
 from rlhf_cli.cluster.cluster_session import ClusterSession, now
 from rlhf_cli.cluster.job_details import JobDetails, read_details
 from rlhf_cli.console import paragraph
+from rlhf_common.names import ExitCode
 
 
 async def explain(session: ClusterSession, name: str) -> int:

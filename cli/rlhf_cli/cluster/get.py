@@ -11,12 +11,12 @@ from rich.console import Group
 from rich.live import Live
 from rich.text import Text
 
-from rlhf_api import names
-from rlhf_api.conditions import ConditionType, RunningReason
 from rlhf_cli.cluster.api import list_watch
 from rlhf_cli.cluster.cluster_job import ClusterJob, age, moment, number
 from rlhf_cli.cluster.cluster_session import ClusterSession, now
 from rlhf_cli.console import Cell, columns, duration
+from rlhf_common import names
+from rlhf_common.conditions import ConditionType, RunningReason
 
 Json = dict[str, Any]
 

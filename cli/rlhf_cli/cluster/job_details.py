@@ -14,12 +14,12 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Any, Final
 
-from rlhf_api import names
 from rlhf_cli.cluster.api import Api
 from rlhf_cli.cluster.cluster_job import ClusterJob, moment
 from rlhf_cli.cluster.cluster_pod import ClusterPod, cluster_pods
 from rlhf_cli.cluster.cluster_session import ClusterSession
 from rlhf_cli.cluster.errors import VerbError
+from rlhf_common import names
 from rlhf_operator.api_client.errors import ApiError, ForbiddenError, MissingError, RefusedError
 from rlhf_operator.manifests.pods import CONTAINER
 

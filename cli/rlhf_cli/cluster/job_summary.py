@@ -8,10 +8,10 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import Final
 
-from rlhf_api.conditions import ConditionType, FinishedReason, RunningReason, SuspendedReason
 from rlhf_cli.cluster.cluster_job import ClusterJob, age, moment, number, shortened
 from rlhf_cli.cluster.cluster_pod import ClusterPod
 from rlhf_cli.console import duration
+from rlhf_common.conditions import ConditionType, FinishedReason, RunningReason, SuspendedReason
 
 OPERATOR_PATIENCE: Final = timedelta(seconds=20)
 """An operator that runs has reconciled a new or changed job well before this."""

@@ -9,14 +9,14 @@ import asyncio
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from rlhf_api import names
-from rlhf_api.names import ExitCode, Group
 from rlhf_cli.cluster.api import list_watch
 from rlhf_cli.cluster.cluster_job import ClusterJob
 from rlhf_cli.cluster.cluster_pod import ClusterPod, cluster_pods
 from rlhf_cli.cluster.cluster_session import ClusterSession, now
 from rlhf_cli.cluster.errors import VerbError
 from rlhf_cli.cluster.log_lines import LogLine, LogPrinter, in_order, parse_line
+from rlhf_common import names
+from rlhf_common.names import ExitCode, Group
 from rlhf_operator.api_client.errors import ApiError, ForbiddenError, MissingError, RefusedError, UnavailableError
 from rlhf_operator.manifests.pods import CONTAINER
 

@@ -10,13 +10,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from rlhf_api import manifest, names
-from rlhf_api.conditions import ConditionType
-from rlhf_api.names import ExitCode, Group
+from rlhf_api import manifest
 from rlhf_api.problems import ManifestError, Problem
 from rlhf_cli.cluster.cluster_job import ClusterJob
 from rlhf_cli.cluster.cluster_session import ClusterSession
 from rlhf_cli.cluster.errors import VerbError
+from rlhf_common import names
+from rlhf_common.conditions import ConditionType
+from rlhf_common.names import ExitCode, Group
 
 SCALABLE: Final = (Group.GENERATION, Group.INFERENCE)
 _SIZE: Final = re.compile(r"\d{1,9}")

@@ -16,16 +16,16 @@ from rich.console import Group as RenderGroup
 from rich.console import RenderableType
 from rich.live import Live
 
-from rlhf_api import control_pb2 as pb
-from rlhf_api.conditions import ConditionType
-from rlhf_api.metrics import fusion, run, samples, storage
-from rlhf_api.metrics import job as job_metrics
-from rlhf_api.names import Group
 from rlhf_cli.cluster.cluster_job import ClusterJob, shortened
 from rlhf_cli.cluster.cluster_pod import ClusterPod, event_time, explanations, notable_events
 from rlhf_cli.cluster.cluster_session import ClusterSession, now
 from rlhf_cli.cluster.job_details import JobDetails, as_metrics, read_details
 from rlhf_cli.live_view import render
+from rlhf_common import control_pb2 as pb
+from rlhf_common.conditions import ConditionType
+from rlhf_common.metrics import fusion, run, samples, storage
+from rlhf_common.metrics import job as job_metrics
+from rlhf_common.names import Group
 from rlhf_operator.api_client.errors import ForbiddenError, MissingError, RefusedError, UnavailableError
 
 EVENTS_SHOWN: Final = 4

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
-from rlhf_api.names import Group
+from rlhf_common.names import Group
 
 if TYPE_CHECKING:
     from rlhf_cli.cluster.cluster_session import ClusterSession

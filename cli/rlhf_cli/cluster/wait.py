@@ -10,14 +10,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
-from rlhf_api import names
-from rlhf_api.conditions import ConditionType, RunningReason
-from rlhf_api.names import ExitCode
 from rlhf_cli.cluster.api import list_watch
 from rlhf_cli.cluster.cluster_job import ClusterJob
 from rlhf_cli.cluster.cluster_session import ClusterSession
 from rlhf_cli.cluster.errors import TIMED_OUT, VerbError
 from rlhf_cli.console import duration
+from rlhf_common import names
+from rlhf_common.conditions import ConditionType, RunningReason
+from rlhf_common.names import ExitCode
 
 _DURATION: Final = re.compile(r"(?:(\d+)h)?(?:(\d+)m)?(?:(\d+)s?)?")
 

@@ -15,13 +15,13 @@ from pydantic import ValidationError
 
 from rlhf_api.algorithms import ModelRole, graph_of
 from rlhf_api.job import RLHFJob
-from rlhf_api.names import ExitCode
 from rlhf_cli.console import output
 from rlhf_cli.hub.hub_folder import check_target, is_adapter, write_hub_folder
 from rlhf_cli.hub.model_card import ExportedModel
 from rlhf_cli.hub.upload import check_repository, upload
 from rlhf_cli.local.errors import RunError
 from rlhf_cli.local.run_folder import holds_run, why_no_run
+from rlhf_common.names import ExitCode
 from rlhf_coordinator.reports.trackers.summary_json import FILE as SUMMARY
 from rlhf_coordinator.storage import checkpoint
 from rlhf_operator.manifests.mount_paths import JOB_KEY

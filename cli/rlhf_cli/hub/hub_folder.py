@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any, Final
 
 from rlhf_api.algorithms import ModelKind
-from rlhf_api.names import ADAPTER_CONFIG, ExitCode
-from rlhf_api.weight_files import INDEX, FolderError, read_weight_files
 from rlhf_cli.hub.model_card import ExportedModel, generation_config, model_card
 from rlhf_cli.local.errors import RunError
+from rlhf_common.model_files.weight_files import INDEX, FolderError, read_weight_files
+from rlhf_common.names import ADAPTER_CONFIG, ExitCode
 
 CARD: Final = "README.md"
 GENERATION: Final = "generation_config.json"

@@ -9,8 +9,8 @@ import re
 from pathlib import Path
 from typing import Final
 
-from rlhf_api.names import ExitCode
 from rlhf_cli.local.errors import RunError
+from rlhf_common.names import ExitCode
 
 REPOSITORY: Final = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}")
 _REMEDIES: Final = {

@@ -13,8 +13,8 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from rlhf_api.names import Group
 from rlhf_cli.local.errors import RunError
+from rlhf_common.names import Group
 
 
 @dataclass(frozen=True)

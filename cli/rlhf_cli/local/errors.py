@@ -1,6 +1,6 @@
 """The error of a local run: a message for the user, and the exit code of the command."""
 
-from rlhf_api.names import ExitCode
+from rlhf_common.names import ExitCode
 
 
 class RunError(Exception):

@@ -16,9 +16,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from rlhf_api.names import Env
 from rlhf_cli.local import exec_wrapper
 from rlhf_cli.local.pods_to_processes import LocalProcess
+from rlhf_common.names import Env
 
 WORKER: Final = ("-m", "rlhf_workers")
 """Arguments after the interpreter of a process that can be forked."""

@@ -21,8 +21,6 @@ from datetime import datetime
 from pathlib import Path
 from typing import BinaryIO, Final
 
-from rlhf_api.json_logs import JsonLogFormatter
-from rlhf_api.names import Env, ExitCode, Group
 from rlhf_cli.local import exec_wrapper, leftover_processes
 from rlhf_cli.local.fork_client import ForkedProcess, ForkServerClient, ForkServerError, forkable
 from rlhf_cli.local.liveness_probe import until_hung
@@ -39,6 +37,8 @@ from rlhf_cli.local.restart_policy import (
     decide_after_end,
     restart_message,
 )
+from rlhf_common.json_logs import JsonLogFormatter
+from rlhf_common.names import Env, ExitCode, Group
 
 _LOG_PREFIX: Final = re.compile(r"^\S+T\S+ [A-Z]+ \S+ ")
 """Time, level and worker at the beginning of a log line."""

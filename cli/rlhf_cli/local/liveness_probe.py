@@ -8,7 +8,7 @@ no hang.
 import asyncio
 from typing import Final
 
-from rlhf_api.endpoint import LIVENESS_PATH
+from rlhf_common.endpoint import LIVENESS_PATH
 from rlhf_operator.manifests.pods import PROBE_SECONDS, PROBE_TIMEOUT_SECONDS
 
 STARTING_SECONDS: Final = 0.5

@@ -13,7 +13,6 @@ from random import Random
 
 from rlhf_api import manifest
 from rlhf_api.job import RLHFJob
-from rlhf_api.names import Env, Group
 from rlhf_api.problems import ManifestError
 from rlhf_api.protocol import read_job
 from rlhf_cli.load_job import LoadedJob
@@ -22,6 +21,7 @@ from rlhf_cli.local.errors import RunError
 from rlhf_cli.local.pods_to_processes import LocalProcess, device_demands, job_file_content, local_processes
 from rlhf_cli.local.ports import LOOPBACK, HeldPorts, JobPorts, claim, free_ports, is_free
 from rlhf_cli.local.run_folder import RunFolder
+from rlhf_common.names import Env, Group
 from rlhf_operator.certificates import new_authority
 from rlhf_operator.manifests import render
 from rlhf_operator.manifests.mount_paths import JOB_KEY

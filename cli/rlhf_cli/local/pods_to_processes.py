@@ -11,12 +11,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from rlhf_api import names
-from rlhf_api.names import Env, Group
 from rlhf_cli.local.devices import DeviceDemand, DeviceShare
 from rlhf_cli.local.errors import RunError
 from rlhf_cli.local.ports import LOOPBACK, JobPorts
 from rlhf_cli.local.run_folder import RunPaths
+from rlhf_common import names
+from rlhf_common.names import Env, Group
 from rlhf_operator.manifests import RenderedObjects, engine_pods
 from rlhf_operator.manifests.mount_paths import JOB_KEY
 from rlhf_operator.manifests.pods import CONTAINER, GPU_RESOURCE

@@ -14,8 +14,8 @@ from pathlib import Path
 from random import Random
 from typing import Final, Self
 
-from rlhf_api.names import ExitCode
 from rlhf_cli.local.errors import RunError
+from rlhf_common.names import ExitCode
 
 LOOPBACK: Final = "127.0.0.1"
 _LOWEST: Final = 10_000

@@ -10,7 +10,7 @@ import signal
 from dataclasses import dataclass
 from typing import Final
 
-from rlhf_api.names import ExitCode, Group
+from rlhf_common.names import ExitCode, Group
 
 FIRST_DELAY_SECONDS: Final = 0.2
 """Enough for ports and devices to be released; a lost rank must not hold up its group for longer."""

@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Final
 
 from rlhf_api.job import RLHFJob
-from rlhf_api.names import ExitCode
 from rlhf_cli.local import leftover_processes
 from rlhf_cli.local.errors import RunError
+from rlhf_common.names import ExitCode
 from rlhf_operator.manifests.mount_paths import JOB_KEY
 
 RUNS: Final = Path("runs")

@@ -11,8 +11,8 @@ from typing import Final
 
 import numpy as np
 
-from rlhf_api.names import Group
 from rlhf_api.score_blocks import incremental_tasks
+from rlhf_common.names import Group
 from rlhf_coordinator.job.job_run import JobRun
 from rlhf_coordinator.scheduling import incremental_dispatch
 from rlhf_planner.inter_stage.costs import SCORE_BATCH

@@ -12,9 +12,9 @@ import statistics
 import time
 from typing import Final
 
-from rlhf_api import control_pb2 as pb
 from rlhf_api.algorithms import samples_begun
-from rlhf_api.names import Group
+from rlhf_common import control_pb2 as pb
+from rlhf_common.names import Group
 from rlhf_coordinator.fusion import counterfactual, learning, reallocation
 from rlhf_coordinator.fusion.learning import iteration_setup
 from rlhf_coordinator.job.commands import send

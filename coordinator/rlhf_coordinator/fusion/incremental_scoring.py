@@ -7,9 +7,9 @@ it: its samples are begun anew elsewhere, or scored as a whole when they are fin
 import logging
 import time
 
-from rlhf_api import control_pb2 as pb
-from rlhf_api.samples import SampleKey
 from rlhf_api.score_blocks import incremental_tasks
+from rlhf_common import control_pb2 as pb
+from rlhf_common.samples import SampleKey
 from rlhf_coordinator.job.commands import send
 from rlhf_coordinator.job.job_run import JobRun
 from rlhf_coordinator.scheduling import incremental_dispatch

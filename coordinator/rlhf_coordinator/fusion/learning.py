@@ -13,8 +13,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
-from rlhf_api import control_pb2 as pb
-from rlhf_api.names import Group
+from rlhf_common import control_pb2 as pb
+from rlhf_common.names import Group
 from rlhf_coordinator.job.job_run import JobRun
 from rlhf_coordinator.state.carried_sample import origin_in
 from rlhf_coordinator.state.fusion_state import WorkInterval

@@ -10,8 +10,8 @@ import time
 from collections.abc import Iterable
 from typing import Final
 
-from rlhf_api import control_pb2 as pb
-from rlhf_api.samples import Lease, SampleKey
+from rlhf_common import control_pb2 as pb
+from rlhf_common.samples import Lease, SampleKey
 from rlhf_coordinator.fusion import learning
 from rlhf_coordinator.job import measurements
 from rlhf_coordinator.job.commands import send

@@ -5,7 +5,7 @@ Rule: every command but Exit goes out by here, so that what a worker was asked i
 
 import time
 
-from rlhf_api import control_pb2 as pb
+from rlhf_common import control_pb2 as pb
 from rlhf_coordinator.job.job_run import JobRun
 from rlhf_coordinator.state.worker import PendingCommand
 

@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
-from rlhf_api.names import Group
+from rlhf_common.names import Group
 
 SEGMENTS: Final = 256
 """Phases that are remembered: far more than pass between two heartbeats, which are at most 30 s apart."""

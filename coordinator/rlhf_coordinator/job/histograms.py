@@ -9,9 +9,9 @@ from typing import Final
 
 from prometheus_client.metrics_core import Metric as Family
 
-from rlhf_api.metrics import fusion, job, samples, storage, training
-from rlhf_api.metrics.exposition import HistogramSeries, Ids
-from rlhf_api.metrics.metric import Metric
+from rlhf_common.metrics import fusion, job, samples, storage, training
+from rlhf_common.metrics.exposition import HistogramSeries, Ids
+from rlhf_common.metrics.metric import Metric
 
 _FED: Final = (
     job.ITERATION_SECONDS,

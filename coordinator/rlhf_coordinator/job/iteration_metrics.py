@@ -13,9 +13,9 @@ from typing import Final
 
 import numpy as np
 
-from rlhf_api import reward_metrics
 from rlhf_api.algorithms import Graph
-from rlhf_api.names import Group
+from rlhf_common import reward_metrics
+from rlhf_common.names import Group
 from rlhf_coordinator.job.critic_overlap_metrics import critic_overlap_metrics
 from rlhf_coordinator.job.iteration_stages import stage_seconds
 from rlhf_coordinator.job.job_run import JobRun

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Final
 
-from rlhf_api.metrics.labels import STAGES
+from rlhf_common.metrics.labels import STAGES
 
 STAGE_OF_PHASE: Final = {
     "Starting": "wait",

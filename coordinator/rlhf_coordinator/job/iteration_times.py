@@ -5,7 +5,7 @@ Rule: moments come in as arguments, seconds of one monotonic clock; nothing here
 
 from dataclasses import dataclass, field
 
-from rlhf_api import control_pb2 as pb
+from rlhf_common import control_pb2 as pb
 
 
 @dataclass

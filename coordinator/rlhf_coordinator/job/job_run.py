@@ -13,7 +13,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from rlhf_api import control_pb2 as pb
+from rlhf_common import control_pb2 as pb
 from rlhf_coordinator.job.background_tasks import BackgroundTasks
 from rlhf_coordinator.job.bottleneck_log import BottleneckLog
 from rlhf_coordinator.job.histograms import JobHistograms

@@ -8,9 +8,9 @@ histograms alone: a job does the same with metrics Disabled.
 import time
 from typing import Final
 
-from rlhf_api import control_pb2 as pb
-from rlhf_api.metrics import fusion, job, labels, samples, storage, training
-from rlhf_api.names import Group
+from rlhf_common import control_pb2 as pb
+from rlhf_common.metrics import fusion, job, labels, samples, storage, training
+from rlhf_common.names import Group
 from rlhf_coordinator.job.job_run import JobRun
 from rlhf_coordinator.state.sample import SampleState
 from rlhf_coordinator.state.worker import Worker

@@ -8,7 +8,7 @@ import time
 from collections import Counter
 from dataclasses import dataclass, field
 
-from rlhf_api.names import Group
+from rlhf_common.names import Group
 from rlhf_coordinator.job.gpu_time import GpuTime
 from rlhf_coordinator.job.iteration_stages import PhaseTotals
 from rlhf_coordinator.state.speculation_state import DraftTotals

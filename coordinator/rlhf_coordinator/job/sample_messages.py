@@ -8,10 +8,10 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from rlhf_api import control_pb2 as pb
-from rlhf_api import reward_metrics
 from rlhf_api.algorithms import Task
-from rlhf_api.samples import FINISH_REASONS
+from rlhf_common import control_pb2 as pb
+from rlhf_common import reward_metrics
+from rlhf_common.samples import FINISH_REASONS
 from rlhf_coordinator.state.ledger import Ledger
 from rlhf_coordinator.state.sample import PackedResponse
 from rlhf_coordinator.storage.sample_codec import response_of, unpacked

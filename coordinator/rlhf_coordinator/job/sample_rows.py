@@ -8,8 +8,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from rlhf_api import control_pb2 as pb
 from rlhf_api.algorithms import Graph
+from rlhf_common import control_pb2 as pb
 from rlhf_coordinator.job.job_run import JobRun
 from rlhf_coordinator.reports.sample_table import SampleRow, cut_text
 from rlhf_coordinator.state.sample import Sample

@@ -7,7 +7,7 @@ its next Register what it is, and the scheduler decides anew.
 import asyncio
 from dataclasses import dataclass, field
 
-from rlhf_api import control_pb2 as pb
+from rlhf_common import control_pb2 as pb
 
 
 @dataclass

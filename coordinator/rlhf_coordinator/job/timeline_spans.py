@@ -8,9 +8,9 @@ of the job.
 
 from typing import Final
 
-from rlhf_api import control_pb2 as pb
 from rlhf_api.job.groups import TrainingParallelism
-from rlhf_api.names import Group
+from rlhf_common import control_pb2 as pb
+from rlhf_common.names import Group
 from rlhf_coordinator.job.job_run import JobRun
 from rlhf_coordinator.state.fusion_state import MadeReallocation
 

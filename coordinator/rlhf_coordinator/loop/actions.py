@@ -11,10 +11,10 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, Final
 
-from rlhf_api import control_pb2 as pb
 from rlhf_api.algorithms import has_greedy_baseline, samples_begun, samples_of_batch, samples_per_prompt
-from rlhf_api.names import ExitCode, Group
-from rlhf_api.samples import SampleKey
+from rlhf_common import control_pb2 as pb
+from rlhf_common.names import ExitCode, Group
+from rlhf_common.samples import SampleKey
 from rlhf_coordinator.evaluation import rounds
 from rlhf_coordinator.fusion import fusion_planning, incremental_scoring, learning, reallocation, sample_moves
 from rlhf_coordinator.job import measurements, open_report

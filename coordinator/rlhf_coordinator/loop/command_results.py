@@ -9,8 +9,8 @@ import logging
 import time
 from typing import Final
 
-from rlhf_api import control_pb2 as pb
-from rlhf_api.names import ExitCode, Group
+from rlhf_common import control_pb2 as pb
+from rlhf_common.names import ExitCode, Group
 from rlhf_coordinator.fusion import fusion_planning, incremental_scoring, sample_moves
 from rlhf_coordinator.job import measurements
 from rlhf_coordinator.job.job_run import JobRun

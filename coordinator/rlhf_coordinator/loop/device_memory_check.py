@@ -7,8 +7,8 @@ then what would fit.
 
 from functools import cached_property
 
-from rlhf_api import control_pb2 as pb
-from rlhf_api.names import ExitCode, Group
+from rlhf_common import control_pb2 as pb
+from rlhf_common.names import ExitCode, Group
 from rlhf_coordinator.model_sizes import read_sizes
 from rlhf_coordinator.state.job_state import JobContext
 from rlhf_planner.device_memory import Sizes, budget

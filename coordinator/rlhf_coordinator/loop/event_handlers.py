@@ -9,7 +9,7 @@ import logging
 import time
 from collections.abc import Sequence
 
-from rlhf_api import control_pb2 as pb
+from rlhf_common import control_pb2 as pb
 from rlhf_coordinator.fusion import incremental_scoring, learning
 from rlhf_coordinator.job import measurements
 from rlhf_coordinator.job.job_run import JobRun

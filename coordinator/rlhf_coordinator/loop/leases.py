@@ -6,7 +6,7 @@ sample alone, so every worker draws the same tokens.
 
 from collections.abc import Iterable
 
-from rlhf_api import control_pb2 as pb
+from rlhf_common import control_pb2 as pb
 from rlhf_coordinator.job.commands import send
 from rlhf_coordinator.job.job_run import JobRun
 from rlhf_coordinator.loop.sample_sets import BatchSamples, Samples, evaluation_samples

@@ -13,9 +13,9 @@ from typing import Any, Final
 
 from google.protobuf.descriptor import FieldDescriptor
 
-from rlhf_api import control_pb2 as pb
-from rlhf_api.names import Group
-from rlhf_api.worker_roles import roles_of
+from rlhf_common import control_pb2 as pb
+from rlhf_common.names import Group
+from rlhf_common.worker_roles import roles_of
 from rlhf_coordinator.state.worker import Worker
 
 MAX_NAME_CHARACTERS: Final = 256

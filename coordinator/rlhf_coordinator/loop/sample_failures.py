@@ -10,8 +10,8 @@ counted and not journaled is counted anew.
 import logging
 from typing import Final
 
-from rlhf_api import control_pb2 as pb
-from rlhf_api.names import ExitCode
+from rlhf_common import control_pb2 as pb
+from rlhf_common.names import ExitCode
 from rlhf_coordinator.job.job_run import JobRun
 from rlhf_coordinator.job.sample_messages import returned_response
 from rlhf_coordinator.loop.sample_sets import MAX_FAILED_FIELD, Samples, sample_sets

@@ -8,7 +8,7 @@ was asked for.
 
 import time
 
-from rlhf_api import control_pb2 as pb
+from rlhf_common import control_pb2 as pb
 from rlhf_coordinator.fusion import sample_moves
 from rlhf_coordinator.job import measurements
 from rlhf_coordinator.job.job_run import JobRun

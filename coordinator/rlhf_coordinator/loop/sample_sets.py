@@ -11,9 +11,9 @@ import math
 from collections.abc import Iterator, Sequence
 from typing import Final
 
-from rlhf_api import control_pb2 as pb
 from rlhf_api.algorithms import Task
-from rlhf_api.samples import Drawing, SampleKey
+from rlhf_common import control_pb2 as pb
+from rlhf_common.samples import Drawing, SampleKey
 from rlhf_coordinator.fusion import incremental_scoring
 from rlhf_coordinator.job import measurements
 from rlhf_coordinator.job.job_run import JobRun

@@ -9,9 +9,9 @@ import logging
 import time
 from typing import Final
 
-from rlhf_api import control_pb2 as pb
 from rlhf_api.algorithms import Task
-from rlhf_api.names import ExitCode
+from rlhf_common import control_pb2 as pb
+from rlhf_common.names import ExitCode
 from rlhf_coordinator.job import measurements
 from rlhf_coordinator.job.job_run import JobRun
 from rlhf_coordinator.job.sample_messages import score_problem, task_named

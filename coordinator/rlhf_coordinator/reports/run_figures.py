@@ -16,7 +16,7 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 from matplotlib.ticker import MaxNLocator
 
-from rlhf_api.names import DEVICE_TURN_SPANS
+from rlhf_common.names import DEVICE_TURN_SPANS
 from rlhf_coordinator.reports.trackers import metrics_jsonl, timeline_json
 from rlhf_coordinator.reports.trackers.timeline_json import TimelineSpan
 

@@ -14,7 +14,7 @@ import threading
 from pathlib import Path
 from typing import Final
 
-from rlhf_api.names import Env, ExitCode
+from rlhf_common.names import Env, ExitCode
 from rlhf_coordinator.run_page.server import LOOPBACK, MAX_PORT, RunPageServer
 
 PORT: Final = 8080

@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from pydantic import ValidationError
 
-from rlhf_api.names import Group
+from rlhf_common.names import Group
 from rlhf_coordinator.reports.sample_histories import SampleHistories
 from rlhf_coordinator.reports.sample_table import SampleRow
 from rlhf_coordinator.reports.trackers.metrics_jsonl import is_evaluation

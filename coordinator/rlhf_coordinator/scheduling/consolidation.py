@@ -17,7 +17,7 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from rlhf_api.names import Group
+from rlhf_common.names import Group
 from rlhf_coordinator.scheduling.balancing import reallocations, staying_samples, unfinished_sample
 from rlhf_coordinator.scheduling.decisions import (
     AdoptCosts,

@@ -7,7 +7,7 @@ whole; so what critics score waits for them.
 Rule: pure. No critic is trained while workers read the policy from ranks, and none is read while they are trained.
 """
 
-from rlhf_api import control_pb2 as pb
+from rlhf_common import control_pb2 as pb
 from rlhf_coordinator.scheduling.decisions import Decision, ReportCritics, Train
 from rlhf_coordinator.scheduling.derived_state import DerivedState
 from rlhf_coordinator.state.job_state import JobContext, JobState

@@ -7,7 +7,7 @@ Rule: a decision names workers and samples, and holds no clock, socket or file. 
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
-from rlhf_api import control_pb2 as pb
+from rlhf_common import control_pb2 as pb
 from rlhf_coordinator.state.sibling_state import TokenSource
 from rlhf_planner.inter_stage.balance import Reallocation
 

@@ -8,7 +8,7 @@ facts again. Status and metrics read what came of them (`iteration.SchedulerOutp
 
 from dataclasses import dataclass
 
-from rlhf_api.names import Group
+from rlhf_common.names import Group
 from rlhf_coordinator.scheduling import readiness
 from rlhf_coordinator.scheduling.consolidation import (
     Consolidation,

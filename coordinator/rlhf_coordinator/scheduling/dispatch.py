@@ -12,7 +12,7 @@ import heapq
 from collections.abc import Collection, Iterable, Sequence
 from typing import Final
 
-from rlhf_api.names import Group
+from rlhf_common.names import Group
 from rlhf_coordinator.scheduling import incremental_dispatch
 from rlhf_coordinator.scheduling.decisions import Decision, Generate, Score, ScoreGroup
 from rlhf_coordinator.scheduling.derived_state import DerivedState

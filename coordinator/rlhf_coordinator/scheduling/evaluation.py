@@ -11,7 +11,7 @@ Rule: pure; work of the batch comes first everywhere. Must never give a worker a
 from collections.abc import Collection, Iterable, Sequence
 from typing import Final
 
-from rlhf_api.names import Group
+from rlhf_common.names import Group
 from rlhf_coordinator.scheduling.decisions import (
     BeginEvaluation,
     Decision,

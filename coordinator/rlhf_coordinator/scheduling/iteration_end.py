@@ -9,9 +9,9 @@ Rule: pure. While weights are read from ranks, no rank leaves, and a job that st
 
 from typing import Final
 
-from rlhf_api import control_pb2 as pb
 from rlhf_api.algorithms.refill import UsedUp
-from rlhf_api.names import ExitCode
+from rlhf_common import control_pb2 as pb
+from rlhf_common.names import ExitCode
 from rlhf_coordinator.scheduling import evaluation
 from rlhf_coordinator.scheduling.decisions import (
     CloseIteration,

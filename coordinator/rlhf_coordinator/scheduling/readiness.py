@@ -10,7 +10,7 @@ Rule: pure, and of the state as it is: nothing is remembered.
 
 from collections.abc import Collection, Iterable, Mapping
 
-from rlhf_api.names import Group
+from rlhf_common.names import Group
 from rlhf_coordinator.state.job_state import JobContext, JobState
 from rlhf_coordinator.state.sample import SampleState
 from rlhf_coordinator.state.worker import CommandKind, Worker

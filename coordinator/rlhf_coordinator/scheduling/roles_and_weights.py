@@ -13,8 +13,8 @@ Rule: pure. No load from ranks starts while a complete batch or critics wait for
 what they keep.
 """
 
-from rlhf_api import control_pb2 as pb
-from rlhf_api.names import DRAFT_MODEL, Group
+from rlhf_common import control_pb2 as pb
+from rlhf_common.names import DRAFT_MODEL, Group
 from rlhf_coordinator.scheduling import evaluation
 from rlhf_coordinator.scheduling.decisions import Decision, PrepareWorker
 from rlhf_coordinator.scheduling.derived_state import DerivedState

@@ -11,7 +11,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Final
 
-from rlhf_api.names import ExitCode
+from rlhf_common.names import ExitCode
 from rlhf_coordinator.scheduling import training_overlap
 from rlhf_coordinator.scheduling.decisions import (
     CommitBatch,

@@ -10,7 +10,7 @@ Rule: pure. The answers depend on the job, the iteration and its first record, s
 do not depend on who was faster or died. Must never let weights change within an iteration.
 """
 
-from rlhf_api import control_pb2 as pb
+from rlhf_common import control_pb2 as pb
 from rlhf_coordinator.state.job_state import JobContext, JobState
 
 

@@ -9,7 +9,7 @@ import hashlib
 
 from rlhf_api.algorithms import graph_of
 from rlhf_api.job import RLHFJobSpec
-from rlhf_api.names import ExitCode
+from rlhf_common.names import ExitCode
 from rlhf_coordinator.failures import JobError
 from rlhf_planner.schedule.methods import CANDIDATES, placed
 from rlhf_planner.schedule.serial import serial_table

@@ -8,8 +8,8 @@ import math
 from dataclasses import dataclass
 from typing import Final
 
-from rlhf_api import control_pb2 as pb
-from rlhf_api.names import ExitCode
+from rlhf_common import control_pb2 as pb
+from rlhf_common.names import ExitCode
 from rlhf_coordinator.scheduling.decisions import Decision, ExitWorker, Finish
 from rlhf_coordinator.state.job_state import JobContext, JobState
 from rlhf_coordinator.state.sample import Sample, SampleState

@@ -3,8 +3,8 @@
 Rule: a batch is built once and shared by the ranks that fetch it; replays walk forward, so two are kept.
 """
 
-from rlhf_api import control_pb2 as pb
 from rlhf_api.algorithms import has_greedy_baseline, samples_begun, samples_of_batch, samples_per_prompt
+from rlhf_common import control_pb2 as pb
 from rlhf_coordinator.job.job_run import JobRun
 from rlhf_coordinator.storage.batch import batch_parts, replayed
 

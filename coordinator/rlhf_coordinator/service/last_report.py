@@ -12,7 +12,7 @@ import os
 from pathlib import Path
 from typing import Any, Final
 
-from rlhf_api.names import Env
+from rlhf_common.names import Env
 from rlhf_coordinator.job.job_run import JobRun
 
 log = logging.getLogger(__name__)

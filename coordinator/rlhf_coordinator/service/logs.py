@@ -11,9 +11,9 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from rlhf_api.job import RLHFJob
-from rlhf_api.json_logs import JsonLogFormatter, LogContext, job_key, log_what_is_printed
-from rlhf_api.names import Env
-from rlhf_api.tracing.span import iteration_trace
+from rlhf_common.json_logs import JsonLogFormatter, LogContext, job_key, log_what_is_printed
+from rlhf_common.names import Env
+from rlhf_common.tracing.span import iteration_trace
 from rlhf_coordinator.job.job_run import JobRun
 
 NAME = "coordinator"

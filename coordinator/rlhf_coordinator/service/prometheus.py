@@ -1,4 +1,4 @@
-"""Serves Prometheus: what a coordinator says of its job, as the catalogue (`rlhf_api.metrics`) declares it.
+"""Serves Prometheus: what a coordinator says of its job, as the catalogue (`rlhf_common.metrics`) declares it.
 
 Rule: values are read from the job's parts when scraped; nothing is counted twice. Scrapes come from another thread and
 only read: what belongs together is one object that is replaced as a whole, and what changes while it is iterated over
@@ -17,11 +17,19 @@ from typing import Final
 from prometheus_client.metrics_core import Metric as Family
 from prometheus_client.registry import Collector
 
-from rlhf_api.endpoint import Application, Endpoint
-from rlhf_api.metrics import fusion, job, labels, process, samples, speculation, storage, training
-from rlhf_api.metrics.exposition import Values, application, certificate_expiry, disabled, family, registry_of, settled
-from rlhf_api.metrics.metric import Metric
-from rlhf_api.names import PHASES, ExitCode
+from rlhf_common.endpoint import Application, Endpoint
+from rlhf_common.metrics import fusion, job, labels, process, samples, speculation, storage, training
+from rlhf_common.metrics.exposition import (
+    Values,
+    application,
+    certificate_expiry,
+    disabled,
+    family,
+    registry_of,
+    settled,
+)
+from rlhf_common.metrics.metric import Metric
+from rlhf_common.names import PHASES, ExitCode
 from rlhf_coordinator.failures import JobError
 from rlhf_coordinator.job.iteration_metrics import idle_share
 from rlhf_coordinator.job.iteration_stages import stage_seconds

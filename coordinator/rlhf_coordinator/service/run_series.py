@@ -8,10 +8,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice, product
 from typing import Final
 
-from rlhf_api.metrics import labels, run
-from rlhf_api.metrics.catalogue import METRICS
-from rlhf_api.metrics.exposition import Values
-from rlhf_api.metrics.metric import Metric
+from rlhf_common.metrics import labels, run
+from rlhf_common.metrics.catalogue import METRICS
+from rlhf_common.metrics.exposition import Values
+from rlhf_common.metrics.metric import Metric
 
 OF_RUN: Final = tuple(metric for metric in METRICS if metric.run_metric)
 """Metrics whose value is one of the last iteration's."""

@@ -18,11 +18,11 @@ from google.protobuf.message import DecodeError
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
-from rlhf_api import control_pb2 as pb
-from rlhf_api import control_pb2_grpc
-from rlhf_api.channels import OPTIONS, server_credentials
-from rlhf_api.names import ExitCode
 from rlhf_api.protocol import PROTOCOL, written_job
+from rlhf_common import control_pb2 as pb
+from rlhf_common import control_pb2_grpc
+from rlhf_common.channels import OPTIONS, server_credentials
+from rlhf_common.names import ExitCode
 from rlhf_coordinator.failures import JobError
 from rlhf_coordinator.job.job_run import JobRun
 from rlhf_coordinator.job.sessions import WorkerStream

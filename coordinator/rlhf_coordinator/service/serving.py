@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from rlhf_api.endpoint import Endpoint
+from rlhf_common.endpoint import Endpoint
 from rlhf_coordinator.failures import JobError
 from rlhf_coordinator.job.job_run import JobOutcome, JobRun
 from rlhf_coordinator.loop.actions import Actions

@@ -6,7 +6,7 @@ Rule: built on request, never stored; says in words what the job waits for.
 import time
 from collections.abc import Iterable
 
-from rlhf_api import control_pb2 as pb
+from rlhf_common import control_pb2 as pb
 from rlhf_coordinator.job.job_run import JobRun
 from rlhf_coordinator.scheduling import waits
 from rlhf_coordinator.speculation.summary import describe, shown

@@ -8,7 +8,7 @@ each worker's own controller.
 import logging
 from typing import Any, Final
 
-from rlhf_api import control_pb2 as pb
+from rlhf_common import control_pb2 as pb
 from rlhf_coordinator.job.job_run import JobRun
 from rlhf_coordinator.speculation.summary import is_on, switched
 from rlhf_coordinator.state.speculation_state import DraftTotals

@@ -10,8 +10,8 @@ from collections import defaultdict
 from collections.abc import Mapping
 from typing import Final
 
-from rlhf_api import control_pb2 as pb
 from rlhf_api.algorithms import samples_per_prompt
+from rlhf_common import control_pb2 as pb
 from rlhf_coordinator.job.job_run import JobRun
 from rlhf_coordinator.scheduling import sibling_sharing
 from rlhf_coordinator.scheduling.decisions import SharedPart, ShareSiblings

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Self
 
-from rlhf_api.samples import Episode
+from rlhf_common.samples import Episode
 from rlhf_coordinator.state.sample import Origin, PackedResponse, Sample
 
 

@@ -7,7 +7,7 @@ they are. Every lease has a higher attempt than the one before.
 from bisect import bisect_left, insort
 from collections.abc import Collection
 
-from rlhf_api.samples import Lease
+from rlhf_common.samples import Lease
 from rlhf_coordinator.state.sample import Sample
 
 _Turn = tuple[int, int, int]

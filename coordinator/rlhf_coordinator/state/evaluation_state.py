@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from rlhf_api.algorithms import Graph, Scope, Task
-from rlhf_api.samples import FIRST_EVALUATION_SAMPLE
+from rlhf_common.samples import FIRST_EVALUATION_SAMPLE
 from rlhf_coordinator.state.ledger import Ledger
 from rlhf_coordinator.state.sample import SampleState
 

@@ -12,13 +12,13 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Final
 
-from rlhf_api import control_pb2 as pb
 from rlhf_api.algorithms import graph_of
 from rlhf_api.job import RLHFJobSpec
-from rlhf_api.names import Group, worker_name
 from rlhf_api.protocol import PROTOCOL, mismatch
 from rlhf_api.rules.table import MAX_WORKERS
-from rlhf_api.worker_roles import roles_of
+from rlhf_common import control_pb2 as pb
+from rlhf_common.names import Group, worker_name
+from rlhf_common.worker_roles import roles_of
 from rlhf_coordinator.state.hang_detection import HangDetector
 from rlhf_coordinator.state.worker import WEIGHT_READS, CommandKind, PendingCommand, Worker
 

@@ -8,8 +8,8 @@ with every iteration.
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
-from rlhf_api import control_pb2 as pb
 from rlhf_api.job import RLHFJobSpec
+from rlhf_common import control_pb2 as pb
 from rlhf_planner.inter_stage.balance import Reallocation
 from rlhf_planner.inter_stage.choose import FusionChoice
 from rlhf_planner.inter_stage.costs import StageCosts

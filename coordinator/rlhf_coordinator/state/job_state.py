@@ -10,11 +10,11 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Final, Literal
 
-from rlhf_api import control_pb2 as pb
 from rlhf_api.algorithms import Graph, ModelRole, Task, graph_of
 from rlhf_api.job import RLHFJob, RLHFJobSpec
 from rlhf_api.job.rewards import Reward
-from rlhf_api.names import Group
+from rlhf_common import control_pb2 as pb
+from rlhf_common.names import Group
 from rlhf_coordinator.state.critic_overlap_state import CriticOverlapState
 from rlhf_coordinator.state.evaluation_state import EvaluationState
 from rlhf_coordinator.state.fleet import Fleet
@@ -37,7 +37,7 @@ class JobContext:
     job: RLHFJob
     graph: Graph
     schedule: str
-    """The serial schedule table, a `rlhf_api.schedule.ScheduleTable` as JSON."""
+    """The serial schedule table, a `rlhf_common.schedule.ScheduleTable` as JSON."""
     awaits_workers: bool = False
     """An absent worker may have no node yet. Others see to that, so its absence never fails the job."""
 

@@ -29,7 +29,7 @@ from dataclasses import dataclass
 from rlhf_api.algorithms import Task, samples_per_prompt
 from rlhf_api.algorithms.refill import RefillRule
 from rlhf_api.job import RLHFJobSpec
-from rlhf_api.samples import Lease
+from rlhf_common.samples import Lease
 from rlhf_coordinator.state.batch_refill import NO_REFILL
 from rlhf_coordinator.state.carried_sample import CarriedSample
 from rlhf_coordinator.state.sample import PackedResponse, Sample, SampleState

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Final, NamedTuple
 
-from rlhf_api.samples import Episode, Lease, VersionSpan
+from rlhf_common.samples import Episode, Lease, VersionSpan
 from rlhf_coordinator.state.decode_failures import NO_FAULTS, DecodeFailures
 
 ITEM_BYTES: Final = 4

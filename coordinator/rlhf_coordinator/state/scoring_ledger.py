@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterable, Sequence
 
 from rlhf_api.algorithms import Task
 from rlhf_api.algorithms.refill import RefillRule
-from rlhf_api.samples import Lease
+from rlhf_common.samples import Lease
 from rlhf_coordinator.state.batch_refill import BatchRefill
 from rlhf_coordinator.state.group_table import GroupTable, GroupTask, Results
 from rlhf_coordinator.state.sample import Sample, SampleState

@@ -14,7 +14,7 @@ import numpy as np
 
 from rlhf_api.algorithms import Scope, Task
 from rlhf_api.algorithms.graph import RewardPart
-from rlhf_api.samples import Lease
+from rlhf_common.samples import Lease
 from rlhf_coordinator.state.sample import Sample
 
 

@@ -10,9 +10,9 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Final
 
-from rlhf_api import control_pb2 as pb
-from rlhf_api.names import ExitCode, Group
-from rlhf_api.samples import Lease
+from rlhf_common import control_pb2 as pb
+from rlhf_common.names import ExitCode, Group
+from rlhf_common.samples import Lease
 
 
 class CommandKind(StrEnum):

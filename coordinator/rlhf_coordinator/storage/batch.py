@@ -7,11 +7,11 @@ Must never return an incomplete batch.
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Final
 
-from rlhf_api import control_pb2 as pb
 from rlhf_api.algorithms import Task
 from rlhf_api.algorithms.refill import RefillRule, UsedUp
-from rlhf_api.channels import CHUNK_BYTES
-from rlhf_api.samples import FinishReason
+from rlhf_common import control_pb2 as pb
+from rlhf_common.channels import CHUNK_BYTES
+from rlhf_common.samples import FinishReason
 from rlhf_coordinator.failures import JobError
 from rlhf_coordinator.state.batch_refill import NO_REFILL
 from rlhf_coordinator.state.evaluation_state import FIRST_SAMPLE

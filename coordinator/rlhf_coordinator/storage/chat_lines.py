@@ -10,8 +10,8 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
-from rlhf_api.chats import OF_SYSTEM, TOOLS, ChatError, Message, messages_of, tools_of
 from rlhf_api.job.rollout import Prompts
+from rlhf_common.chats import OF_SYSTEM, TOOLS, ChatError, Message, messages_of, tools_of
 from rlhf_coordinator.failures import JobError
 from rlhf_coordinator.storage.chat_marks import PROBE, ChatMarks
 from rlhf_coordinator.storage.chat_responses import ChatPrompt, ResponseText, ResponseWriter

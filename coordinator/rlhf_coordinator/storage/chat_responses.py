@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from rlhf_api.chats import Message
+from rlhf_common.chats import Message
 from rlhf_coordinator.storage.chat_marks import PROBE
 from rlhf_coordinator.storage.chat_template import ChatTemplate
 from rlhf_coordinator.storage.prompt_places import Place

@@ -10,10 +10,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from rlhf_api.chats import Message
 from rlhf_api.job.rollout import Prompts
-from rlhf_api.names import ExitCode
-from rlhf_api.undated_chats import DATE, RANDOM
+from rlhf_common.chats import Message
+from rlhf_common.names import ExitCode
+from rlhf_common.undated_chats import DATE, RANDOM
 from rlhf_coordinator.failures import JobError
 from rlhf_coordinator.storage.prompt_places import Place
 

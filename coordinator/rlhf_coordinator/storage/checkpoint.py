@@ -20,11 +20,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from rlhf_api import control_pb2 as pb
 from rlhf_api.algorithms import ModelRole
-from rlhf_api.companion_files import companion_files
-from rlhf_api.names import ADAPTER_CONFIG, ADAPTER_WEIGHTS, DRAFT_MODEL, DRAFT_MODEL_FIELD, ExitCode
-from rlhf_api.weight_files import FolderError
+from rlhf_common import control_pb2 as pb
+from rlhf_common.model_files.companion_files import companion_files
+from rlhf_common.model_files.weight_files import FolderError
+from rlhf_common.names import ADAPTER_CONFIG, ADAPTER_WEIGHTS, DRAFT_MODEL, DRAFT_MODEL_FIELD, ExitCode
 from rlhf_coordinator.failures import JobError
 from rlhf_coordinator.model_folders import local_folder
 from rlhf_coordinator.storage import adapter_file

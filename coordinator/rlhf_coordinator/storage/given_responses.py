@@ -14,8 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from rlhf_api.names import ExitCode
-from rlhf_api.text_tokens import prompt_tokens
+from rlhf_common.model_files.text_tokens import prompt_tokens
+from rlhf_common.names import ExitCode
 from rlhf_coordinator.failures import JobError
 from rlhf_coordinator.storage.prompt_lines import PromptLine
 

@@ -6,8 +6,8 @@ Rule: needs no weights, so that `rlhf validate --for local` reads prompts as the
 import json
 from dataclasses import replace
 
-from rlhf_api.chats import TOOLS, tools_of
 from rlhf_api.job import RLHFJobSpec
+from rlhf_common.chats import TOOLS, tools_of
 from rlhf_coordinator.storage.policy_limits import read_policy_limits
 from rlhf_coordinator.storage.prompts import Prompt, load_tokenizer
 from rlhf_coordinator.storage.tokenized_prompts import read_prompts

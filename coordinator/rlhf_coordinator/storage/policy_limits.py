@@ -1,6 +1,6 @@
 """What the policy can read, and where it stops: known from its tokenizer and JSON files, before weights are loaded.
 
-Rule: the same facts by which engines check requests and end responses (`rlhf_api.model_limits`).
+Rule: the same facts by which engines check requests and end responses (`rlhf_common.model_files.model_limits`).
 """
 
 import json
@@ -10,9 +10,9 @@ from typing import Any, Final
 
 from rlhf_api.algorithms import graph_of
 from rlhf_api.job import RLHFJobSpec
-from rlhf_api.model_limits import context_length, end_ids
-from rlhf_api.names import ExitCode
-from rlhf_api.text_tokens import added_tokens
+from rlhf_common.model_files.model_limits import context_length, end_ids
+from rlhf_common.model_files.text_tokens import added_tokens
+from rlhf_common.names import ExitCode
 from rlhf_coordinator.failures import JobError
 
 FIELD: Final = "spec.models.actor.path"

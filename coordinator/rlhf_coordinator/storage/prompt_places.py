@@ -6,7 +6,7 @@ Rule: what is wrong with prompts is said with the place and what would be right 
 from dataclasses import dataclass
 from pathlib import Path
 
-from rlhf_api.names import ExitCode
+from rlhf_common.names import ExitCode
 from rlhf_coordinator.failures import JobError
 
 

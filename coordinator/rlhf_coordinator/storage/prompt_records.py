@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from rlhf_api.job.rollout import Prompts, PromptSource
-from rlhf_api.nesting import MAX_DEPTH, too_deep
-from rlhf_api.surrogates import half_pair
+from rlhf_common.nesting import MAX_DEPTH, too_deep
+from rlhf_common.surrogates import half_pair
 from rlhf_coordinator.failures import JobError
 from rlhf_coordinator.storage.prompt_places import Place
 from rlhf_coordinator.storage.prompt_tables import PARQUET_MARK, table_rows

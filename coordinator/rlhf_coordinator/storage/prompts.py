@@ -30,7 +30,7 @@ import numpy as np
 
 from rlhf_api.job import RLHFJobSpec
 from rlhf_api.job.rollout import Prompts
-from rlhf_api.names import ExitCode, Group
+from rlhf_common.names import ExitCode, Group
 from rlhf_coordinator.failures import JobError
 from rlhf_coordinator.model_folders import local_folder
 from rlhf_coordinator.storage.chat_template import template_text

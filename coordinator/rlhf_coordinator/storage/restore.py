@@ -12,9 +12,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-from rlhf_api import control_pb2 as pb
 from rlhf_api.algorithms import has_greedy_baseline, samples_begun, samples_of_batch, samples_per_prompt
-from rlhf_api.names import ExitCode
+from rlhf_common import control_pb2 as pb
+from rlhf_common.names import ExitCode
 from rlhf_coordinator.failures import JobError
 from rlhf_coordinator.state.carried_sample import CarriedSample
 from rlhf_coordinator.state.evaluation_state import EvaluationResult

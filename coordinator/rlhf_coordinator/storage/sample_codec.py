@@ -9,10 +9,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Final
 
-from rlhf_api import control_pb2 as pb
-from rlhf_api import reward_metrics
 from rlhf_api.algorithms.graph import SAMPLED_FIELD
-from rlhf_api.samples import Drawing, Episode, SampleKey, VersionSpan
+from rlhf_common import control_pb2 as pb
+from rlhf_common import reward_metrics
+from rlhf_common.samples import Drawing, Episode, SampleKey, VersionSpan
 from rlhf_coordinator.state.carried_sample import CarriedSample
 from rlhf_coordinator.state.sample import ITEM_BYTES, Origin, PackedResponse, Sample
 from rlhf_coordinator.storage.journal_pb2 import Carried, Record

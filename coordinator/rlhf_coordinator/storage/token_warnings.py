@@ -7,9 +7,9 @@ trial, or ends a turn by plain text, gives none.
 from collections.abc import Sequence
 from typing import Any
 
-from rlhf_api.chats import Message
 from rlhf_api.job.rollout import Prompts
-from rlhf_api.text_tokens import turn_marks
+from rlhf_common.chats import Message
+from rlhf_common.model_files.text_tokens import turn_marks
 from rlhf_coordinator.storage.chat_template import ChatTemplate
 from rlhf_coordinator.storage.policy_limits import PolicyLimits
 from rlhf_coordinator.storage.prompt_places import Place

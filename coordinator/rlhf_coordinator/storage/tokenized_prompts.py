@@ -11,9 +11,9 @@ from typing import Any, Final
 import numpy as np
 
 from rlhf_api.job.rollout import Prompts
-from rlhf_api.model_limits import CONTEXT_FIELD, context_problem
-from rlhf_api.names import ExitCode
-from rlhf_api.surrogates import has_half_pair
+from rlhf_common.model_files.model_limits import CONTEXT_FIELD, context_problem
+from rlhf_common.names import ExitCode
+from rlhf_common.surrogates import has_half_pair
 from rlhf_coordinator.failures import JobError
 from rlhf_coordinator.storage.given_responses import GivenResponse, text_ids, tokenized_responses
 from rlhf_coordinator.storage.policy_limits import FIELD, PolicyLimits

@@ -9,7 +9,7 @@ import re
 from pathlib import Path
 from typing import Final
 
-from rlhf_api.names import ExitCode
+from rlhf_common.names import ExitCode
 from rlhf_coordinator.failures import JobError
 from rlhf_coordinator.model_folders import local_folder
 

@@ -12,11 +12,11 @@ import time
 from pathlib import Path
 from typing import Final
 
-from rlhf_api import control_pb2 as pb
 from rlhf_api.algorithms import prompts_apart, prompts_begun, samples_per_prompt
 from rlhf_api.job import RLHFJobSpec
-from rlhf_api.metrics import storage
-from rlhf_api.names import DRAFT_MODEL, ExitCode
+from rlhf_common import control_pb2 as pb
+from rlhf_common.metrics import storage
+from rlhf_common.names import DRAFT_MODEL, ExitCode
 from rlhf_coordinator.failures import JobError, storage_error
 from rlhf_coordinator.job.commands import send
 from rlhf_coordinator.job.job_run import JobRun

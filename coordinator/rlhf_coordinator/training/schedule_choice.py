@@ -14,8 +14,8 @@ import logging
 import sys
 from typing import Any, Final
 
-from rlhf_api import control_pb2 as pb
-from rlhf_api.names import Group
+from rlhf_common import control_pb2 as pb
+from rlhf_common.names import Group
 from rlhf_coordinator.job.commands import send
 from rlhf_coordinator.job.job_run import JobRun
 from rlhf_coordinator.scheduling.training_schedule import candidates, question

@@ -13,7 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from rlhf_api.schedule import ScheduleTable
+from rlhf_common.schedule import ScheduleTable
 from rlhf_planner.schedule.cache_on_disk import solve_cached
 from rlhf_planner.schedule.candidate_tables import (
     Costs,

@@ -12,7 +12,7 @@ Questions, in the order of the rows:
 
 from typing import Final
 
-from rlhf_api.metrics import samples, worker
+from rlhf_common.metrics import samples, worker
 from rlhf_observability.dashboards.panels import (
     BY_JOB,
     GREEN,

@@ -9,7 +9,7 @@ Questions, in the order of the rows:
 
 from typing import Final
 
-from rlhf_api.metrics import fusion, job, samples
+from rlhf_common.metrics import fusion, job, samples
 from rlhf_observability.dashboards.panels import (
     BY_JOB,
     GREEN,

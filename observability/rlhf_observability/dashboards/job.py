@@ -9,8 +9,8 @@ Questions, in the order of the rows:
 
 from typing import Final
 
-from rlhf_api.metrics import job, run, samples, training
-from rlhf_api.names import PHASES
+from rlhf_common.metrics import job, run, samples, training
+from rlhf_common.names import PHASES
 from rlhf_observability.dashboards.panels import (
     BY_JOB,
     GREEN,

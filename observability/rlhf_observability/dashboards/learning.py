@@ -9,8 +9,8 @@ Questions, in the order of the rows, all of a researcher who has several jobs in
 
 from typing import Final
 
-from rlhf_api.metrics import run, samples
-from rlhf_api.metrics.catalogue import METRICS
+from rlhf_common.metrics import run, samples
+from rlhf_common.metrics.catalogue import METRICS
 from rlhf_observability.dashboards.panels import (
     BY_JOB,
     QUARTER,

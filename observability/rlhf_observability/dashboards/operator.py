@@ -10,7 +10,7 @@ Questions, in the order of the rows, all of a platform engineer who is on call:
 
 from typing import Final
 
-from rlhf_api.metrics import operator, process
+from rlhf_common.metrics import operator, process
 from rlhf_observability.dashboards.panels import (
     GREEN,
     HALF,

@@ -10,7 +10,7 @@ from enum import Enum
 from functools import partial
 from typing import Final
 
-from rlhf_api.metrics.metric import Metric, Unit
+from rlhf_common.metrics.metric import Metric, Unit
 from rlhf_observability.promql import JOB, JOBS, SeriesScope, highest, top
 
 GRID_WIDTH: Final = 24  # columns of Grafana's grid

@@ -9,8 +9,8 @@ Questions, in the order of the rows:
 
 from typing import Final
 
-from rlhf_api.metrics import speculation, worker_drafts
-from rlhf_api.metrics.metric import Metric
+from rlhf_common.metrics import speculation, worker_drafts
+from rlhf_common.metrics.metric import Metric
 from rlhf_observability.dashboards.panels import (
     BY_JOB,
     GREEN,

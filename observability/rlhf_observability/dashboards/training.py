@@ -10,7 +10,7 @@ Questions, in the order of the rows:
 
 from typing import Final
 
-from rlhf_api.metrics import job, run, training
+from rlhf_common.metrics import job, run, training
 from rlhf_observability.dashboards.panels import (
     BY_JOB,
     GREEN,

@@ -9,7 +9,7 @@ Questions, in the order of the rows:
 
 from typing import Final
 
-from rlhf_api.metrics import run, storage, worker
+from rlhf_common.metrics import run, storage, worker
 from rlhf_observability.dashboards.panels import (
     BY_JOB,
     GREEN,

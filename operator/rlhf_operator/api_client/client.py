@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from pathlib import Path
 from typing import Final
 
-from rlhf_api import names
+from rlhf_common import names
 from rlhf_operator.api_client.connection import find_connection
 from rlhf_operator.api_client.errors import ConflictError, MissingError
 from rlhf_operator.api_client.resources import CORE_RESOURCES, Resource, ResourceTable, table_kind

@@ -7,7 +7,7 @@ A kind is named as in manifests, `Pod`; one that several groups serve has its ap
 from collections.abc import Mapping
 from typing import Any, Final, NamedTuple
 
-from rlhf_api import names
+from rlhf_common import names
 
 
 class Resource(NamedTuple):

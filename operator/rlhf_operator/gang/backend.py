@@ -12,9 +12,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, runtime_checkable
 
-from rlhf_api.conditions import AdmittedReason, PlannedReason
 from rlhf_api.job import RLHFJob
-from rlhf_api.names import Group
+from rlhf_common.conditions import AdmittedReason, PlannedReason
+from rlhf_common.names import Group
 
 Json = dict[str, Any]
 

@@ -8,8 +8,8 @@ it would start outside all quota, unless whoever runs the operator lets such lab
 from collections.abc import Mapping
 from typing import Final
 
-from rlhf_api.conditions import PlannedReason
 from rlhf_api.job import RLHFJob
+from rlhf_common.conditions import PlannedReason
 from rlhf_operator.gang.apis import APIS, ServedApis
 from rlhf_operator.gang.backend import GangChoice
 from rlhf_operator.gang.members import DEFAULT_SCHEDULER, schedulers

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from rlhf_api.job import RLHFJob
-from rlhf_api.names import Group
+from rlhf_common.names import Group
 from rlhf_operator.gang.apis import COSCHEDULING
 from rlhf_operator.gang.backend import labelled, with_scheduler
 from rlhf_operator.gang.members import min_count, min_resources, scheduler

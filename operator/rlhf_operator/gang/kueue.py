@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from rlhf_api.job import RLHFJob
 from rlhf_api.job.scheduling import ELASTIC_ANNOTATION, QUEUE_LABEL
-from rlhf_api.names import LABEL_GROUP, Group
+from rlhf_common.names import LABEL_GROUP, Group
 from rlhf_operator.gang.apis import KUEUE
 from rlhf_operator.gang.backend import QueueAdmission, QueueGate, QueueState, labelled, with_scheduler
 from rlhf_operator.gang.kueue_queue import KueueAdmission, KueueState, QueuePriority, gate

@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Final
 
-from rlhf_api.conditions import AdmittedReason
 from rlhf_api.job.scheduling import ELASTIC_ANNOTATION, QUEUE_LABEL
+from rlhf_common.conditions import AdmittedReason
 from rlhf_operator.gang.apis import PRIORITY_CLASS
 from rlhf_operator.gang.backend import QueueGate, QueueObject, Reference, WorkloadReport
 from rlhf_operator.gang.kueue_workload import (

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final, Self
 
-from rlhf_api.names import GROUP
+from rlhf_common.names import GROUP
 from rlhf_operator.untrusted import NAME_MAX, bounded, identity_of, listed, mapping, text, whole, wrong
 
 REQUESTS_HASH: Final = f"{GROUP}/claims"

@@ -12,8 +12,8 @@ from decimal import Decimal
 from typing import Any, Final
 
 from rlhf_api.job import RLHFJob
-from rlhf_api.names import LABEL_GROUP, Group
 from rlhf_api.rank_pods import rank_pods
+from rlhf_common.names import LABEL_GROUP, Group
 from rlhf_operator.gang.pod_requests import is_sidecar, pod_level_requests, pod_requests
 from rlhf_operator.manifests.quantity import written
 from rlhf_operator.manifests.rendering import Images, group_sizes, pod, workers

@@ -9,9 +9,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from rlhf_api import names
 from rlhf_api.job import RLHFJob
-from rlhf_api.names import Group
+from rlhf_common import names
+from rlhf_common.names import Group
 from rlhf_operator.gang.apis import NATIVE
 from rlhf_operator.gang.backend import with_scheduler
 from rlhf_operator.gang.members import min_count, scheduler

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from rlhf_api.job import RLHFJob
-from rlhf_api.names import Group
+from rlhf_common.names import Group
 
 Json = dict[str, Any]
 

@@ -10,8 +10,8 @@ from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 from rlhf_api.job import RLHFJob
-from rlhf_api.names import Group
 from rlhf_api.problems import Problem
+from rlhf_common.names import Group
 from rlhf_operator.manifests.pods import CONTAINER
 from rlhf_operator.manifests.rendering import Images, pod
 

@@ -7,8 +7,8 @@ of our container gives the GPUs by the variable RLHF_DEVICE, such as cuda:0; the
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
-from rlhf_api.names import Env
 from rlhf_api.problems import Problem, Severity
+from rlhf_common.names import Env
 from rlhf_operator.manifests.quantity import amount
 from rlhf_operator.manifests.rank_ports import SEPARATOR, joined
 

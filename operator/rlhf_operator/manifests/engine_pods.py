@@ -10,8 +10,8 @@ from typing import Any, Final
 
 from rlhf_api.algorithms import ModelRole
 from rlhf_api.job import RLHFJob
-from rlhf_api.names import Group
 from rlhf_api.rank_pods import workers_a_pod
+from rlhf_common.names import Group
 from rlhf_operator.manifests.quantity import amount
 
 _GIBIBYTE: Final = 1024

@@ -9,8 +9,8 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
-from rlhf_api.names import GROUP
 from rlhf_api.problems import Problem, Severity
+from rlhf_common.names import GROUP
 from rlhf_operator.manifests import claimed_devices, engine_pods, user_code_mounts
 from rlhf_operator.manifests.own_folders import mount_problem
 from rlhf_operator.manifests.pods import CONTAINER, GPU_RESOURCE

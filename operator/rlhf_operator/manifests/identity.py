@@ -16,9 +16,9 @@ rule meets the owner check of `job_objects`.
 
 from typing import Any, Final
 
-from rlhf_api import names
 from rlhf_api.job import RLHFJob
-from rlhf_api.names import Group
+from rlhf_common import names
+from rlhf_common.names import Group
 
 Number = int | str
 """Of a pod in its group, or of a restart; in a template of pods what stands for it: INDEX, SPARE, EPOCH."""

@@ -4,9 +4,9 @@ from collections.abc import Iterator
 from typing import Any
 
 from rlhf_api.job import RLHFJob
-from rlhf_api.names import Group
 from rlhf_api.problems import Problem, Severity
 from rlhf_api.rules.urls import is_loopback, urls
+from rlhf_common.names import Group
 from rlhf_operator.manifests.pods import CONTAINER
 
 _SCORERS = (Group.GENERATION, Group.INFERENCE)

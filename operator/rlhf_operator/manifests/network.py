@@ -7,9 +7,9 @@ may make pods elsewhere may give them its labels. Egress stays open: reward endp
 
 from typing import Any, Final
 
-from rlhf_api import names
 from rlhf_api.job import RLHFJob
-from rlhf_api.names import Group
+from rlhf_common import names
+from rlhf_common.names import Group
 from rlhf_operator.manifests import identity
 
 NAMESPACE_LABEL: Final = "kubernetes.io/metadata.name"

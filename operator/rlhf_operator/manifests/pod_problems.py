@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from typing import Final
 
 from rlhf_api.job import RLHFJob
-from rlhf_api.names import Group
 from rlhf_api.problems import Problem, Severity
+from rlhf_common.names import Group
 from rlhf_operator.manifests import checkpoint_volumes, loopback_urls
 from rlhf_operator.manifests.pods import coordinator_pod
 from rlhf_operator.manifests.rendering import mounting, unused_template, worker

@@ -8,8 +8,8 @@ import re
 from collections.abc import Iterator, Mapping, Sequence, Set
 from typing import Any, Final
 
-from rlhf_api.kubernetes_names import label_problem, name_problem, qualified_problem
 from rlhf_api.problems import Problem, Severity
+from rlhf_common.kubernetes_names import label_problem, name_problem, qualified_problem
 from rlhf_operator.manifests.quantity import amount
 
 Json = Mapping[str, Any]

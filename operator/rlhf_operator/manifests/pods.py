@@ -8,12 +8,12 @@ import math
 from collections.abc import Mapping
 from typing import Any, Final
 
-from rlhf_api import names
-from rlhf_api.endpoint import LIVENESS_PATH
 from rlhf_api.job import RLHFJob
 from rlhf_api.job.groups import GroupFields
-from rlhf_api.names import Env, Group
 from rlhf_api.rank_pods import workers_a_pod
+from rlhf_common import names
+from rlhf_common.endpoint import LIVENESS_PATH
+from rlhf_common.names import Env, Group
 from rlhf_operator.manifests import engine_pods, identity, rank_ports, user_code_mounts
 from rlhf_operator.manifests.identity import SPARE, Number
 from rlhf_operator.manifests.mount_paths import CERTIFICATES_PATH, JOB_KEY, JOB_PATH, RUN_PATH
@@ -159,7 +159,7 @@ def tell_grace(pod: dict[str, Any]) -> None:
 
 
 def _probes(job: RLHFJob) -> dict[str, Any]:
-    """Return the probes by which a kubelet ends a process that hangs once it began; `rlhf_api.endpoint` answers."""
+    """Return the probes by which a kubelet ends a process that hangs once it began; `rlhf_common.endpoint` answers."""
     patience = job.spec.run_policy.hang_timeout_seconds
     if not patience:
         return {}

@@ -8,8 +8,8 @@ NetworkPolicy are those of every pod; where the ranks serve them to it, nobody o
 
 from typing import Final
 
-from rlhf_api import names
-from rlhf_api.names import Env
+from rlhf_common import names
+from rlhf_common.names import Env
 
 LAUNCHER: Final = "rlhf_workers.rank_launcher"
 """The module that runs in a pod of several ranks."""

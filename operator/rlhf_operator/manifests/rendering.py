@@ -13,9 +13,9 @@ from typing import Any, Final
 from rlhf_api.algorithms import graph_of
 from rlhf_api.job import RLHFJob
 from rlhf_api.job.groups import GroupFields
-from rlhf_api.names import ANNOTATION_TEMPLATE, Group
 from rlhf_api.problems import Problem
 from rlhf_api.rank_pods import rank_pods
+from rlhf_common.names import ANNOTATION_TEMPLATE, Group
 from rlhf_operator.manifests import engine_pods, identity
 from rlhf_operator.manifests.configuration import configuration, secret
 from rlhf_operator.manifests.identity import Number

@@ -11,9 +11,9 @@ from collections.abc import Mapping
 from itertools import islice
 from typing import Any, Final
 
-from rlhf_api.nesting import too_deep
 from rlhf_api.problems import ManifestError, Problem, Severity
 from rlhf_api.structural_schema import without_nulls
+from rlhf_common.nesting import too_deep
 from rlhf_operator.bounded_cache import cached
 from rlhf_operator.manifests import claimed_devices, guarantees, pod_rules, pod_schema
 from rlhf_operator.manifests.engine_pods import shared_bytes

@@ -16,7 +16,7 @@ from rlhf_api.job import RLHFJobSpec
 from rlhf_api.job.environment import Environment
 from rlhf_api.job.models import Models
 from rlhf_api.job.rewards import GivenReward
-from rlhf_api.names import GROUP, Group
+from rlhf_common.names import GROUP, Group
 from rlhf_operator.manifests.mount_paths import ENVIRONMENT_KEY, REWARD_KEY, USER_CODE_PATH
 
 Json = dict[str, Any]

@@ -10,7 +10,7 @@ from dataclasses import replace
 from datetime import datetime
 from typing import Any, Final
 
-from rlhf_api.conditions import ConditionType
+from rlhf_common.conditions import ConditionType
 from rlhf_operator.reconcile.conditions import StoredConditions, merged, shortened, written
 from rlhf_operator.reconcile.reconcile_plan import ReconcilePlan
 from rlhf_operator.untrusted import clean

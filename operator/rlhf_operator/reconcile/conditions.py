@@ -10,7 +10,7 @@ from datetime import datetime
 from enum import StrEnum
 from typing import Any, Final, Self
 
-from rlhf_api.conditions import (
+from rlhf_common.conditions import (
     AdmittedReason,
     ConditionType,
     FinishedReason,

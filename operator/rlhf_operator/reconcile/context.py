@@ -10,9 +10,9 @@ from datetime import datetime, timedelta
 from functools import cached_property
 from typing import Any, Self
 
-from rlhf_api.conditions import ConditionType
 from rlhf_api.job import RLHFJob
-from rlhf_api.names import Group
+from rlhf_common.conditions import ConditionType
+from rlhf_common.names import Group
 from rlhf_operator.manifests import identity
 from rlhf_operator.manifests.rendering import group_sizes
 from rlhf_operator.reconcile import forced_deletion, rollout

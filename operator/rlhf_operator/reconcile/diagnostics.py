@@ -11,7 +11,7 @@ from datetime import datetime, timedelta
 from typing import Any, Final
 
 from rlhf_api.job import RLHFJob
-from rlhf_api.names import COORDINATOR_PORT, Group
+from rlhf_common.names import COORDINATOR_PORT, Group
 from rlhf_operator.manifests import identity
 from rlhf_operator.manifests.pods import CONTAINER
 from rlhf_operator.reconcile.failures import hung_workers

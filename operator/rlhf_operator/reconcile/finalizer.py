@@ -11,10 +11,10 @@ from collections.abc import Mapping
 from datetime import datetime, timedelta
 from typing import Any, Final
 
-from rlhf_api import names
-from rlhf_api.conditions import ConditionType, RunningReason
 from rlhf_api.job import RLHFJob
-from rlhf_api.names import Group
+from rlhf_common import names
+from rlhf_common.conditions import ConditionType, RunningReason
+from rlhf_common.names import Group
 from rlhf_operator.reconcile import forced_deletion
 from rlhf_operator.reconcile.conditions import ConditionUpdate, StoredConditions, merged, transition_events, written
 from rlhf_operator.reconcile.observed.observed_job import ObservedJob

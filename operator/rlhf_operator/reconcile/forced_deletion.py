@@ -18,7 +18,7 @@ from datetime import datetime, timedelta
 from typing import Any, Final
 
 from rlhf_api.job import RLHFJob
-from rlhf_api.names import ExitCode, Group
+from rlhf_common.names import ExitCode, Group
 from rlhf_operator.manifests.pods import WORKER_GRACE_SECONDS
 from rlhf_operator.reconcile.observed.observed_job import CoordinatorReading
 from rlhf_operator.reconcile.observed.observed_pod import ObservedPod

@@ -9,9 +9,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from rlhf_api.conditions import AdmittedReason, ConditionType
 from rlhf_api.job import RLHFJob
-from rlhf_api.names import Group
+from rlhf_common.conditions import AdmittedReason, ConditionType
+from rlhf_common.names import Group
 from rlhf_operator.gang import choose, members
 from rlhf_operator.gang.apis import RESOURCES, kind_of
 from rlhf_operator.gang.backend import GangBackend, QueueGate, QueueingBackend, WorkloadReport

@@ -11,9 +11,9 @@ from dataclasses import replace
 from datetime import datetime
 from typing import Any, Final
 
-from rlhf_api import names
 from rlhf_api.job import RLHFJob
-from rlhf_api.names import Group
+from rlhf_common import names
+from rlhf_common.names import Group
 from rlhf_operator.manifests import identity
 from rlhf_operator.reconcile.failures.failure_counter import FailureCounts
 from rlhf_operator.reconcile.observed.observed_job import CoordinatorReading

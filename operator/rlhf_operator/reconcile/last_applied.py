@@ -5,7 +5,7 @@ import json
 from collections.abc import Mapping
 from typing import Any, Final
 
-from rlhf_api.names import GROUP
+from rlhf_common.names import GROUP
 
 FINGERPRINT: Final = f"{GROUP}/applied"
 """Annotation with the fingerprint of what was applied."""

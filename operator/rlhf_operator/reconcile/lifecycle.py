@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any, Final
 
-from rlhf_api.conditions import (
+from rlhf_api.job import RLHFJob
+from rlhf_common.conditions import (
     ConditionType,
     FinishedReason,
     ResizingReason,
@@ -17,8 +18,7 @@ from rlhf_api.conditions import (
     RunningReason,
     SuspendedReason,
 )
-from rlhf_api.job import RLHFJob
-from rlhf_api.names import COORDINATOR_PORT, Group
+from rlhf_common.names import COORDINATOR_PORT, Group
 from rlhf_operator.gang.backend import QueueGate
 from rlhf_operator.reconcile.conditions import ConditionUpdate
 from rlhf_operator.reconcile.context import ReconcileContext

@@ -15,14 +15,14 @@ from typing import Any, Final
 from pydantic import ValidationError
 
 from rlhf_api import manifest
-from rlhf_api.conditions import PlannedReason
 from rlhf_api.job import RLHFJob
 from rlhf_api.job.scheduling import OURS
-from rlhf_api.names import Group
-from rlhf_api.nesting import MAX_DEPTH, too_deep
 from rlhf_api.problems import ManifestError, Problem, Severity
 from rlhf_api.rules.advice import advice
 from rlhf_api.rules.unavailable import UNAVAILABLE
+from rlhf_common.conditions import PlannedReason
+from rlhf_common.names import Group
+from rlhf_common.nesting import MAX_DEPTH, too_deep
 from rlhf_operator.bounded_cache import cached
 from rlhf_operator.manifests.pod_problems import problems_of_pods, without_broken_templates
 from rlhf_operator.manifests.rendering import group_sizes, template_hash

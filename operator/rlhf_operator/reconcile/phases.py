@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, Final
 
-from rlhf_api.conditions import ConditionType, FinishedReason, RunningReason
-from rlhf_api.names import Group
+from rlhf_common.conditions import ConditionType, FinishedReason, RunningReason
+from rlhf_common.names import Group
 from rlhf_operator.gang.apis import kind_of
 from rlhf_operator.manifests import identity
 from rlhf_operator.manifests.rendering import plain

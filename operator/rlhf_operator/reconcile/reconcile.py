@@ -12,8 +12,8 @@ from dataclasses import replace
 from datetime import datetime
 from typing import Any
 
-from rlhf_api.conditions import ConditionType, PlannedReason, RunningReason
-from rlhf_api.names import Group
+from rlhf_common.conditions import ConditionType, PlannedReason, RunningReason
+from rlhf_common.names import Group
 from rlhf_operator.reconcile import (
     api_failure,
     conditions,

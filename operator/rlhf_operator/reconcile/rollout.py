@@ -15,9 +15,9 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any, Final
 
-from rlhf_api.conditions import ConditionType, RestartingReason
 from rlhf_api.job import RLHFJob
-from rlhf_api.names import Group
+from rlhf_common.conditions import ConditionType, RestartingReason
+from rlhf_common.names import Group
 from rlhf_operator.reconcile.conditions import ConditionUpdate, StoredConditions
 from rlhf_operator.reconcile.failures.failure_counter import GroupRestart
 from rlhf_operator.reconcile.observed.observed_job import CoordinatorReading

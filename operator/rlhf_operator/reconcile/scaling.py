@@ -9,9 +9,9 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import Any, Final
 
-from rlhf_api.conditions import ConditionType, ResizingReason, RunningReason
 from rlhf_api.job import RLHFJob
-from rlhf_api.names import ExitCode, Group
+from rlhf_common.conditions import ConditionType, ResizingReason, RunningReason
+from rlhf_common.names import ExitCode, Group
 from rlhf_operator.manifests import identity
 from rlhf_operator.manifests.rendering import group_sizes
 from rlhf_operator.reconcile.conditions import ConditionUpdate, StoredConditions

@@ -12,8 +12,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from rlhf_api.schedule import Action, ScheduleTable
-from rlhf_api.schedule import Pipeline as TablePipeline
+from rlhf_common.schedule import Action, ScheduleTable
+from rlhf_common.schedule import Pipeline as TablePipeline
 from rlhf_planner.schedule.bounds import makespan_bound
 from rlhf_planner.schedule.instance import Instance, InstancePipeline
 from rlhf_planner.schedule.methods import FUSED_SPLIT

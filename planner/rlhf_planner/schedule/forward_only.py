@@ -5,7 +5,7 @@ even when every transfer blocks both of its ranks, for the reason of `serial`: r
 here wave by wave: the computations of a wave, then the transfers of what they made. Pure: same table, same rows.
 """
 
-from rlhf_api.schedule import Action, ScheduleTable
+from rlhf_common.schedule import Action, ScheduleTable
 from rlhf_planner.schedule.serial import add
 
 METHOD = "forward-only"

@@ -5,7 +5,7 @@ of a transfer both ends are kept or neither is, so what was free of deadlock sti
 the other models remain, which are then no faster than serial ones. Pure: same table, same rows.
 """
 
-from rlhf_api.schedule import ScheduleTable
+from rlhf_common.schedule import ScheduleTable
 
 
 def without_model(table: ScheduleTable, model: str) -> ScheduleTable:

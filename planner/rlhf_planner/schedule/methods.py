@@ -6,7 +6,7 @@ Kept apart from the search, so that a process that only chooses loads no solver.
 from collections.abc import Mapping, Sequence
 from typing import Final
 
-from rlhf_api.schedule import Pipeline
+from rlhf_common.schedule import Pipeline
 from rlhf_planner.schedule.serial import METHOD as SERIAL
 
 FUSED: Final = "fused"

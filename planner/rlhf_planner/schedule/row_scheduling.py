@@ -16,7 +16,7 @@ step that makes its data; so tables are free of deadlock for the reason of `tabl
 from collections.abc import Callable, Sequence
 from typing import Final
 
-from rlhf_api.schedule import Action, Kind, Pipeline, ScheduleTable
+from rlhf_common.schedule import Action, Kind, Pipeline, ScheduleTable
 from rlhf_planner.schedule.row_simulation import Duration, Order, RowStep, Transfer, input_came, simulate_rows
 from rlhf_planner.schedule.schedule_check import StepKind
 from rlhf_planner.schedule.table_check import check_table

@@ -6,7 +6,7 @@ A step starts when every row that holds its stage has come to it and its input i
 
 from collections.abc import Callable, Mapping, Sequence
 
-from rlhf_api.schedule import Pipeline
+from rlhf_common.schedule import Pipeline
 from rlhf_planner.schedule.schedule_check import StepKind
 from rlhf_planner.schedule.simulate import DeadlockError
 

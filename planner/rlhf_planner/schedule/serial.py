@@ -13,7 +13,7 @@ pipelines, same table.
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from rlhf_api.schedule import Action, Kind, Pipeline, ScheduleTable
+from rlhf_common.schedule import Action, Kind, Pipeline, ScheduleTable
 
 METHOD = "serial-1f1b"
 

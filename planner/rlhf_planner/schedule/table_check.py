@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from itertools import product
 
-from rlhf_api.schedule import Action, ScheduleTable
+from rlhf_common.schedule import Action, ScheduleTable
 
 _COUNTERPART = {"SEND_F": "RECV_F", "SEND_B": "RECV_B"}
 

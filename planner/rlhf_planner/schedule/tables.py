@@ -11,8 +11,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from rlhf_api.schedule import Action, Kind, ScheduleTable
-from rlhf_api.schedule import Pipeline as TablePipeline
+from rlhf_common.schedule import Action, Kind, ScheduleTable
+from rlhf_common.schedule import Pipeline as TablePipeline
 from rlhf_planner.schedule.instance import Instance
 from rlhf_planner.schedule.schedule_check import Step, StepKind
 from rlhf_planner.schedule.simulate import BACKWARD, FORWARD, KINDS, InstanceArrays, Timeline

@@ -3,7 +3,7 @@
 Rule: plain conversion. What a message may hold is judged by `LearnedDrafts`.
 """
 
-from rlhf_api import control_pb2 as pb
+from rlhf_common import control_pb2 as pb
 from rlhf_planner.speculation.learned_drafts import Cell, Counted, LearnedDrafts, MeanPass
 
 

@@ -3,7 +3,7 @@
 import pytest
 from tests.cluster import Cluster
 from tests.cluster.fixture import api_cluster
-from tests.support.served_definition import ServedDefinition, serve
+from tests.support.manifests.served_definition import ServedDefinition, serve
 
 __all__ = ["api_cluster", "served"]
 

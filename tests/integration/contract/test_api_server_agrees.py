@@ -12,15 +12,15 @@ import pytest
 import yaml
 from tests.cluster import Cluster
 from tests.support import algorithms
-from tests.support.manifest_cases import EXAMPLES, Case, changed, invalid_cases
-from tests.support.served_definition import KIND, ServedDefinition
+from tests.support.manifests.manifest_cases import EXAMPLES, Case, changed, invalid_cases
+from tests.support.manifests.served_definition import KIND, ServedDefinition
 
 from rlhf_api import crd
 from rlhf_api.manifest import ManifestError, Problem, parse
-from rlhf_api.names import GROUP, PLURAL
 from rlhf_api.rules.table import RULES
 from rlhf_api.rules.unavailable import UNAVAILABLE
 from rlhf_api.yaml_document import read_document
+from rlhf_common.names import GROUP, PLURAL
 
 SEED = 20260822
 RULE_WORDS = tuple(rule.message for rule in RULES)

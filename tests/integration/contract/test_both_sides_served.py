@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 import yaml
-from tests.support import definition_rows as rows
-from tests.support.manifest_cases import rule_pairs
-from tests.support.served_definition import Causes, ServedDefinition
+from tests.support.manifests import definition_rows as rows
+from tests.support.manifests.manifest_cases import rule_pairs
+from tests.support.manifests.served_definition import Causes, ServedDefinition
 
 from rlhf_api.manifest import dump, parse
 from rlhf_api.rules.rule import Values

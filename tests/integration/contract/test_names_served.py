@@ -6,8 +6,8 @@ from typing import Any
 import yaml
 from tests.cluster import Cluster
 from tests.cluster.processes import wait_until
-from tests.support.manifest_cases import changed
-from tests.support.served_definition import KIND, ServedDefinition
+from tests.support.manifests.manifest_cases import changed
+from tests.support.manifests.served_definition import KIND, ServedDefinition
 
 from rlhf_api import crd
 from rlhf_api.manifest import parse_stored

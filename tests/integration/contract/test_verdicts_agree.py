@@ -9,12 +9,12 @@ from typing import Any
 
 import yaml
 from tests.cluster import Cluster
-from tests.support.manifest_cases import Verdict, verdicts
-from tests.support.served_definition import ServedDefinition
+from tests.support.manifests.manifest_cases import Verdict, verdicts
+from tests.support.manifests.served_definition import ServedDefinition
 
-from rlhf_api.names import KIND
 from rlhf_api.problems import Severity
 from rlhf_cli.load_job import load_documents
+from rlhf_common.names import KIND
 from rlhf_operator.api_client.client import connect
 from rlhf_operator.manifests import Images
 from rlhf_operator.pod_dry_run import Trials

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 import yaml
-from tests.support import definition_rows as rows
-from tests.support.manifest_cases import Pair, rule_pairs
+from tests.support.manifests import definition_rows as rows
+from tests.support.manifests.manifest_cases import Pair, rule_pairs
 
 from rlhf_api.job import RLHFJob
 from rlhf_api.job.status import RLHFJobStatus

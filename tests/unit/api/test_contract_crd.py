@@ -10,13 +10,13 @@ from pydantic import BaseModel
 
 from rlhf_api import crd, field_reference
 from rlhf_api.algorithms import ALGORITHMS
-from rlhf_api.conditions import ConditionType
 from rlhf_api.job import RLHFJob
 from rlhf_api.job.algorithm import Algorithm
 from rlhf_api.job.status import RLHFJobStatus
 from rlhf_api.rules.table import IMMUTABLE, MAX_NAME, RULES
 from rlhf_api.rules.unavailable import UNAVAILABLE
 from rlhf_api.structural_schema import fields, model_in, schema_at, with_defaults
+from rlhf_common.conditions import ConditionType
 
 STRUCTURAL = {
     "description", "type", "format", "enum", "minimum", "exclusiveMinimum", "maximum", "exclusiveMaximum", "minLength",

@@ -2,13 +2,13 @@
 
 import pytest
 from tests.support.algorithms import SMALL
-from tests.support.manifest_cases import changed
+from tests.support.manifests.manifest_cases import changed
 
 from rlhf_api.algorithms import ALGORITHMS, Graph, Scope, full_graph, graph_of, samples_per_prompt
 from rlhf_api.algorithms.fields import AlgorithmFields
 from rlhf_api.job import RLHFJobSpec
 from rlhf_api.manifest import parse
-from rlhf_api.names import Group
+from rlhf_common.names import Group
 
 
 def spec(example: str, **put: object) -> RLHFJobSpec:

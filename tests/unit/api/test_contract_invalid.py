@@ -4,7 +4,7 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
-from tests.support.manifest_cases import Case, invalid_cases
+from tests.support.manifests.manifest_cases import Case, invalid_cases
 
 from rlhf_api.manifest import ManifestError, load, parse
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import yaml
-from tests.support.manifest_cases import EXAMPLES, changed
+from tests.support.manifests.manifest_cases import EXAMPLES, changed
 
 from rlhf_api.algorithms.fields import PolicyGradientFields
 from rlhf_api.algorithms.ppo import PPO

@@ -7,7 +7,7 @@ from typing import Any
 import yaml
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from tests.support.manifest_cases import EXAMPLES
+from tests.support.manifests.manifest_cases import EXAMPLES
 
 from rlhf_api.manifest import ManifestError, Problem
 from rlhf_cli.load_job import load_documents

@@ -5,7 +5,7 @@ import json
 from pathlib import Path
 
 from rich.console import Console
-from tests.support.manifest_cases import EXAMPLES, changed
+from tests.support.manifests.manifest_cases import EXAMPLES, changed
 
 from rlhf_cli.load_job import Target
 from rlhf_cli.validate import validate

@@ -3,7 +3,7 @@ tests/integration/contract/test_verdicts_agree.py.
 """
 
 import pytest
-from tests.support.manifest_cases import Verdict, verdicts
+from tests.support.manifests.manifest_cases import Verdict, verdicts
 
 from rlhf_api.problems import Severity
 from rlhf_cli.load_job import load_documents

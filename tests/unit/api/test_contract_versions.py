@@ -7,11 +7,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlhf_api import control_pb2 as pb
-from rlhf_api import manifest, protocol, worker_roles
+from rlhf_api import manifest, protocol
 from rlhf_api.problems import ManifestError
 from rlhf_api.protocol import PROTOCOL, mismatch
-from rlhf_api.schedule import ScheduleTable
+from rlhf_common import control_pb2 as pb
+from rlhf_common import worker_roles
+from rlhf_common.schedule import ScheduleTable
 
 PPO = (Path(__file__).parents[3] / "examples/ppo.yaml").read_text()
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 import yaml
-from tests.support.manifest_cases import changed_data
+from tests.support.manifests.manifest_cases import changed_data
 
 from rlhf_api import manifest
 from rlhf_api.job import RLHFJob

@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
 from rlhf_api.job.lora import EVERY_TARGET, Lora
-from rlhf_api.names import ADAPTER_CONFIG, ADAPTER_WEIGHTS
 from rlhf_api.peft_folder_check import (
     ACCEPTED,
     CHANGE_NOTHING,
@@ -21,7 +20,8 @@ from rlhf_api.peft_folder_check import (
     check_adapter_config,
     check_adapter_tensors,
 )
-from rlhf_api.weight_files import FolderError, read_weight_files
+from rlhf_common.model_files.weight_files import FolderError, read_weight_files
+from rlhf_common.names import ADAPTER_CONFIG, ADAPTER_WEIGHTS
 
 SETTINGS = Lora.model_validate({"rank": 4, "alpha": 8, "targetModules": ["q_proj", "v_proj"]})
 MODULES = [f"model.layers.{layer}.self_attn.{name}" for layer in range(2) for name in ("q_proj", "v_proj")]

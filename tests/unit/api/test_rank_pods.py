@@ -6,7 +6,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rlhf_api.job import RLHFJobSpec
-from rlhf_api.names import Group
 from rlhf_api.rank_pods import (
     gpus_a_pod,
     indices,
@@ -17,6 +16,7 @@ from rlhf_api.rank_pods import (
     workers_a_pod,
     workers_of,
 )
+from rlhf_common.names import Group
 
 
 def spec(pipeline: int, each: int, **more: Any) -> RLHFJobSpec:

@@ -6,7 +6,7 @@ import pytest
 import yaml
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.support.manifest_cases import changed
+from tests.support.manifests.manifest_cases import changed
 
 from rlhf_api.manifest import ManifestError, parse
 from rlhf_api.problems import Problem

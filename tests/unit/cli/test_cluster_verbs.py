@@ -5,16 +5,16 @@ from pathlib import Path
 
 import pytest
 from kubernetes.aio.client.configuration import Configuration
-from tests.support.seen_job import load
+from tests.support.operator.seen_job import load
 
 from rlhf_api.job.status import RLHFJobStatus
-from rlhf_api.names import Group
 from rlhf_api.problems import ManifestError
 from rlhf_cli.cluster import spec_change
 from rlhf_cli.cluster.cluster_job import ClusterJob
 from rlhf_cli.cluster.cluster_session import ClusterSession, ConnectionFlags, run
 from rlhf_cli.cluster.errors import VerbError, explained
 from rlhf_cli.cluster.wait import parse_duration, parse_goal, unattainable, wait_result
+from rlhf_common.names import Group
 from rlhf_operator.api_client.connection import Connection, ConnectionConfigError, find_connection
 from rlhf_operator.api_client.errors import ForbiddenError, UnavailableError, error_of
 from rlhf_operator.api_client.resources import CORE_RESOURCES

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.cells import cell_len
 from rich.console import Console
-from tests.support.seen_job import STATES, details_of, load
+from tests.support.operator.seen_job import STATES, details_of, load
 
 from rlhf_cli.cluster import describe
 from rlhf_cli.cluster.cluster_job import ClusterJob, shortened, similar_names

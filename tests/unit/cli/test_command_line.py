@@ -7,8 +7,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from tests.support.header_job import rlhf, write_header_job
-from tests.support.models import write_policy
+from tests.support.manifests.header_job import rlhf, write_header_job
+from tests.support.model_folders.models import write_policy
 
 SPEC = {
     "algorithm": {"grpo": {"groupSize": 2, "miniBatchSize": 8}},

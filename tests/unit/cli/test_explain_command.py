@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
-from tests.support.explained_runs import recorded_facts
+from tests.support.jobs.explained_runs import recorded_facts
 
 from rlhf_cli.explain import explain_run
 from rlhf_cli.local.errors import RunError

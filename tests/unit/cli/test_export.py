@@ -14,14 +14,14 @@ import torch
 import transformers
 import yaml
 from safetensors.torch import load_file, save_file
-from tests.support import models
-from tests.support.model_hub import TOKEN, model_hub
+from tests.support.model_folders import models
+from tests.support.model_folders.model_hub import TOKEN, model_hub
 
-from rlhf_api import control_pb2 as pb
 from rlhf_api.job import RLHFJob
 from rlhf_cli.hub.export import ExportOptions, export
 from rlhf_cli.hub.model_card import is_hub_id
 from rlhf_cli.local.errors import RunError
+from rlhf_common import control_pb2 as pb
 from rlhf_coordinator.storage import checkpoint
 
 SPEC: dict[str, Any] = {

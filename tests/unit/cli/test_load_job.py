@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from rlhf_api.names import ExitCode
 from rlhf_api.problems import ManifestError, Severity
 from rlhf_cli.load_job import LoadedJob, Target, load_documents, load_resolved
 from rlhf_cli.local.errors import RunError
 from rlhf_cli.overrides import apply, parse_value
+from rlhf_common.names import ExitCode
 
 MANIFEST = """
 apiVersion: rlhf.dev/v1alpha1

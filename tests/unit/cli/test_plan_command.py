@@ -6,16 +6,16 @@ import struct
 from pathlib import Path
 
 import pytest
-from tests.support.header_job import rlhf, write_header_job
+from tests.support.manifests.header_job import rlhf, write_header_job
 
-from rlhf_api import control_pb2 as pb
+from rlhf_common import control_pb2 as pb
 from rlhf_coordinator.storage.journal import frame
 from rlhf_coordinator.storage.journal_pb2 import Record, TokenizedPrompt
 from rlhf_planner.inter_stage.costs import JOB_KEY, StageCosts
 from rlhf_planner.inter_stage.fitted_costs import DecodeLines, PassFormula
 from rlhf_planner.speculation.forecast import NO_SPECULATION, SpeculationForecast, SpeculationPoint
 
-RECORDED_FACTS = Path(__file__).parents[2] / "support" / "recorded_facts" / "small-batches.jsonl"
+RECORDED_FACTS = Path(__file__).parents[2] / "support" / "jobs" / "recorded_facts" / "small-batches.jsonl"
 SPEC = {
     "algorithm": {"grpo": {"groupSize": 2, "miniBatchSize": 32}},
     "models": {"actor": {"path": "policy"}, "reward": {"function": {"file": "reward.py"}}},

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pyarrow.parquet
 import pytest
-from tests.support.sample_rows import sample_row
+from tests.support.coordinator.sample_rows import sample_row
 
 from rlhf_cli.local.errors import RunError
 from rlhf_cli.samples import SampleChoice, show_samples

@@ -5,7 +5,7 @@ import re
 from pathlib import Path
 
 import pytest
-from tests.support.recorded_run import write_run
+from tests.support.jobs.recorded_run import write_run
 
 from rlhf_cli.local.errors import RunError
 from rlhf_cli.view import view_run

@@ -7,10 +7,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from rlhf_api import control_pb2 as pb
 from rlhf_cli.console import duration, size
 from rlhf_cli.live_view import BLOCKS, render, sparkline
 from rlhf_cli.run_progress import MetricsTail, fresh_warnings, iteration_line, summary_line
+from rlhf_common import control_pb2 as pb
 from rlhf_coordinator.reports.trackers.metrics_jsonl import MetricsJsonl
 
 STATUS = pb.JobStatus(

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rlhf_api.algorithms import full_graph
-from rlhf_api.samples import VersionSpan
+from rlhf_common.samples import VersionSpan
 from rlhf_coordinator.evaluation.figures import evaluation_metrics, pass_at
 from rlhf_coordinator.state.evaluation_state import (
     FIRST_SAMPLE,

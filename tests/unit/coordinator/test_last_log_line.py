@@ -4,7 +4,7 @@ import logging
 
 import pytest
 
-from rlhf_api import control_pb2 as pb
+from rlhf_common import control_pb2 as pb
 from rlhf_coordinator.__main__ import failed
 
 

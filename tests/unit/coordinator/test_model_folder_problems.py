@@ -8,12 +8,12 @@ import peft
 import pytest
 import torch
 from safetensors.torch import save_file
-from tests.support.models import build_tokenizer, write_policy, write_reward_model
+from tests.support.model_folders.models import build_tokenizer, write_policy, write_reward_model
 from transformers import AutoModelForCausalLM
 
-from rlhf_api.names import ADAPTER_CONFIG, ExitCode
-from rlhf_api.weight_files import INDEX
 from rlhf_cli.load_job import Target, load_documents
+from rlhf_common.model_files.weight_files import INDEX
+from rlhf_common.names import ADAPTER_CONFIG, ExitCode
 from rlhf_coordinator.failures import JobError
 from rlhf_coordinator.model_folder_problems import check_model_folders
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from rlhf_api.job import RLHFJobSpec
-from rlhf_api.names import ExitCode
+from rlhf_common.names import ExitCode
 from rlhf_coordinator.failures import JobError
 from rlhf_coordinator.tensor_split_check import check_tensor_split
 

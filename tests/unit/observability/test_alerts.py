@@ -7,10 +7,10 @@ import shlex
 from pathlib import Path
 
 import pytest
-from tests.support.documented_commands import parse_rlhf, verb_of
-from tests.support.promql_reading import Reader
+from tests.support.jobs.documented_commands import parse_rlhf, verb_of
+from tests.support.observability.promql_reading import Reader
 
-from rlhf_api.metrics.catalogue import BY_NAME
+from rlhf_common.metrics.catalogue import BY_NAME
 from rlhf_observability.alerts.alert import Alert, AlertSeverity, Family, Threshold, filled
 from rlhf_observability.alerts.families import FAMILIES
 from rlhf_observability.alerts.generated_files import generated_files

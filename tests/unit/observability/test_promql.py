@@ -3,10 +3,10 @@
 from collections.abc import Callable
 
 import pytest
-from tests.support.promql_reading import Dimension, Reader
+from tests.support.observability.promql_reading import Dimension, Reader
 
-from rlhf_api.metrics import job, operator, run, samples, training
-from rlhf_api.metrics.catalogue import BY_NAME
+from rlhf_common.metrics import job, operator, run, samples, training
+from rlhf_common.metrics.catalogue import BY_NAME
 from rlhf_observability.promql import FLEET, JOB, JOBS, bottom, or_zero, top, total
 
 CHOSEN = 'cluster=~"$cluster",namespace=~"$namespace",rlhf_job=~"$job"'

@@ -5,7 +5,7 @@ import tracemalloc
 from dataclasses import dataclass
 
 import pytest
-from tests.support.simulated_cluster import stored_job
+from tests.support.operator.simulated_cluster import stored_job
 
 from rlhf_operator import bounded_cache
 from rlhf_operator.bounded_cache import cached

@@ -13,8 +13,8 @@ from cryptography import x509
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric import ec
 
-from rlhf_api import channels
-from rlhf_api.channels import SERVER_NAME, server_credentials
+from rlhf_common import channels
+from rlhf_common.channels import SERVER_NAME, server_credentials
 from rlhf_operator.certificates import LIFETIME, due, new_authority
 
 NOW = datetime(2026, 3, 1, tzinfo=UTC)

@@ -3,11 +3,11 @@
 from typing import Any
 
 import pytest
-from tests.support.simulated_cluster import SimulatedCluster, stored_job, template_with_image
+from tests.support.operator.simulated_cluster import SimulatedCluster, stored_job, template_with_image
 
 from rlhf_api import manifest
 from rlhf_api.job import RLHFJob
-from rlhf_api.names import Env, Group
+from rlhf_common.names import Env, Group
 from rlhf_operator.gang.members import examples, min_resources, minimum
 from rlhf_operator.manifests.rendering import Images, pod, render
 from rlhf_operator.reconcile.parsed_job import parse_job

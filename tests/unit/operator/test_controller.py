@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 import pytest_asyncio
-from tests.support.controlled_cluster import KEY, ControlledCluster, made
-from tests.support.fake_api_server import FakeApiServer
-from tests.support.simulated_cluster import stored_job
+from tests.support.operator.controlled_cluster import KEY, ControlledCluster, made
+from tests.support.operator.fake_api_server import FakeApiServer
+from tests.support.operator.simulated_cluster import stored_job
 
-from rlhf_api import names
+from rlhf_common import names
 from rlhf_operator import controller as controller_module
 from rlhf_operator import job_objects
 from rlhf_operator.api_client.errors import ApiError, ConflictError, RefusedError, UnavailableError

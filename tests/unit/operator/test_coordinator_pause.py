@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 import grpc
 import pytest
 
-from rlhf_api.control_pb2_grpc import CoordinatorStub
+from rlhf_common.control_pb2_grpc import CoordinatorStub
 from rlhf_operator import coordinator_client
 from rlhf_operator.certificates import Certificates, new_authority
 from rlhf_operator.coordinator_client import Coordinators, pause

@@ -6,11 +6,11 @@ import socket
 
 import aiohttp
 import pytest
-from tests.support.fake_api_server import FakeApiServer, until
-from tests.support.recording_queue import RecordingQueue
-from tests.support.simulated_cluster import stored_job
+from tests.support.operator.fake_api_server import FakeApiServer, until
+from tests.support.operator.recording_queue import RecordingQueue
+from tests.support.operator.simulated_cluster import stored_job
 
-from rlhf_api import names
+from rlhf_common import names
 from rlhf_operator import definition as definition_module
 from rlhf_operator import health, operator_logs, watches
 from rlhf_operator.definition import Definition

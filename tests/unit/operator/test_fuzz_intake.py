@@ -11,15 +11,15 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.support.malformed_bodies import CHANGES, VALUES, changed
-from tests.support.queued_cluster import WORKLOAD_KEY, QueuedCluster
-from tests.support.simulated_cluster import START, SimulatedCluster
-from tests.support.simulated_operator import KEY, SimulatedOperator
+from tests.support.manifests.malformed_bodies import CHANGES, VALUES, changed
+from tests.support.operator.queued_cluster import WORKLOAD_KEY, QueuedCluster
+from tests.support.operator.simulated_cluster import START, SimulatedCluster
+from tests.support.operator.simulated_operator import KEY, SimulatedOperator
 
-from rlhf_api import control_pb2 as pb
-from rlhf_api import names
 from rlhf_api.job.status import RLHFJobStatus
 from rlhf_cli.cluster.cluster_job import ClusterJob
+from rlhf_common import control_pb2 as pb
+from rlhf_common import names
 from rlhf_operator.api_client.client import yaml_of
 from rlhf_operator.coordinator_client import reading_of
 from rlhf_operator.gang.backend import WorkloadReport

@@ -3,7 +3,7 @@
 from typing import Any
 
 import pytest
-from tests.support.indexed_bodies import KEY, job, other, phase, pod
+from tests.support.operator.indexed_bodies import KEY, job, other, phase, pod
 
 from rlhf_operator.index import Index
 from rlhf_operator.reconcile.last_applied import FINGERPRINT

@@ -3,7 +3,7 @@
 import asyncio
 from typing import Any
 
-from tests.support.simulated_cluster import CONFIG_MAP, IMAGES, SimulatedCluster
+from tests.support.operator.simulated_cluster import CONFIG_MAP, IMAGES, SimulatedCluster
 
 from rlhf_operator.job_revisions import NOTHING, JobRevisions
 from rlhf_operator.reconcile import ObservedPod, pod_of

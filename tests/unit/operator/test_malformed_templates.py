@@ -3,7 +3,7 @@
 from typing import Any
 
 import pytest
-from tests.support.simulated_cluster import SimulatedCluster, stored_job
+from tests.support.operator.simulated_cluster import SimulatedCluster, stored_job
 
 from rlhf_operator.reconcile.parsed_job import parse_job
 from rlhf_operator.reconcile.timestamps import rfc3339

@@ -5,10 +5,10 @@ from datetime import timedelta
 from typing import Any
 
 from prometheus_client.parser import text_string_to_metric_families
-from tests.support.served_metrics import check_catalogue, never_absent, scraped, value
-from tests.support.simulated_cluster import START, SimulatedCluster
+from tests.support.observability.served_metrics import check_catalogue, never_absent, scraped, value
+from tests.support.operator.simulated_cluster import START, SimulatedCluster
 
-from rlhf_api.metrics.metric import Server
+from rlhf_common.metrics.metric import Server
 from rlhf_operator.operator_metrics import OperatorMetrics
 from rlhf_operator.reconcile import CoordinatorReading, ObservedJob, ObservedPod, pod_of
 

@@ -4,7 +4,7 @@ import copy
 from typing import Any
 
 import pytest
-from tests.support.simulated_cluster import SimulatedCluster, stored_job
+from tests.support.operator.simulated_cluster import SimulatedCluster, stored_job
 
 from rlhf_operator.api_client.errors import ConflictError, InvalidError, RefusedError, UnavailableError
 from rlhf_operator.manifests import Images

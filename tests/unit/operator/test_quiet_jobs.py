@@ -7,11 +7,11 @@ from typing import Any, cast
 
 import grpc
 import pytest
-from tests.support.partial_services import PartialCoordinator
-from tests.support.simulated_cluster import SimulatedCluster
+from tests.support.coordinator.partial_services import PartialCoordinator
+from tests.support.operator.simulated_cluster import SimulatedCluster
 
-from rlhf_api import control_pb2 as pb
-from rlhf_api.control_pb2_grpc import add_CoordinatorServicer_to_server
+from rlhf_common import control_pb2 as pb
+from rlhf_common.control_pb2_grpc import add_CoordinatorServicer_to_server
 from rlhf_operator import coordinator_client, job_certificates
 from rlhf_operator.api_client.client import KubernetesClient
 from rlhf_operator.certificates import Certificates, new_authority

@@ -1,13 +1,13 @@
 """Reconciles as traces: what a collector is given, that failed ones are always there, and that none is needed."""
 
 import pytest
-from tests.support.controlled_cluster import KEY, ControlledCluster, made
-from tests.support.fake_api_server import FakeApiServer
-from tests.support.kept_spans import KeptSpans
-from tests.support.simulated_cluster import stored_job
+from tests.support.observability.kept_spans import KeptSpans
+from tests.support.operator.controlled_cluster import KEY, ControlledCluster, made
+from tests.support.operator.fake_api_server import FakeApiServer
+from tests.support.operator.simulated_cluster import stored_job
 
-from rlhf_api import names
-from rlhf_api.tracing.export import SpanExport
+from rlhf_common import names
+from rlhf_common.tracing.export import SpanExport
 from rlhf_operator import operator_logs
 from rlhf_operator.__main__ import options
 from rlhf_operator.reconcile_traces import ReconcileTraces, open_reconcile_traces

@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 import pytest_asyncio
-from tests.support.controlled_cluster import ControlledCluster
-from tests.support.fake_api_server import FakeApiServer
-from tests.support.simulated_cluster import stored_job
+from tests.support.operator.controlled_cluster import ControlledCluster
+from tests.support.operator.fake_api_server import FakeApiServer
+from tests.support.operator.simulated_cluster import stored_job
 
-from rlhf_api import names
+from rlhf_common import names
 from rlhf_operator import job_objects
 from rlhf_operator.api_client.client import KubernetesClient
 from rlhf_operator.api_client.errors import RefusedError

@@ -5,8 +5,8 @@ from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import pytest
-from tests.support.indexed_bodies import KEY, job, other, phase, pod
-from tests.support.recording_queue import RecordingQueue
+from tests.support.operator.indexed_bodies import KEY, job, other, phase, pod
+from tests.support.operator.recording_queue import RecordingQueue
 
 from rlhf_operator import resync
 from rlhf_operator.api_client.errors import UnavailableError

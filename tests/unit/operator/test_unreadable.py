@@ -5,10 +5,10 @@ import json
 from typing import Any
 
 import pytest
-from tests.support.simulated_cluster import SimulatedCluster, stored_job
-from tests.support.simulated_operator import KEY, SimulatedOperator
+from tests.support.operator.simulated_cluster import SimulatedCluster, stored_job
+from tests.support.operator.simulated_operator import KEY, SimulatedOperator
 
-from rlhf_api import names
+from rlhf_common import names
 from rlhf_operator.reconcile import ObservedPod, pod_of
 from rlhf_operator.reconcile.observed.observed_pod import PodEnd
 from rlhf_operator.reconcile.observed.termination_log import last_report, readable

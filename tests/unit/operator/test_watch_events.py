@@ -7,10 +7,10 @@ import time
 from typing import Any
 
 import pytest
-from tests.support.fake_api_server import FakeApiServer, until
-from tests.support.recording_queue import RecordingQueue
+from tests.support.operator.fake_api_server import FakeApiServer, until
+from tests.support.operator.recording_queue import RecordingQueue
 
-from rlhf_api import names
+from rlhf_common import names
 from rlhf_operator.index import Index
 from rlhf_operator.operator_metrics import OperatorMetrics
 from rlhf_operator.watch_events import WATCHED, ResourceConsumer, WatchEventHandler

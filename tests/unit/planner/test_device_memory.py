@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from rlhf_api.algorithms.roles import ModelRole
 from rlhf_api.job import RLHFJobSpec
-from rlhf_api.names import Group
+from rlhf_common.names import Group
 from rlhf_planner.device_memory import GIBIBYTE, ModelSize, budget, estimates
 
 BILLION = 10**9

@@ -12,7 +12,7 @@ from rlhf_api import manifest
 from rlhf_api.algorithms.roles import ModelRole
 from rlhf_api.job import RLHFJob, RLHFJobSpec
 from rlhf_api.job.groups import TrainingParallelism
-from rlhf_api.names import DRAFT_MODEL
+from rlhf_common.names import DRAFT_MODEL
 from rlhf_planner.device_memory import (
     DRAFT,
     GIBIBYTE,

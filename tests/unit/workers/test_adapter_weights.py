@@ -10,12 +10,12 @@ import peft
 import pytest
 import torch
 import transformers
-from tests.support import models
-from tests.support.training_ranks import Alone, make_job, run, serial, trainer_of
+from tests.support.model_folders import models
+from tests.support.training.training_ranks import Alone, make_job, run, serial, trainer_of
 
-from rlhf_api import control_pb2 as pb
 from rlhf_api.job import RLHFJob
 from rlhf_api.job.lora import EVERY_TARGET
+from rlhf_common import control_pb2 as pb
 from rlhf_coordinator.model_folder_problems import check_model_folders
 from rlhf_workers.failures import WorkError
 from rlhf_workers.generation.generation_role import build

@@ -12,14 +12,14 @@ import numpy as np
 import pytest
 import torch
 import transformers
-from tests.support.engine_driving import requests
-from tests.support.models import build_config, build_tokenizer
-from tests.support.outbox import RecordedOutbox
+from tests.support.model_folders.models import build_config, build_tokenizer
+from tests.support.workers.engine_driving import requests
+from tests.support.workers.outbox import RecordedOutbox
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
-from rlhf_api import control_pb2 as pb
-from rlhf_api.arrays import pack
-from rlhf_api.samples import SampleKey, ScoringSample
+from rlhf_common import control_pb2 as pb
+from rlhf_common.arrays import pack
+from rlhf_common.samples import SampleKey, ScoringSample
 from rlhf_workers.devices.copy_stream import HostCopyStream
 from rlhf_workers.devices.host_copies import CopyToHost
 from rlhf_workers.generation.engine import EngineLimits, SamplingParameters

@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 from hypothesis import given, settings
-from tests.support.folder_layouts import FolderLayout, layouts
-from tests.support.training_ranks import make_job
+from tests.support.model_folders.folder_layouts import FolderLayout, layouts
+from tests.support.training.training_ranks import make_job
 
 from rlhf_api.algorithms import ModelRole
 from rlhf_coordinator.model_folder_problems import model_folder_problems

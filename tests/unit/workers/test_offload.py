@@ -4,11 +4,11 @@ from typing import Any
 
 import pytest
 import torch
-from tests.support.outbox import RecordedOutbox
-from tests.support.stand_in_memory import StandInMemory
+from tests.support.workers.outbox import RecordedOutbox
+from tests.support.workers.stand_in_memory import StandInMemory
 from torch import nn
 
-from rlhf_api import control_pb2 as pb
+from rlhf_common import control_pb2 as pb
 from rlhf_workers.devices.arbiter import DeviceArbiter
 from rlhf_workers.weights.offload import MOVES, OffloadableWeights
 

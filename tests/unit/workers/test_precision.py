@@ -5,13 +5,13 @@ from typing import Any
 
 import pytest
 import torch
-from tests.support import models
-from tests.support.training_ranks import CPU, Alone, make_job, serial, trainer_of
+from tests.support.model_folders import models
+from tests.support.training.training_ranks import CPU, Alone, make_job, serial, trainer_of
 
-from rlhf_api import control_pb2 as pb
 from rlhf_api.algorithms import ModelRole
 from rlhf_api.algorithms.graph import SCORE_REFERENCE, SCORE_VALUES
 from rlhf_api.job import RLHFJob
+from rlhf_common import control_pb2 as pb
 from rlhf_planner.device_memory import ModelSize, decoding, scoring
 from rlhf_workers.failures import WorkError
 from rlhf_workers.generation import generation_role as generation

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from tests.support.processes_left import alive, until
+from tests.support.jobs.processes_left import alive, until
 
 from rlhf_workers.ranks.endpoint import RanksUnwellError, answers, merged
 from rlhf_workers.ranks.ends import RankEnd, pod_end

@@ -8,16 +8,16 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tests.support import models
-from tests.support.stand_in_memory import StandInMemory
-from tests.support.training_ranks import CPU, assert_bitwise, make_job, run
-from tests.support.training_roles import stage_copies
+from tests.support.model_folders import models
+from tests.support.training.training_ranks import CPU, assert_bitwise, make_job, run
+from tests.support.training.training_roles import stage_copies
+from tests.support.workers.stand_in_memory import StandInMemory
 
-from rlhf_api import control_pb2 as pb
 from rlhf_api.algorithms import ModelRole
 from rlhf_api.algorithms.graph import SCORE_REFERENCE, SCORE_VALUES
 from rlhf_api.job import RLHFJob
-from rlhf_api.samples import SampleKey, ScoringSample
+from rlhf_common import control_pb2 as pb
+from rlhf_common.samples import SampleKey, ScoringSample
 from rlhf_coordinator.model_sizes import read_size
 from rlhf_planner.device_memory import training
 from rlhf_workers.inference.inference_role import InferenceRole

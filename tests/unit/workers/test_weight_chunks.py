@@ -10,8 +10,8 @@ from google.protobuf.message import DecodeError
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlhf_api import control_pb2 as pb
-from rlhf_api.control_pb2_grpc import WeightSourceStub
+from rlhf_common import control_pb2 as pb
+from rlhf_common.control_pb2_grpc import WeightSourceStub
 from rlhf_workers.peer_server import start_server
 from rlhf_workers.weights.chunks import decode, encode
 from rlhf_workers.weights.source import WeightSourceService

@@ -5,10 +5,10 @@ from collections.abc import Iterator
 
 import pytest
 import torch
-from tests.support.delayed_copies import DelayedCopies
-from tests.support.weight_lender import VersionedWeights, weights_of
+from tests.support.workers.delayed_copies import DelayedCopies
+from tests.support.workers.weight_lender import VersionedWeights, weights_of
 
-from rlhf_api import control_pb2 as pb
+from rlhf_common import control_pb2 as pb
 from rlhf_workers.failures import WorkError
 from rlhf_workers.shared_memory.host_regions import HostSharing
 from rlhf_workers.shared_memory.regions import RegionRefusedError

@@ -10,9 +10,9 @@ from typing import Any, cast
 import pytest
 import torch
 
-from rlhf_api import control_pb2 as pb
 from rlhf_api.job import RLHFJob
-from rlhf_api.names import ExitCode
+from rlhf_common import control_pb2 as pb
+from rlhf_common.names import ExitCode
 from rlhf_workers.compute import Compute
 from rlhf_workers.failures import WorkError
 from rlhf_workers.outbox import SessionOutbox

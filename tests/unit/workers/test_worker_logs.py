@@ -2,7 +2,7 @@
 
 import pytest
 
-from rlhf_api import control_pb2 as pb
+from rlhf_common import control_pb2 as pb
 from rlhf_workers.logs import iteration_of
 
 KEY = pb.SampleKey(iteration=3, sample=1)

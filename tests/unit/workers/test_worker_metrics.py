@@ -7,12 +7,12 @@ import torch
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.metrics_core import Metric as Family
 from prometheus_client.registry import Collector, CollectorRegistry
-from tests.support.served_metrics import never_absent, scraped, value
+from tests.support.observability.served_metrics import never_absent, scraped, value
 
-from rlhf_api.metrics.catalogue import served_by
-from rlhf_api.metrics.exposition import registry_of, text_application
-from rlhf_api.metrics.metric import Server
-from rlhf_api.samples import SampleKey
+from rlhf_common.metrics.catalogue import served_by
+from rlhf_common.metrics.exposition import registry_of, text_application
+from rlhf_common.metrics.metric import Server
+from rlhf_common.samples import SampleKey
 from rlhf_workers.compute import Compute, WorkerSnapshot
 from rlhf_workers.generation.engine import EngineLoad, StepReport
 from rlhf_workers.generation.engine_choice import EngineChoice

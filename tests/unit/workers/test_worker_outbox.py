@@ -4,7 +4,7 @@ import threading
 
 import pytest
 
-from rlhf_api import control_pb2 as pb
+from rlhf_common import control_pb2 as pb
 from rlhf_workers.outbox import BATCH_MESSAGES, GATHER_SECONDS, SessionOutbox
 
 

@@ -15,7 +15,7 @@ import torch
 from safetensors.torch import save_file
 from tests.support.loopback import LOOPBACKS, bracketed
 
-from rlhf_api import control_pb2 as pb
+from rlhf_common import control_pb2 as pb
 from rlhf_operator.certificates import new_authority
 from rlhf_workers.failures import WorkError
 from rlhf_workers.peer_server import start_server

@@ -20,7 +20,7 @@ from typing import Any, Final, TypeVar, cast
 import torch
 
 from rlhf_api.algorithms.plugin import AlgorithmPlugin
-from rlhf_api.names import ExitCode
+from rlhf_common.names import ExitCode
 from rlhf_workers.algorithms.base import Algorithm, AlgorithmContext
 from rlhf_workers.algorithms.objectives import PolicyLosses, PolicyTerms, TokenLosses
 from rlhf_workers.failures import WorkError

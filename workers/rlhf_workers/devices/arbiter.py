@@ -14,8 +14,8 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Final
 
-from rlhf_api import control_pb2 as pb
-from rlhf_api.names import Group
+from rlhf_common import control_pb2 as pb
+from rlhf_common.names import Group
 from rlhf_workers.worker_role import LoadsWhileOffloaded, Outbox, WorkerRole
 
 log = logging.getLogger(__name__)

@@ -12,7 +12,7 @@ from typing import Final
 
 import torch
 
-from rlhf_api.names import Env
+from rlhf_common.names import Env
 from rlhf_workers.settings import SettingsError
 
 PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")

@@ -16,7 +16,7 @@ from prometheus_client.registry import Collector
 
 from rlhf_api.algorithms import has_greedy_baseline
 from rlhf_api.job import RLHFJobSpec
-from rlhf_api.samples import ResponsePart, SampleKey, SampleRequest
+from rlhf_common.samples import ResponsePart, SampleKey, SampleRequest
 from rlhf_workers.models.kv_slices import KvShape, KvSlice
 
 NO_VERSION: Final = -1

@@ -15,7 +15,7 @@ import torch
 
 from rlhf_api.algorithms.graph import GENERATE
 from rlhf_api.job import RLHFJobSpec
-from rlhf_api.names import ExitCode
+from rlhf_common.names import ExitCode
 from rlhf_workers.failures import WorkError, describe
 from rlhf_workers.generation.engine import Engine
 from rlhf_workers.generation.engine_choice import (

@@ -9,7 +9,7 @@ from typing import Final, Protocol, runtime_checkable
 
 from prometheus_client.registry import Collector
 
-from rlhf_api.samples import SampleKey
+from rlhf_common.samples import SampleKey
 from rlhf_workers.generation.engine import EngineLoad, StepReport
 from rlhf_workers.generation.engine_choice import EngineChoice
 from rlhf_workers.generation.speculation.speculation_totals import SpeculationTotals

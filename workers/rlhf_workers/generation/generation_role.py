@@ -16,12 +16,12 @@ from typing import Any, Final
 import torch
 from prometheus_client.registry import Collector
 
-from rlhf_api import control_pb2 as pb
 from rlhf_api.algorithms.graph import GENERATE
 from rlhf_api.job import RLHFJob
-from rlhf_api.names import ExitCode
-from rlhf_api.samples import ResponsePart, SampleKey
-from rlhf_api.text_tokens import response_text, text_ends
+from rlhf_common import control_pb2 as pb
+from rlhf_common.model_files.text_tokens import response_text, text_ends
+from rlhf_common.names import ExitCode
+from rlhf_common.samples import ResponsePart, SampleKey
 from rlhf_workers.devices.device import memory_in_use
 from rlhf_workers.failures import WorkError
 from rlhf_workers.generation.engine import (

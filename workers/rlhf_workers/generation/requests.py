@@ -3,9 +3,9 @@
 Rule: pure functions of the request and the engine's limits; the message names the sample, the numbers and the field.
 """
 
-from rlhf_api.model_limits import CONTEXT_FIELD, context_problem
-from rlhf_api.names import ExitCode
-from rlhf_api.samples import FinishReason, ResponsePart, SampleKey, SampleRequest
+from rlhf_common.model_files.model_limits import CONTEXT_FIELD, context_problem
+from rlhf_common.names import ExitCode
+from rlhf_common.samples import FinishReason, ResponsePart, SampleKey, SampleRequest
 from rlhf_workers.failures import WorkError
 from rlhf_workers.generation.engine import EngineError, EngineLimits
 

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from rlhf_api.samples import Drawing
+from rlhf_common.samples import Drawing
 from rlhf_workers.generation.engine import SamplingParameters
 
 WORDS_PER_BLOCK: Final = 4

@@ -11,8 +11,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Final
 
-from rlhf_api import control_pb2 as pb
-from rlhf_api.samples import SampleKey
+from rlhf_common import control_pb2 as pb
+from rlhf_common.samples import SampleKey
 from rlhf_workers.generation.engine import StepReport
 from rlhf_workers.generation.speculation.evidence import DraftedTokens
 from rlhf_workers.worker_role import Outbox

@@ -11,8 +11,8 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from rlhf_api.model_limits import end_ids
-from rlhf_api.samples import NOT_SAMPLED, FinishReason, SampleRequest, TokenArray
+from rlhf_common.model_files.model_limits import end_ids
+from rlhf_common.samples import NOT_SAMPLED, FinishReason, SampleRequest, TokenArray
 from rlhf_workers.generation.engine import SamplingParameters
 
 WINDOW_MARGIN: Final = 16

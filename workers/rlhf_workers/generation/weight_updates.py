@@ -15,7 +15,7 @@ from typing import Protocol, runtime_checkable
 
 import torch
 
-from rlhf_api import control_pb2 as pb
+from rlhf_common import control_pb2 as pb
 from rlhf_workers.failures import WorkError
 from rlhf_workers.generation.engine import NO_VERSION, Engine
 from rlhf_workers.generation.speculation.speculator import Speculates

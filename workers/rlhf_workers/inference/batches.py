@@ -7,7 +7,7 @@ as long as little is padding: one long response among short ones would make each
 from collections import deque
 from typing import Final
 
-from rlhf_api.samples import ScoringSample
+from rlhf_common.samples import ScoringSample
 from rlhf_workers.inference.model_scorer import PAD
 
 PADDING_SHARE: Final = 0.25

@@ -11,9 +11,9 @@ from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
-from rlhf_api import control_pb2 as pb
-from rlhf_api.arrays import pack
-from rlhf_api.samples import FloatArray, ScoringSample
+from rlhf_common import control_pb2 as pb
+from rlhf_common.arrays import pack
+from rlhf_common.samples import FloatArray, ScoringSample
 from rlhf_workers.failures import WorkError, failure_of
 from rlhf_workers.sample_codec import key_message
 from rlhf_workers.worker_role import Outbox

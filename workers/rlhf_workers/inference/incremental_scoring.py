@@ -14,8 +14,8 @@ from typing import Final
 import numpy as np
 import torch
 
-from rlhf_api import control_pb2 as pb
-from rlhf_api.samples import ScoringSample
+from rlhf_common import control_pb2 as pb
+from rlhf_common.samples import ScoringSample
 from rlhf_workers.devices.device import device_memory, free_memory
 from rlhf_workers.inference.model_scorer import TokenScorer, check_ids
 from rlhf_workers.inference.partial_scores import PartialScore, PartialScoreStore

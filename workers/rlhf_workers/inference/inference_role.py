@@ -17,12 +17,12 @@ from typing import Final
 import numpy as np
 import torch
 
-from rlhf_api import control_pb2 as pb
 from rlhf_api.algorithms import Scope, graph_of
-from rlhf_api.arrays import pack
 from rlhf_api.job import RLHFJob
-from rlhf_api.names import Group
-from rlhf_api.samples import FloatArray, ScoringSample
+from rlhf_common import control_pb2 as pb
+from rlhf_common.arrays import pack
+from rlhf_common.names import Group
+from rlhf_common.samples import FloatArray, ScoringSample
 from rlhf_workers.failures import WorkError, failure_of
 from rlhf_workers.inference.batches import next_batch
 from rlhf_workers.inference.group_comparisons import GroupComparisons, GroupScorer

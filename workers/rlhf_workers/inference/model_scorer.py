@@ -16,7 +16,7 @@ import numpy.typing as npt
 import torch
 
 from rlhf_api.job import RLHFJobSpec
-from rlhf_api.samples import FloatArray, ScoringSample
+from rlhf_common.samples import FloatArray, ScoringSample
 from rlhf_workers.devices.host_copies import to_device
 from rlhf_workers.failures import WorkError
 from rlhf_workers.inference.chunk_forward import ChunkForward

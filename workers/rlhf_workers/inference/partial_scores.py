@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import torch
 
-from rlhf_api.samples import TokenArray
+from rlhf_common.samples import TokenArray
 from rlhf_workers.inference.chunk_forward import ComputedTokens
 
 

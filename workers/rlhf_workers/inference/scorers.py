@@ -11,8 +11,8 @@ import torch
 from rlhf_api.algorithms import ModelKind, ModelRole, Task
 from rlhf_api.job import RLHFJobSpec
 from rlhf_api.job.model_source import ModelSource
-from rlhf_api.names import ExitCode
-from rlhf_api.vocabularies import MISMATCH, tokenizer_problem
+from rlhf_common.model_files.vocabularies import MISMATCH, tokenizer_problem
+from rlhf_common.names import ExitCode
 from rlhf_workers.failures import WorkError
 from rlhf_workers.inference.group_comparisons import GroupScorer
 from rlhf_workers.inference.model_scorer import LogProbabilityScorer, ModelScorer, ValueScorer, scoring_attention

@@ -11,8 +11,8 @@ from typing import Final
 
 import numpy as np
 
-from rlhf_api import control_pb2 as pb
-from rlhf_api.samples import SampleKey, ScoringSample
+from rlhf_common import control_pb2 as pb
+from rlhf_common.samples import SampleKey, ScoringSample
 from rlhf_workers.inference.model_scorer import PAD, ModelScorer
 
 BUDGET_SECONDS: Final = 0.6

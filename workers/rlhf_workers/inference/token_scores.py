@@ -12,8 +12,8 @@ from typing import Final
 import numpy as np
 import torch
 
-from rlhf_api.samples import TokenArray
 from rlhf_api.score_blocks import BLOCK
+from rlhf_common.samples import TokenArray
 from rlhf_workers.devices.host_copies import to_device, wait_for
 from rlhf_workers.inference.chunk_forward import ChunkForward
 from rlhf_workers.inference.partial_scores import PartialScore

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import torch
 
-from rlhf_api.samples import SampleKey
+from rlhf_common.samples import SampleKey
 
 
 def _at_once() -> None:

@@ -19,10 +19,10 @@ from safetensors import safe_open
 from torch import nn
 
 from rlhf_api.job.lora import Lora
-from rlhf_api.model_folder_check import check_model_folder, read_model_config, refuse_adapters
-from rlhf_api.names import ExitCode
 from rlhf_api.peft_folder_check import A_SUFFIX, B_SUFFIX
-from rlhf_api.weight_files import FolderError, read_weight_files
+from rlhf_common.model_files.model_folder_check import check_model_folder, read_model_config, refuse_adapters
+from rlhf_common.model_files.weight_files import FolderError, read_weight_files
+from rlhf_common.names import ExitCode
 from rlhf_workers.failures import WorkError
 from rlhf_workers.models.experts import FAMILIES, TILED
 from rlhf_workers.models.lora_linear import adapt

@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final
 
-from rlhf_api.endpoint import LIVENESS_PATH, Application
+from rlhf_common.endpoint import LIVENESS_PATH, Application
 
 METRICS_PATH: Final = "/metrics"
 ANSWER_SECONDS: Final = 5.0

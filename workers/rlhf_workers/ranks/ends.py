@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from rlhf_api.names import ExitCode
+from rlhf_common.names import ExitCode
 
 _FOLLOWS: Final = frozenset({ExitCode.OK, ExitCode.RESTART})
 """Exit codes of ranks that ended because of others."""

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from rlhf_api.names import Env, worker_name
+from rlhf_common.names import Env, worker_name
 from rlhf_workers.settings import SettingsError, split_address
 
 SEPARATOR: Final = ","

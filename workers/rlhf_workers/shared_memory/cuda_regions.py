@@ -14,7 +14,7 @@ from typing import Any, Protocol
 
 import torch
 
-from rlhf_api import control_pb2 as pb
+from rlhf_common import control_pb2 as pb
 from rlhf_workers.shared_memory.cuda_driver import GRANULE, HANDLE_BYTES, OUT_OF_MEMORY, CudaDriverError
 from rlhf_workers.shared_memory.regions import LentRegion, Region, RegionRefusedError
 

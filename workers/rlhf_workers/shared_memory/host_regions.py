@@ -20,7 +20,7 @@ from typing import Final, Protocol
 
 import torch
 
-from rlhf_api import control_pb2 as pb
+from rlhf_common import control_pb2 as pb
 from rlhf_workers.shared_memory.regions import LentRegion, Region, RegionRefusedError
 
 log = logging.getLogger(__name__)

@@ -8,7 +8,7 @@ from typing import Protocol
 
 import torch
 
-from rlhf_api import control_pb2 as pb
+from rlhf_common import control_pb2 as pb
 
 
 class RegionRefusedError(Exception):

@@ -16,7 +16,7 @@ import torch
 
 from rlhf_api.algorithms import ModelRole
 from rlhf_api.job import RLHFJobSpec
-from rlhf_api.schedule import ScheduleTable
+from rlhf_common.schedule import ScheduleTable
 from rlhf_workers.algorithms.objectives import Objective
 from rlhf_workers.algorithms.registry import build_algorithm
 from rlhf_workers.devices.host_copies import wait_for

@@ -19,12 +19,12 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 
-from rlhf_api import control_pb2 as pb
 from rlhf_api.algorithms import graph_of, has_greedy_baseline, samples_of_batch, samples_per_prompt
-from rlhf_api.arrays import pack
 from rlhf_api.job import RLHFJob
-from rlhf_api.names import DRAFT_MODEL, ExitCode
-from rlhf_api.schedule import ScheduleTable
+from rlhf_common import control_pb2 as pb
+from rlhf_common.arrays import pack
+from rlhf_common.names import DRAFT_MODEL, ExitCode
+from rlhf_common.schedule import ScheduleTable
 from rlhf_workers.failures import WorkError
 from rlhf_workers.settings import read_settings
 from rlhf_workers.training.backends.registry import TrainingBackend, build_backend

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from rlhf_api.job.reward_headers import CodeVariable, RewardHeader, SecretKey
-from rlhf_api.names import ExitCode
+from rlhf_common.names import ExitCode
 from rlhf_workers.failures import WorkError
 
 

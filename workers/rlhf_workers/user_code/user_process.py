@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, Final, Self
 
-from rlhf_api.names import ExitCode
+from rlhf_common.names import ExitCode
 from rlhf_workers.failures import WorkError
 from rlhf_workers.user_code.user_host import HIDE
 

@@ -14,12 +14,12 @@ from typing import Final, Protocol
 
 import torch
 
-from rlhf_api import control_pb2 as pb
 from rlhf_api.algorithms import ModelKind, ModelRole, graph_of
 from rlhf_api.job import RLHFJobSpec
 from rlhf_api.job.lora import Lora
-from rlhf_api.names import ADAPTER_FIELD, ADAPTER_WEIGHTS, ExitCode
 from rlhf_api.peft_folder_check import A_SUFFIX, B_SUFFIX, PREFIX
+from rlhf_common import control_pb2 as pb
+from rlhf_common.names import ADAPTER_FIELD, ADAPTER_WEIGHTS, ExitCode
 from rlhf_workers.failures import WorkError
 from rlhf_workers.models.loading import model_folder
 from rlhf_workers.models.lora_linear import merged

@@ -8,7 +8,7 @@ refused, as protobuf refuses it. Source: protobuf's encoding of fields 1 (name),
 from dataclasses import dataclass
 from typing import Final
 
-from rlhf_api import control_pb2 as pb
+from rlhf_common import control_pb2 as pb
 
 NAME: Final = 1 << 3 | 2
 OFFSET: Final = 2 << 3

@@ -13,7 +13,7 @@ from typing import Final
 
 import torch
 
-from rlhf_api import control_pb2 as pb
+from rlhf_common import control_pb2 as pb
 from rlhf_workers.devices.copy_stream import copies_of
 from rlhf_workers.failures import WorkError
 from rlhf_workers.shared_memory.checksums import checksums

@@ -18,7 +18,7 @@ from typing import Final
 
 import torch
 
-from rlhf_api import control_pb2 as pb
+from rlhf_common import control_pb2 as pb
 from rlhf_workers.failures import WorkError
 from rlhf_workers.progress import WorkStage, stage
 from rlhf_workers.shared_memory.regions import MemorySharing

@@ -9,8 +9,8 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from rlhf_api.algorithms import ModelRole
-from rlhf_api.names import ExitCode
-from rlhf_api.weight_files import FolderError, read_weight_files
+from rlhf_common.model_files.weight_files import FolderError, read_weight_files
+from rlhf_common.names import ExitCode
 from rlhf_workers.failures import WorkError
 
 

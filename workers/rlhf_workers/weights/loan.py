@@ -16,10 +16,10 @@ from typing import Any, Final
 import grpc
 import torch
 
-from rlhf_api import control_pb2 as pb
-from rlhf_api.channels import channel
-from rlhf_api.control_pb2_grpc import WeightSourceStub
-from rlhf_api.names import ExitCode
+from rlhf_common import control_pb2 as pb
+from rlhf_common.channels import channel
+from rlhf_common.control_pb2_grpc import WeightSourceStub
+from rlhf_common.names import ExitCode
 from rlhf_workers.failures import WorkError
 from rlhf_workers.shared_memory.checksums import checksums
 from rlhf_workers.shared_memory.regions import MemorySharing, RegionRefusedError

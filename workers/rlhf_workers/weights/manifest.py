@@ -10,7 +10,7 @@ from typing import Final
 
 import torch
 
-from rlhf_api import control_pb2 as pb
+from rlhf_common import control_pb2 as pb
 from rlhf_workers.weights.tensor_types import DTYPES
 
 ALIGNMENT: Final = 256

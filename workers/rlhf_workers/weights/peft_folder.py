@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from rlhf_api.job.lora import Lora
-from rlhf_api.names import ADAPTER_FIELD, ExitCode
 from rlhf_api.peft_folder_check import PREFIX, AdapterError, check_adapter_config, check_adapter_tensors
-from rlhf_api.weight_files import FolderError
+from rlhf_common.model_files.weight_files import FolderError
+from rlhf_common.names import ADAPTER_FIELD, ExitCode
 from rlhf_workers.failures import WorkError
 
 

@@ -16,8 +16,8 @@ from typing import Any, Final, NoReturn
 import grpc
 import torch
 
-from rlhf_api import control_pb2 as pb
-from rlhf_api.channels import CHUNK_BYTES
+from rlhf_common import control_pb2 as pb
+from rlhf_common.channels import CHUNK_BYTES
 from rlhf_workers.failures import WorkError
 from rlhf_workers.shared_memory.host_regions import host_place
 from rlhf_workers.shared_memory.regions import RegionRefusedError

@@ -17,9 +17,9 @@ import grpc
 import numpy as np
 import torch
 
-from rlhf_api import control_pb2 as pb
-from rlhf_api.channels import channel
-from rlhf_api.control_pb2_grpc import WeightSourceStub
+from rlhf_common import control_pb2 as pb
+from rlhf_common.channels import channel
+from rlhf_common.control_pb2_grpc import WeightSourceStub
 from rlhf_workers.failures import WorkError
 from rlhf_workers.weights.chunks import FETCH, ReceivedChunk, decode
 from rlhf_workers.weights.manifest import WeightManifestError, check, tensor_bytes

@@ -19,9 +19,9 @@ import numpy.typing as npt
 import torch
 from safetensors import SafetensorError, safe_open
 
-from rlhf_api import control_pb2 as pb
-from rlhf_api.names import ExitCode
-from rlhf_api.weight_files import FolderError, read_weight_files
+from rlhf_common import control_pb2 as pb
+from rlhf_common.model_files.weight_files import FolderError, read_weight_files
+from rlhf_common.names import ExitCode
 from rlhf_workers.failures import WorkError
 
 _DTYPES: Final = {torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16", torch.float64: "F64"}

@@ -11,9 +11,9 @@ from typing import Final
 
 from rlhf_api.job import RLHFJob
 from rlhf_api.job.trackers import SAMPLE_SHARE
-from rlhf_api.json_logs import job_key
-from rlhf_api.tracing.export import open_export, open_where_set
-from rlhf_api.tracing.span import Attribute
+from rlhf_common.json_logs import job_key
+from rlhf_common.tracing.export import open_export, open_where_set
+from rlhf_common.tracing.span import Attribute
 from rlhf_coordinator.reports.trackers.opentelemetry_traces import OpenTelemetryTraces, run_name
 
 SERVICE: Final = "rlhf-coordinator"

@@ -1,6 +1,6 @@
 """Traces of a run for OpenTelemetry: of each iteration the phases, and some of its samples with what happened to them.
 
-Rule: made of facts that other trackers are given too, and sent by a thread (`rlhf_api.tracing.export`): nothing here
+Rule: made of facts that other trackers are given too, and sent by a thread (`rlhf_common.tracing.export`): nothing here
 waits, and nothing fails. Ids come from the run's own random name in the run folder, so a coordinator that starts again
 goes on with the same traces. Which samples are traced depends on ids alone.
 """
@@ -14,10 +14,10 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, Final
 
-from rlhf_api import control_pb2 as pb
-from rlhf_api.names import Group
-from rlhf_api.tracing.export import SpanExport
-from rlhf_api.tracing.span import Attribute, TraceSpan, is_sampled, span_id, trace_id
+from rlhf_common import control_pb2 as pb
+from rlhf_common.names import Group
+from rlhf_common.tracing.export import SpanExport
+from rlhf_common.tracing.span import Attribute, TraceSpan, is_sampled, span_id, trace_id
 from rlhf_coordinator.reports.sample_histories import SampleHistories
 from rlhf_coordinator.reports.trackers.service_tracker import FOLDER
 from rlhf_coordinator.reports.trackers.tracker import Tracker

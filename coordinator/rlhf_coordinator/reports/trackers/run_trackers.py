@@ -11,8 +11,8 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from rlhf_api import control_pb2 as pb
-from rlhf_api.names import ExitCode
+from rlhf_common import control_pb2 as pb
+from rlhf_common.names import ExitCode
 from rlhf_coordinator.failures import JobError, storage_error
 from rlhf_coordinator.reports.sample_histories import SampleHistories
 from rlhf_coordinator.reports.sample_table import SampleRow

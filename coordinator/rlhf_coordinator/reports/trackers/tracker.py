@@ -8,7 +8,7 @@ OSError when it cannot write; `RunTrackers` says what follows.
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from rlhf_api import control_pb2 as pb
+from rlhf_common import control_pb2 as pb
 from rlhf_coordinator.reports.sample_histories import SampleHistories
 from rlhf_coordinator.reports.sample_table import SampleRow
 from rlhf_planner.explain.iteration_profile import IterationProfile

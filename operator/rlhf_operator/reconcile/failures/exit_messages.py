@@ -5,7 +5,7 @@ Rule: pure. What a code means is said with it, and the log has the last word.
 
 from typing import Final
 
-from rlhf_api.names import ExitCode
+from rlhf_common.names import ExitCode
 from rlhf_operator.reconcile.observed.observed_pod import ObservedPod, PodEnd
 
 LINES_SHOWN: Final = 8

@@ -15,10 +15,10 @@ from datetime import datetime
 from types import MappingProxyType
 from typing import Any, Final, NamedTuple
 
-from rlhf_api.conditions import FinishedReason
 from rlhf_api.job.failure import FailureRule
 from rlhf_api.job.policy import RunPolicy
-from rlhf_api.names import ExitCode, Group
+from rlhf_common.conditions import FinishedReason
+from rlhf_common.names import ExitCode, Group
 from rlhf_operator.reconcile.failures import failure_policy
 from rlhf_operator.reconcile.failures.exit_messages import OUT_OF_MEMORY, how_it_ended, log_lines
 from rlhf_operator.reconcile.failures.failure_policy import PolicyMatch

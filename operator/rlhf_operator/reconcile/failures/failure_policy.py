@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from typing import Final
 
 from rlhf_api import user_patterns
-from rlhf_api.conditions import FinishedReason
 from rlhf_api.job.failure import FailureRule
-from rlhf_api.names import ExitCode, Group
+from rlhf_common.conditions import FinishedReason
+from rlhf_common.names import ExitCode, Group
 from rlhf_operator.reconcile.observed.observed_pod import ObservedPod
 
 POLICY: Final = "spec.runPolicy.failurePolicy"

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any, Final
 
-from rlhf_api.names import Group
+from rlhf_common.names import Group
 from rlhf_operator.reconcile.observed.observed_pod import ObservedPod
 from rlhf_operator.reconcile.timestamps import rfc3339, time_of
 

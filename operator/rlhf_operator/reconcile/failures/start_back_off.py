@@ -16,7 +16,7 @@ from datetime import datetime, timedelta
 from typing import Any, Final
 
 from rlhf_api.job import RLHFJob
-from rlhf_api.names import Group
+from rlhf_common.names import Group
 from rlhf_operator.gang import members
 from rlhf_operator.reconcile.observed.observed_job import NOT_AT_WORK, CoordinatorReading
 from rlhf_operator.reconcile.observed.observed_pod import CONFIG_REASONS, CREATING, IMAGE_REASONS, ObservedPod

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Final
 
-from rlhf_api import names
+from rlhf_common import names
 from rlhf_operator.reconcile.observed.termination_log import FinalReport
 
 PATIENCE: Final = timedelta(seconds=10)

@@ -17,8 +17,8 @@ from datetime import datetime
 from functools import lru_cache
 from typing import Any, Final
 
-from rlhf_api import names
 from rlhf_api.job.failure import START_UP
+from rlhf_common import names
 from rlhf_operator.manifests.pods import CONTAINER
 from rlhf_operator.reconcile.observed.malformed_pod import misshapen
 from rlhf_operator.reconcile.observed.observed_pod import INIT_FAILED, INIT_RUNS, ObservedPod, PodEnd

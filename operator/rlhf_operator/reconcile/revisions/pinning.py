@@ -23,9 +23,9 @@ from pydantic import ValidationError
 
 from rlhf_api import manifest, protocol
 from rlhf_api.job import RLHFJob
-from rlhf_api.names import Group
-from rlhf_api.nesting import too_deep
 from rlhf_api.structural_schema import pruned, schema_at, with_defaults, without_nulls
+from rlhf_common.names import Group
+from rlhf_common.nesting import too_deep
 from rlhf_operator.bounded_cache import cached
 from rlhf_operator.gang import members
 from rlhf_operator.gang.apis import kind_of

@@ -21,8 +21,8 @@ from typing import Any, Final
 from pydantic import BaseModel, ConfigDict
 
 from rlhf_api.job import RLHFJob
-from rlhf_api.names import Group
 from rlhf_api.structural_schema import job_schema
+from rlhf_common.names import Group
 from rlhf_operator.manifests import Images, TemplateError
 from rlhf_operator.manifests.identity import EPOCH, INDEX, SPARE
 from rlhf_operator.manifests.mount_paths import JOB_KEY, REVISION_KEY

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 from rich.console import Console
-from tests.support.models import build_config
-from tests.support.special_tokens import tokenizer_that_writes
+from tests.support.model_folders.models import build_config
+from tests.support.model_folders.special_tokens import tokenizer_that_writes
 from transformers import AutoModelForCausalLM
 
 from rlhf_cli.load_job import Target

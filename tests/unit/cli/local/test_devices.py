@@ -4,9 +4,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlhf_api.names import Group
 from rlhf_cli.local.devices import DeviceDemand, LocalMachine, allot_devices
 from rlhf_cli.local.errors import RunError
+from rlhf_common.names import Group
 
 C, G, T, I = Group.COORDINATOR, Group.GENERATION, Group.TRAINING, Group.INFERENCE  # noqa: E741
 

@@ -8,13 +8,13 @@ import yaml
 
 from rlhf_api.job import RLHFJob
 from rlhf_api.manifest import resolve
-from rlhf_api.names import Env, ExitCode, Group
 from rlhf_cli.load_job import for_this_machine
 from rlhf_cli.local.devices import DeviceShare, LocalMachine, allot_devices
 from rlhf_cli.local.errors import RunError
 from rlhf_cli.local.pods_to_processes import LocalProcess, device_demands, job_file_content, local_processes
 from rlhf_cli.local.ports import JobPorts
 from rlhf_cli.local.run_folder import RunPaths
+from rlhf_common.names import Env, ExitCode, Group
 from rlhf_operator.manifests import render
 
 MANIFEST = """

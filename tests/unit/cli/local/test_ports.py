@@ -10,7 +10,6 @@ import pytest
 import yaml
 
 from rlhf_api.job import RLHFJob
-from rlhf_api.names import Env, ExitCode
 from rlhf_api.yaml_document import Document
 from rlhf_cli.load_job import LoadedJob
 from rlhf_cli.local import ports
@@ -19,6 +18,7 @@ from rlhf_cli.local.errors import RunError
 from rlhf_cli.local.local_job import plan_processes
 from rlhf_cli.local.ports import LOOPBACK, HeldPorts, JobPorts, claim, free_ports
 from rlhf_cli.local.run_folder import RunPaths
+from rlhf_common.names import Env, ExitCode
 
 MANIFEST = """
 apiVersion: rlhf.dev/v1alpha1

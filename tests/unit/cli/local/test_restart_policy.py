@@ -4,7 +4,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlhf_api.names import ExitCode, Group
 from rlhf_cli.local.restart_policy import (
     FIRST_DELAY_SECONDS,
     HEALTHY_SECONDS,
@@ -17,6 +16,7 @@ from rlhf_cli.local.restart_policy import (
     decide_after_end,
     restart_message,
 )
+from rlhf_common.names import ExitCode, Group
 
 W, C = Group.GENERATION, Group.COORDINATOR
 

@@ -11,15 +11,15 @@ from pathlib import Path
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.support.coordinated import make_job, make_prompts
-from tests.support.in_process_coordinator import begin_in_process
-from tests.support.simulated_rank import Pace
-from tests.support.simulated_results import response, response_length, score
-from tests.support.simulated_worker import SimulatedWorker
+from tests.support.coordinator.coordinated import make_job, make_prompts
+from tests.support.coordinator.in_process_coordinator import begin_in_process
+from tests.support.coordinator.simulated_rank import Pace
+from tests.support.coordinator.simulated_results import response, response_length, score
+from tests.support.coordinator.simulated_worker import SimulatedWorker
 
-from rlhf_api import control_pb2 as pb
-from rlhf_api.names import Group
 from rlhf_api.score_blocks import BLOCK
+from rlhf_common import control_pb2 as pb
+from rlhf_common.names import Group
 from rlhf_coordinator.fusion import fusion_planning
 from rlhf_coordinator.job.iteration_metrics import incremental_metrics
 from rlhf_coordinator.job.sessions import WorkerStream

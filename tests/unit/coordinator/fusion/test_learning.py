@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.support.coordinated import make_job
-from tests.support.in_process_coordinator import SpansInMemory, begin_in_process
+from tests.support.coordinator.coordinated import make_job
+from tests.support.coordinator.in_process_coordinator import SpansInMemory, begin_in_process
 
 import rlhf_coordinator
-from rlhf_api import control_pb2 as pb
-from rlhf_api.arrays import pack
+from rlhf_common import control_pb2 as pb
+from rlhf_common.arrays import pack
 from rlhf_coordinator.fusion import learning, reallocation
 from rlhf_coordinator.fusion.learning import with_contention
 from rlhf_coordinator.job.job_run import JobRun

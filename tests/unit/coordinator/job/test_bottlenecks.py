@@ -4,7 +4,7 @@ import asyncio
 import logging
 
 import pytest
-from tests.support.explained_runs import recorded_facts
+from tests.support.jobs.explained_runs import recorded_facts
 
 from rlhf_cli.cluster.job_details import parse_losses
 from rlhf_coordinator.job.background_tasks import BackgroundTasks

@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlhf_api.metrics.labels import IDLE_CAUSES
-from rlhf_api.names import PHASES, Group
+from rlhf_common.metrics.labels import IDLE_CAUSES
+from rlhf_common.names import PHASES, Group
 from rlhf_coordinator.job.gpu_time import GpuTime, Segment, attribute, cause_of
 
 SEGMENTS = st.lists(

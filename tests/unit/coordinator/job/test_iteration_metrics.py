@@ -5,10 +5,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests.support.training_ranks import PPO_FIELDS, make_samples
+from tests.support.training.training_ranks import PPO_FIELDS, make_samples
 
 from rlhf_api.algorithms import full_graph
-from rlhf_api.arrays import unpack
+from rlhf_common.arrays import unpack
 from rlhf_coordinator.job.iteration_metrics import batch_metrics
 from rlhf_workers.algorithms.batch_metrics import batch_metrics as trained_metrics
 from rlhf_workers.training.batches.training_batch import batch_from

@@ -4,8 +4,8 @@ import json
 from pathlib import Path
 
 import pytest
-from tests.support.coordinated import make_job
-from tests.support.in_process_coordinator import begin_in_process
+from tests.support.coordinator.coordinated import make_job
+from tests.support.coordinator.in_process_coordinator import begin_in_process
 
 from rlhf_coordinator.job.job_run import JobRun, load_iteration_prompts
 from rlhf_coordinator.job.sample_histories import iteration_histories, note_places, record_histories

@@ -6,14 +6,14 @@ from pathlib import Path
 
 import numpy as np
 import yaml
-from tests.support.coordinated import make_job
-from tests.support.in_process_coordinator import begin_in_process
-from tests.support.manifest_cases import changed
+from tests.support.coordinator.coordinated import make_job
+from tests.support.coordinator.in_process_coordinator import begin_in_process
+from tests.support.manifests.manifest_cases import changed
 
-from rlhf_api import control_pb2 as pb
 from rlhf_api.algorithms import graph_of
-from rlhf_api.arrays import pack
 from rlhf_api.manifest import parse
+from rlhf_common import control_pb2 as pb
+from rlhf_common.arrays import pack
 from rlhf_coordinator.job.sample_rows import numbers_by_sample, rewards_by_name, sample_row
 from rlhf_coordinator.reports.sample_table import SampleRow
 from rlhf_coordinator.state.sample import Origin, Sample

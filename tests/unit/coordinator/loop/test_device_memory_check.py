@@ -3,11 +3,11 @@
 from pathlib import Path
 
 import pytest
-from tests.support.coordinated import make_job
-from tests.support.header_job import write_header_job
+from tests.support.coordinator.coordinated import make_job
+from tests.support.manifests.header_job import write_header_job
 
-from rlhf_api import control_pb2 as pb
-from rlhf_api.names import ExitCode
+from rlhf_common import control_pb2 as pb
+from rlhf_common.names import ExitCode
 from rlhf_coordinator.loop.device_memory_check import DeviceMemory
 from rlhf_coordinator.scheduling.training_schedule import schedule_json
 from rlhf_coordinator.state.job_state import job_context

@@ -7,11 +7,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests.support.coordinated import make_job
-from tests.support.in_process_coordinator import begin_in_process
+from tests.support.coordinator.coordinated import make_job
+from tests.support.coordinator.in_process_coordinator import begin_in_process
 
-from rlhf_api import control_pb2 as pb
-from rlhf_api.arrays import pack
+from rlhf_common import control_pb2 as pb
+from rlhf_common.arrays import pack
 from rlhf_coordinator.evaluation import rounds
 from rlhf_coordinator.job.job_run import JobRun
 from rlhf_coordinator.loop.event_handlers import EventHandlers

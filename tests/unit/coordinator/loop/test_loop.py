@@ -4,8 +4,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.support.coordinated import make_job
-from tests.support.in_process_coordinator import SpansInMemory, begin_in_process
+from tests.support.coordinator.coordinated import make_job
+from tests.support.coordinator.in_process_coordinator import SpansInMemory, begin_in_process
 
 from rlhf_coordinator.job.job_run import JobRun
 from rlhf_coordinator.job.timeline_spans import draw_last_phase

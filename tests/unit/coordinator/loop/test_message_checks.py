@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
-from rlhf_api import control_pb2 as pb
-from rlhf_api.names import Group
+from rlhf_common import control_pb2 as pb
+from rlhf_common.names import Group
 from rlhf_coordinator.loop.message_checks import check_message, check_registration
 from rlhf_coordinator.state.worker import Worker
 from rlhf_coordinator.storage.sample_codec import packed, response_of

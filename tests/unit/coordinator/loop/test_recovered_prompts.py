@@ -5,7 +5,7 @@ import logging
 from pathlib import Path
 
 import pytest
-from tests.support.coordinated import write_files
+from tests.support.coordinator.coordinated import write_files
 
 from rlhf_coordinator.failures import JobError
 from rlhf_coordinator.job.iteration_metrics import given_metrics

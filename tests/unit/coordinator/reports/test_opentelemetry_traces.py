@@ -3,13 +3,13 @@
 from pathlib import Path
 
 import pytest
-from tests.support.kept_spans import KeptSpans
-from tests.support.sample_rows import sample_histories
+from tests.support.coordinator.sample_rows import sample_histories
+from tests.support.observability.kept_spans import KeptSpans
 
-from rlhf_api import control_pb2 as pb
 from rlhf_api.job import RLHFJob
-from rlhf_api.tracing.export import SpanExport
-from rlhf_api.tracing.span import TraceSpan, iteration_trace, trace_words
+from rlhf_common import control_pb2 as pb
+from rlhf_common.tracing.export import SpanExport
+from rlhf_common.tracing.span import TraceSpan, iteration_trace, trace_words
 from rlhf_coordinator.reports.sample_histories import SampleHistories
 from rlhf_coordinator.reports.trackers.open_traces import open_traces
 from rlhf_coordinator.reports.trackers.opentelemetry_traces import OpenTelemetryTraces, run_name

@@ -6,7 +6,7 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
-from rlhf_api import control_pb2 as pb
+from rlhf_common import control_pb2 as pb
 from rlhf_coordinator.reports.run_figures import KINDS, _draw_migrations, _last_iterations, _merge, draw_run
 from rlhf_coordinator.reports.trackers.run_trackers import open_trackers
 from rlhf_coordinator.reports.trackers.timeline_json import FILE, TimelineSpan, read_spans

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.support.sample_rows import sample_row
+from tests.support.coordinator.sample_rows import sample_row
 
 from rlhf_api.job.samples import SampleSelection
 from rlhf_coordinator.reports.sample_table import (

@@ -5,10 +5,10 @@ import shutil
 from pathlib import Path
 
 import pytest
-from tests.support.explained_runs import recorded_facts
-from tests.support.sample_rows import sample_histories, sample_row
+from tests.support.coordinator.sample_rows import sample_histories, sample_row
+from tests.support.jobs.explained_runs import recorded_facts
 
-from rlhf_api import control_pb2 as pb
+from rlhf_common import control_pb2 as pb
 from rlhf_coordinator.reports.trackers.registry import TRACKERS
 from rlhf_coordinator.reports.trackers.tracker import Tracker
 

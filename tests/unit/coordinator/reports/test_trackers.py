@@ -13,8 +13,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlhf_api import control_pb2 as pb
-from rlhf_api.names import ExitCode
+from rlhf_common import control_pb2 as pb
+from rlhf_common.names import ExitCode
 from rlhf_coordinator.failures import JobError
 from rlhf_coordinator.reports.trackers.metrics_jsonl import MetricsJsonl, read_metrics
 from rlhf_coordinator.reports.trackers.run_trackers import RunTrackers, open_trackers

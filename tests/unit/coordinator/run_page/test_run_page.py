@@ -16,9 +16,9 @@ from urllib.parse import quote, urlsplit
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.support.recorded_run import HOSTILE, add_iterations, finish_run, write_run
+from tests.support.jobs.recorded_run import HOSTILE, add_iterations, finish_run, write_run
 
-from rlhf_api.names import Env, ExitCode
+from rlhf_common.names import Env, ExitCode
 from rlhf_coordinator.run_page import run_reader
 from rlhf_coordinator.run_page.document import embedded, page, plain_json, policy
 from rlhf_coordinator.run_page.followed_file import FilePlace, read_piece

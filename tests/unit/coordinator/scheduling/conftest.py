@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from tests.support.coordinated import make_job
+from tests.support.coordinator.coordinated import make_job
 
 from rlhf_coordinator.scheduling.training_schedule import schedule_json
 from rlhf_coordinator.state.job_state import JobContext, job_context

@@ -3,11 +3,11 @@
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from tests.support.coordinated import make_job
-from tests.support.job_states import NOW, decided, finish_all, kinds, pend, ready_state
+from tests.support.coordinator.coordinated import make_job
+from tests.support.coordinator.job_states import NOW, decided, finish_all, kinds, pend, ready_state
 
-from rlhf_api import control_pb2 as pb
-from rlhf_api.worker_roles import WIRE
+from rlhf_common import control_pb2 as pb
+from rlhf_common.worker_roles import WIRE
 from rlhf_coordinator.scheduling import decisions as d
 from rlhf_coordinator.scheduling import iteration, waits
 from rlhf_coordinator.scheduling.derived_state import derive

@@ -4,11 +4,11 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from tests.support.job_states import NOW, decided, finish_all, kinds, pend, ready_state
+from tests.support.coordinator.job_states import NOW, decided, finish_all, kinds, pend, ready_state
 
-from rlhf_api import control_pb2 as pb
 from rlhf_api.job.policy import Checkpoints
-from rlhf_api.names import ExitCode
+from rlhf_common import control_pb2 as pb
+from rlhf_common.names import ExitCode
 from rlhf_coordinator.scheduling import decisions as d
 from rlhf_coordinator.scheduling.iteration_end import TOGETHER_SECONDS
 from rlhf_coordinator.state.job_state import JobContext, JobState, StopOrder

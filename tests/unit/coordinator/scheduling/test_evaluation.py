@@ -3,8 +3,8 @@
 from pathlib import Path
 
 import pytest
-from tests.support.coordinated import make_job
-from tests.support.job_states import NOW, decided, finish_all, kinds, ready_state
+from tests.support.coordinator.coordinated import make_job
+from tests.support.coordinator.job_states import NOW, decided, finish_all, kinds, ready_state
 
 from rlhf_coordinator.scheduling import decisions as d
 from rlhf_coordinator.scheduling.training_schedule import schedule_json

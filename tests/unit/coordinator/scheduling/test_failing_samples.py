@@ -5,10 +5,10 @@ from collections.abc import Mapping
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.support.coordinated import make_job
-from tests.support.job_states import NOW, decided, ready_state
+from tests.support.coordinator.coordinated import make_job
+from tests.support.coordinator.job_states import NOW, decided, ready_state
 
-from rlhf_api.samples import VersionSpan
+from rlhf_common.samples import VersionSpan
 from rlhf_coordinator.scheduling import decisions as d
 from rlhf_coordinator.scheduling.training_schedule import schedule_json
 from rlhf_coordinator.state.decode_failures import CLEARED_TOKENS

@@ -4,12 +4,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.support.coordinated import make_job
-from tests.support.job_states import NOW, decided, ready_state
+from tests.support.coordinator.coordinated import make_job
+from tests.support.coordinator.job_states import NOW, decided, ready_state
 
-from rlhf_api.names import Group
-from rlhf_api.samples import VersionSpan
 from rlhf_api.score_blocks import BLOCK
+from rlhf_common.names import Group
+from rlhf_common.samples import VersionSpan
 from rlhf_coordinator.scheduling import decisions as d
 from rlhf_coordinator.scheduling.training_schedule import schedule_json
 from rlhf_coordinator.state.incremental_state import HeldPrefix

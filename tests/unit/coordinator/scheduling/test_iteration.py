@@ -4,14 +4,14 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from tests.support.coordinated import make_job
-from tests.support.job_states import NOW, decided, finish_all, kinds, pend, ready_state
+from tests.support.coordinator.coordinated import make_job
+from tests.support.coordinator.job_states import NOW, decided, finish_all, kinds, pend, ready_state
 
-from rlhf_api import control_pb2 as pb
 from rlhf_api.algorithms.graph import GENERATE, SCORE_REWARD, SCORE_VALUES, TRAIN_ACTOR, Graph, Scope
 from rlhf_api.algorithms.refill import RefillRule, UsedUp
-from rlhf_api.names import ExitCode, Group
-from rlhf_api.samples import VersionSpan
+from rlhf_common import control_pb2 as pb
+from rlhf_common.names import ExitCode, Group
+from rlhf_common.samples import VersionSpan
 from rlhf_coordinator.scheduling import decisions as d
 from rlhf_coordinator.scheduling import iteration, waits
 from rlhf_coordinator.scheduling.training_schedule import schedule_json

@@ -2,12 +2,12 @@
 
 from pathlib import Path
 
-from tests.support.coordinated import make_job, make_prompts
+from tests.support.coordinator.coordinated import make_job, make_prompts
 
-from rlhf_api import control_pb2 as pb
 from rlhf_api.algorithms import samples_begun
 from rlhf_api.algorithms.graph import SCORE_REWARD
-from rlhf_api.samples import VersionSpan
+from rlhf_common import control_pb2 as pb
+from rlhf_common.samples import VersionSpan
 from rlhf_coordinator.scheduling import oversampling
 from rlhf_coordinator.scheduling.training_schedule import schedule_json
 from rlhf_coordinator.state.job_state import job_context

@@ -7,7 +7,7 @@ import pytest
 
 from rlhf_api.algorithms.graph import SCORE_REWARD
 from rlhf_api.job.rollout import Rollout
-from rlhf_api.samples import Episode, VersionSpan
+from rlhf_common.samples import Episode, VersionSpan
 from rlhf_coordinator.scheduling import oversampling
 from rlhf_coordinator.scheduling.partial_rollouts import resume_partial
 from rlhf_coordinator.state.carried_sample import CarriedSample, origin_in

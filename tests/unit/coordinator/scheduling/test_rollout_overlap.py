@@ -4,11 +4,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.support.coordinated import make_job
-from tests.support.job_states import NOW, decided, finish_all, pend, ready_state
+from tests.support.coordinator.coordinated import make_job
+from tests.support.coordinator.job_states import NOW, decided, finish_all, pend, ready_state
 
-from rlhf_api import control_pb2 as pb
-from rlhf_api.names import Group
+from rlhf_common import control_pb2 as pb
+from rlhf_common.names import Group
 from rlhf_coordinator.scheduling import decisions as d
 from rlhf_coordinator.scheduling import iteration
 from rlhf_coordinator.scheduling.training_overlap import overlaps_training

@@ -8,13 +8,13 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry
-from tests.support.coordinated import make_job
-from tests.support.in_process_coordinator import begin_in_process
-from tests.support.job_states import NOW, pend, ready_state
+from tests.support.coordinator.coordinated import make_job
+from tests.support.coordinator.in_process_coordinator import begin_in_process
+from tests.support.coordinator.job_states import NOW, pend, ready_state
 
-from rlhf_api import control_pb2 as pb
-from rlhf_api.names import Group
-from rlhf_api.samples import VersionSpan
+from rlhf_common import control_pb2 as pb
+from rlhf_common.names import Group
+from rlhf_common.samples import VersionSpan
 from rlhf_coordinator.job.job_run import JobRun
 from rlhf_coordinator.scheduling import iteration
 from rlhf_coordinator.service.prometheus import JobCollector

@@ -5,17 +5,17 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
-from tests.support.coordinated import Coordinated, make_job
-from tests.support.in_process_coordinator import begin_in_process
-from tests.support.served_metrics import check_catalogue, never_absent, scraped, value
-from tests.support.simulated_rank import Pace
-from tests.support.simulated_worker import Crew, crew
+from tests.support.coordinator.coordinated import Coordinated, make_job
+from tests.support.coordinator.in_process_coordinator import begin_in_process
+from tests.support.coordinator.simulated_rank import Pace
+from tests.support.coordinator.simulated_worker import Crew, crew
+from tests.support.observability.served_metrics import check_catalogue, never_absent, scraped, value
 
-from rlhf_api import control_pb2 as pb
-from rlhf_api.metrics.exposition import registry_of
-from rlhf_api.metrics.labels import STAGES
-from rlhf_api.metrics.metric import Server
-from rlhf_api.names import Group
+from rlhf_common import control_pb2 as pb
+from rlhf_common.metrics.exposition import registry_of
+from rlhf_common.metrics.labels import STAGES
+from rlhf_common.metrics.metric import Server
+from rlhf_common.names import Group
 from rlhf_coordinator.job.job_run import JobRun
 from rlhf_coordinator.loop.event_handlers import EventHandlers
 from rlhf_coordinator.service.prometheus import JobCollector, prometheus_application

@@ -3,10 +3,10 @@
 from pathlib import Path
 from typing import Any, cast
 
-from tests.support.coordinated import make_job
-from tests.support.in_process_coordinator import begin_in_process
+from tests.support.coordinator.coordinated import make_job
+from tests.support.coordinator.in_process_coordinator import begin_in_process
 
-from rlhf_api import control_pb2 as pb
+from rlhf_common import control_pb2 as pb
 from rlhf_coordinator.job.job_run import JobOutcome
 from rlhf_coordinator.loop.event_handlers import EventHandlers
 from rlhf_coordinator.service.server import CoordinatorService

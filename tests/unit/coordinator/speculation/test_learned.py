@@ -4,11 +4,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.support.coordinated import make_job
-from tests.support.in_process_coordinator import begin_in_process
-from tests.support.job_states import NOW, ready_state
+from tests.support.coordinator.coordinated import make_job
+from tests.support.coordinator.in_process_coordinator import begin_in_process
+from tests.support.coordinator.job_states import NOW, ready_state
 
-from rlhf_api import control_pb2 as pb
+from rlhf_common import control_pb2 as pb
 from rlhf_coordinator.job.job_run import JobRun
 from rlhf_coordinator.job.speculation_metrics import speculation_metrics
 from rlhf_coordinator.loop.event_handlers import EventHandlers

@@ -11,14 +11,14 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.support.coordinated import make_job
-from tests.support.in_process_coordinator import begin_in_process
+from tests.support.coordinator.coordinated import make_job
+from tests.support.coordinator.in_process_coordinator import begin_in_process
 
-from rlhf_api import control_pb2 as pb
-from rlhf_api.arrays import pack, unpack
 from rlhf_api.job import RLHFJob
-from rlhf_api.names import Group
-from rlhf_api.samples import VersionSpan
+from rlhf_common import control_pb2 as pb
+from rlhf_common.arrays import pack, unpack
+from rlhf_common.names import Group
+from rlhf_common.samples import VersionSpan
 from rlhf_coordinator.job.job_run import JobRun
 from rlhf_coordinator.job.sessions import WorkerStream
 from rlhf_coordinator.scheduling import sibling_sharing

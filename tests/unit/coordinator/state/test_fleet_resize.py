@@ -3,10 +3,10 @@
 from pathlib import Path
 
 import pytest
-from tests.support.coordinated import make_job
+from tests.support.coordinator.coordinated import make_job
 
-from rlhf_api import control_pb2 as pb
-from rlhf_api.names import Group
+from rlhf_common import control_pb2 as pb
+from rlhf_common.names import Group
 from rlhf_coordinator.state.fleet import GRACE_SECONDS, Fleet, Joined, Refused
 
 

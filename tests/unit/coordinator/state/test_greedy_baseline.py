@@ -3,12 +3,12 @@
 import struct
 from pathlib import Path
 
-from tests.support.coordinated import make_job, make_prompts
+from tests.support.coordinator.coordinated import make_job, make_prompts
 
-from rlhf_api import control_pb2 as pb
 from rlhf_api.algorithms import samples_begun, samples_of_batch, samples_per_prompt
 from rlhf_api.algorithms.graph import GENERATE, SCORE_REWARD, Graph
-from rlhf_api.samples import VersionSpan
+from rlhf_common import control_pb2 as pb
+from rlhf_common.samples import VersionSpan
 from rlhf_coordinator.job.iteration_metrics import batch_metrics
 from rlhf_coordinator.scheduling.training_schedule import schedule_json
 from rlhf_coordinator.state.job_state import job_context

@@ -12,8 +12,8 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from rlhf_api.algorithms.graph import SCORE_REFERENCE, SCORE_REWARD, SampleField, Scope, Task
 from rlhf_api.algorithms.roles import ModelRole
 from rlhf_api.job import RLHFJobSpec
-from rlhf_api.names import Group
-from rlhf_api.samples import Lease, VersionSpan
+from rlhf_common.names import Group
+from rlhf_common.samples import Lease, VersionSpan
 from rlhf_coordinator.scheduling import oversampling
 from rlhf_coordinator.state.ledger import Ledger, interleave_prompt_groups
 from rlhf_coordinator.state.sample import PackedResponse, Sample, SampleState, first_tokens, join_spans

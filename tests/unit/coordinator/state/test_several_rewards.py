@@ -5,11 +5,11 @@ from typing import Any
 
 import pytest
 import yaml
-from tests.support.manifest_cases import changed
+from tests.support.manifests.manifest_cases import changed
 
 from rlhf_api.algorithms import Task, graph_of
 from rlhf_api.manifest import parse
-from rlhf_api.names import Group
+from rlhf_common.names import Group
 from rlhf_coordinator.state.ledger import Ledger
 from rlhf_coordinator.state.sample import PackedResponse, SampleState
 

@@ -4,13 +4,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.support.checkpoint_folders import part, source
-from tests.support.coordinated import make_job, make_prompts
-from tests.support.in_process_coordinator import begin_in_process
+from tests.support.coordinator.coordinated import make_job, make_prompts
+from tests.support.coordinator.in_process_coordinator import begin_in_process
+from tests.support.workers.checkpoint_folders import part, source
 
-from rlhf_api import control_pb2 as pb
-from rlhf_api.names import ExitCode
-from rlhf_api.samples import SampleKey, VersionSpan
+from rlhf_common import control_pb2 as pb
+from rlhf_common.names import ExitCode
+from rlhf_common.samples import SampleKey, VersionSpan
 from rlhf_coordinator.failures import JobError
 from rlhf_coordinator.job.job_run import JobRun
 from rlhf_coordinator.job.staleness_metrics import staleness_metrics

@@ -7,12 +7,12 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from tests.support.chat_families_reader import FAMILIES
-from tests.support.models import build_tokenizer
+from tests.support.model_folders.chat_families_reader import FAMILIES
+from tests.support.model_folders.models import build_tokenizer
 
 from rlhf_api.job.evaluation import HeldOutPrompts
 from rlhf_api.job.rollout import Prompts
-from rlhf_api.names import ExitCode
+from rlhf_common.names import ExitCode
 from rlhf_coordinator.failures import JobError
 from rlhf_coordinator.storage.prompts import Prompt
 from rlhf_coordinator.storage.tokenized_prompts import read_prompts

@@ -6,11 +6,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.support.models import build_tokenizer
+from tests.support.model_folders.models import build_tokenizer
 
 from rlhf_api.job import RLHFJobSpec
 from rlhf_api.job.rollout import Prompts
-from rlhf_api.names import ExitCode
+from rlhf_common.names import ExitCode
 from rlhf_coordinator.failures import JobError
 from rlhf_coordinator.storage import chat_template
 from rlhf_coordinator.storage.prompts import prompts_digest

@@ -4,10 +4,10 @@ import json
 from pathlib import Path
 
 import pytest
-from tests.support.checkpoint_folders import make_checkpoint, part
+from tests.support.workers.checkpoint_folders import make_checkpoint, part
 
-from rlhf_api import control_pb2 as pb
-from rlhf_api.names import ExitCode
+from rlhf_common import control_pb2 as pb
+from rlhf_common.names import ExitCode
 from rlhf_coordinator.failures import JobError
 from rlhf_coordinator.storage import checkpoint
 

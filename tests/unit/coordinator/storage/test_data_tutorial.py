@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
-from tests.support.models import build_tokenizer
+from tests.support.model_folders.models import build_tokenizer
 
 from rlhf_api.job.rollout import Prompts
 from rlhf_coordinator.failures import JobError

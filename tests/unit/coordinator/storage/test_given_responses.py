@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from rlhf_api.job.rollout import Prompts
-from rlhf_api.names import ExitCode
+from rlhf_common.names import ExitCode
 from rlhf_coordinator.failures import JobError
 from rlhf_coordinator.state.ledger import Ledger
 from rlhf_coordinator.storage.batch import batch_parts, replayed, take_given

@@ -6,8 +6,8 @@ from typing import BinaryIO
 
 import pytest
 
-from rlhf_api import control_pb2 as pb
-from rlhf_api.names import ExitCode
+from rlhf_common import control_pb2 as pb
+from rlhf_common.names import ExitCode
 from rlhf_coordinator.failures import JobError
 from rlhf_coordinator.storage.journal import Journal, frame
 from rlhf_coordinator.storage.journal_pb2 import Begun, Record

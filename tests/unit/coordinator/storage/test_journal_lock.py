@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from rlhf_api.names import ExitCode
+from rlhf_common.names import ExitCode
 from rlhf_coordinator.failures import JobError
 from rlhf_coordinator.storage import journal_lock
 from rlhf_coordinator.storage.journal import Journal

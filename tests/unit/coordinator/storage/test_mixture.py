@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.support.models import build_tokenizer
+from tests.support.model_folders.models import build_tokenizer
 
 from rlhf_api.job import RLHFJobSpec
 from rlhf_api.job.rollout import Prompts

@@ -5,13 +5,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.support.models import VOCABULARY, build_config, build_tokenizer
-from tests.support.training_ranks import make_job
+from tests.support.model_folders.models import VOCABULARY, build_config, build_tokenizer
+from tests.support.training.training_ranks import make_job
 from transformers import AutoConfig
 
 from rlhf_api.job import RLHFJobSpec
-from rlhf_api.model_limits import context_length
-from rlhf_api.names import ExitCode
+from rlhf_common.model_files.model_limits import context_length
+from rlhf_common.names import ExitCode
 from rlhf_coordinator.failures import JobError
 from rlhf_coordinator.storage.job_prompts import PromptReader
 from rlhf_coordinator.storage.policy_limits import PolicyLimits, read_policy_limits

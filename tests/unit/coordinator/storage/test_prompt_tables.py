@@ -10,7 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from rlhf_api.job.rollout import Prompts
-from rlhf_api.names import ExitCode
+from rlhf_common.names import ExitCode
 from rlhf_coordinator.failures import JobError
 from rlhf_coordinator.storage import prompt_tables, table_reader
 from rlhf_coordinator.storage.prompt_records import PromptRecord, places, read_records

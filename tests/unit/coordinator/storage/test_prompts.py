@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from rlhf_api.job.rollout import Prompts
-from rlhf_api.names import ExitCode
+from rlhf_common.names import ExitCode
 from rlhf_coordinator.failures import JobError
 from rlhf_coordinator.storage.journal import Journal
 from rlhf_coordinator.storage.prompt_cache import keep_tokenized, tokenized_before

@@ -4,12 +4,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.support.checkpoint_folders import make_checkpoint
-from tests.support.coordinated import make_job, make_prompts
+from tests.support.coordinator.coordinated import make_job, make_prompts
+from tests.support.workers.checkpoint_folders import make_checkpoint
 
-from rlhf_api import control_pb2 as pb
-from rlhf_api.names import ExitCode
-from rlhf_api.samples import VersionSpan
+from rlhf_common import control_pb2 as pb
+from rlhf_common.names import ExitCode
+from rlhf_common.samples import VersionSpan
 from rlhf_coordinator.failures import JobError
 from rlhf_coordinator.scheduling.training_schedule import schedule_json
 from rlhf_coordinator.state.job_state import JobContext, job_context

@@ -6,12 +6,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests.support.special_tokens import tokenizer_that_writes
+from tests.support.model_folders.special_tokens import tokenizer_that_writes
 from tokenizers import Tokenizer, models
 from transformers import PreTrainedTokenizerFast
 
 from rlhf_api.job.rollout import Prompts
-from rlhf_api.names import ExitCode
+from rlhf_common.names import ExitCode
 from rlhf_coordinator.failures import JobError
 from rlhf_coordinator.storage.policy_limits import PolicyLimits
 from rlhf_coordinator.storage.prompts import Prompt

@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from rlhf_api.job.rollout import Prompts
-from rlhf_api.names import ExitCode
+from rlhf_common.names import ExitCode
 from rlhf_coordinator.failures import JobError
 from rlhf_coordinator.storage import table_reader
 from rlhf_coordinator.storage.prompt_places import Place

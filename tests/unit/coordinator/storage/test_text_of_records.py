@@ -13,10 +13,10 @@ import pyarrow.parquet
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from tests.support.special_tokens import byte_tokenizer
+from tests.support.model_folders.special_tokens import byte_tokenizer
 
 from rlhf_api.job.rollout import Prompts
-from rlhf_api.names import ExitCode
+from rlhf_common.names import ExitCode
 from rlhf_coordinator.failures import JobError
 from rlhf_coordinator.storage.journal import Journal
 from rlhf_coordinator.storage.prompt_cache import keep_tokenized, tokenized_before

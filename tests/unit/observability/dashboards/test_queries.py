@@ -5,10 +5,10 @@ from collections.abc import Iterator
 
 import promql_parser as promql
 import pytest
-from tests.support.promql_reading import OVER_TIME, Dimension, Reader
+from tests.support.observability.promql_reading import OVER_TIME, Dimension, Reader
 
-from rlhf_api.metrics.catalogue import BY_NAME, METRICS
-from rlhf_api.metrics.metric import Metric, MetricKind, Server
+from rlhf_common.metrics.catalogue import BY_NAME, METRICS
+from rlhf_common.metrics.metric import Metric, MetricKind, Server
 from rlhf_observability.dashboards import all_dashboards
 from rlhf_observability.dashboards.annotations import annotations
 from rlhf_observability.dashboards.panels import MAX_SERIES, Dashboard, Panel, PanelKind, PanelUnit, Query, Variable

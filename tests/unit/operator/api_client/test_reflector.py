@@ -8,9 +8,9 @@ from collections.abc import AsyncIterator, Mapping
 from typing import Any
 
 import pytest
-from tests.support.fake_api_server import FakeApiServer, until
+from tests.support.operator.fake_api_server import FakeApiServer, until
 
-from rlhf_api import names
+from rlhf_common import names
 from rlhf_operator.api_client import reflector as reflector_module
 from rlhf_operator.api_client.reflector import LAST_BACK_OFF_SECONDS, Reflector
 from rlhf_operator.api_client.resources import CORE_RESOURCES

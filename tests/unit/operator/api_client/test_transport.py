@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 import pytest_asyncio
-from tests.support.fake_api_server import FakeApiServer, until
+from tests.support.operator.fake_api_server import FakeApiServer, until
 
 from rlhf_operator.api_client import transport as transport_module
 from rlhf_operator.api_client.client import KubernetesClient

@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import pytest
-from tests.support.simulated_cluster import SimulatedCluster, stored_job
+from tests.support.operator.simulated_cluster import SimulatedCluster, stored_job
 
 from rlhf_api.job import RLHFJob
-from rlhf_api.names import Group
+from rlhf_common.names import Group
 from rlhf_operator.gang import GangBackend, QueueingBackend, ServedApis, choose
 from rlhf_operator.gang.apis import APIS, MODES, RESOURCES, kind_of
 from rlhf_operator.gang.members import counts, examples, requests_hash

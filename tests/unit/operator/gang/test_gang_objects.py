@@ -6,12 +6,12 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.support.queued_cluster import EVERY_API
-from tests.support.simulated_cluster import stored_job
+from tests.support.operator.queued_cluster import EVERY_API
+from tests.support.operator.simulated_cluster import stored_job
 
-from rlhf_api.conditions import PlannedReason
 from rlhf_api.job import RLHFJob
-from rlhf_api.names import Group
+from rlhf_common.conditions import PlannedReason
+from rlhf_common.names import Group
 from rlhf_operator.gang import ServedApis, choose
 from rlhf_operator.gang.apis import MODES, RESOURCES, kind_of
 from rlhf_operator.gang.members import examples, min_count, minimum

@@ -5,10 +5,10 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.support.queued_cluster import EVERY_API, WORKLOAD_KEY, QueuedCluster
-from tests.support.simulated_cluster import EVERYBODY, SimulatedCluster
+from tests.support.operator.queued_cluster import EVERY_API, WORKLOAD_KEY, QueuedCluster
+from tests.support.operator.simulated_cluster import EVERYBODY, SimulatedCluster
 
-from rlhf_api import names
+from rlhf_common import names
 from rlhf_operator.gang import ServedApis
 from rlhf_operator.gang.kueue_queue import QueuePriority
 from rlhf_operator.reconcile import ReconcilePlan

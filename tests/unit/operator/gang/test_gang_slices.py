@@ -6,11 +6,11 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.support.queued_cluster import WORKLOAD_KEY, QueuedCluster
-from tests.support.simulated_cluster import EVERYBODY, stored_job
+from tests.support.operator.queued_cluster import WORKLOAD_KEY, QueuedCluster
+from tests.support.operator.simulated_cluster import EVERYBODY, stored_job
 
-from rlhf_api import names
 from rlhf_api.job.scheduling import ELASTIC_ANNOTATION
+from rlhf_common import names
 from rlhf_operator.gang.kueue_queue import KueueApi
 from rlhf_operator.gang.kueue_workload import KueueWorkload
 from rlhf_operator.index import Index

@@ -5,11 +5,11 @@ from typing import Any
 
 import pytest
 from hypothesis import given, settings
-from tests.support.quota_templates import POD_SPECS, kueue_counts, most_at_once
-from tests.support.simulated_cluster import stored_job
+from tests.support.operator.quota_templates import POD_SPECS, kueue_counts, most_at_once
+from tests.support.operator.simulated_cluster import stored_job
 
 from rlhf_api.job import RLHFJob
-from rlhf_api.names import Group
+from rlhf_common.names import Group
 from rlhf_operator.gang import ServedApis, choose
 from rlhf_operator.gang.members import examples, quota_template
 from rlhf_operator.gang.pod_requests import pod_requests

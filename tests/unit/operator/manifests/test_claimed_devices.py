@@ -2,9 +2,9 @@
 
 from typing import Any
 
-from tests.support.pod_templates import job_with
+from tests.support.operator.pod_templates import job_with
 
-from rlhf_api.names import Group
+from rlhf_common.names import Group
 from rlhf_operator.manifests import Images
 from rlhf_operator.manifests.rendering import pod
 

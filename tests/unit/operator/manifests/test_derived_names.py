@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from rlhf_api.job import RLHFJob
 from rlhf_api.manifest import ManifestError, parse
-from rlhf_api.names import Group
 from rlhf_api.rules.table import MAX_WORKERS
+from rlhf_common.names import Group
 from rlhf_operator.gang.apis import APIS, COSCHEDULING, KUEUE, NATIVE, VOLCANO, kind_of
 from rlhf_operator.gang.backend import GangBackend
 from rlhf_operator.gang.coscheduling import CoschedulingBackend

@@ -4,10 +4,10 @@ from typing import Any
 
 import pytest
 import yaml
-from tests.support.pod_templates import MANIFEST
+from tests.support.operator.pod_templates import MANIFEST
 
 from rlhf_api.job import RLHFJob
-from rlhf_api.names import Group
+from rlhf_common.names import Group
 from rlhf_operator.manifests import Images, TemplateError, render
 from rlhf_operator.manifests.engine_pods import CACHES, LOOPBACK, OFFLINE, SILENT
 from rlhf_operator.manifests.rendering import pod

@@ -2,10 +2,10 @@
 
 from typing import Any
 
-from tests.support.pod_templates import job_with, pods, worker
+from tests.support.operator.pod_templates import job_with, pods, worker
 
 from rlhf_api.job import RLHFJob
-from rlhf_api.names import Env
+from rlhf_common.names import Env
 from rlhf_operator.manifests.pods import STAYS
 
 

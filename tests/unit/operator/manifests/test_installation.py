@@ -7,7 +7,7 @@ import pytest
 import yaml
 
 from rlhf_api.job import RLHFJob
-from rlhf_api.names import Env
+from rlhf_common.names import Env
 from rlhf_operator.__main__ import options
 from rlhf_operator.manifests import Images, render
 from rlhf_operator.manifests.network import network_policy

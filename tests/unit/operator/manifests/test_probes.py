@@ -3,10 +3,10 @@
 from typing import Any
 
 import pytest
-from tests.support.pod_templates import job_with, pods, worker
+from tests.support.operator.pod_templates import job_with, pods, worker
 
 from rlhf_api.job import RLHFJob
-from rlhf_api.names import METRICS_PORT, Group
+from rlhf_common.names import METRICS_PORT, Group
 from rlhf_operator.manifests.rendering import template_hash
 
 WORKERS = {"merged-generation-0", "merged-inference-0", "merged-training-0"}

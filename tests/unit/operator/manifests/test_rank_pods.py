@@ -4,11 +4,11 @@ from typing import Any
 
 import pytest
 import yaml
-from tests.support.pod_templates import MANIFEST
+from tests.support.operator.pod_templates import MANIFEST
 
-from rlhf_api import names
 from rlhf_api.job import RLHFJob
-from rlhf_api.names import Group
+from rlhf_common import names
+from rlhf_common.names import Group
 from rlhf_operator.gang import members
 from rlhf_operator.manifests import Images, TemplateError, render
 from rlhf_operator.manifests.rendering import group_sizes, pod

@@ -8,7 +8,7 @@ import pytest
 import yaml
 
 from rlhf_api.job import RLHFJob
-from rlhf_api.names import Group
+from rlhf_common.names import Group
 from rlhf_operator.manifests import Images, render
 
 GOLDEN = Path(__file__).parent / "golden"

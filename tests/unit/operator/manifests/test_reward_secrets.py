@@ -9,12 +9,12 @@ import pytest
 import yaml
 
 from rlhf_api.job import RLHFJob
-from rlhf_api.names import Group
 from rlhf_cli.local.devices import DeviceShare
 from rlhf_cli.local.errors import RunError
 from rlhf_cli.local.pods_to_processes import local_processes
 from rlhf_cli.local.ports import JobPorts
 from rlhf_cli.local.run_folder import RunPaths
+from rlhf_common.names import Group
 from rlhf_operator.manifests import Images, render
 
 GOLDEN = Path(__file__).parent / "golden"

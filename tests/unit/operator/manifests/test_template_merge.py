@@ -4,10 +4,10 @@ from typing import Any
 
 import pytest
 import yaml
-from tests.support.pod_templates import MANIFEST, generation, job_with, pods, spec, worker
+from tests.support.operator.pod_templates import MANIFEST, generation, job_with, pods, spec, worker
 
 from rlhf_api.job import RLHFJob
-from rlhf_api.names import ANNOTATION_TEMPLATE, LABEL_GROUP, Env
+from rlhf_common.names import ANNOTATION_TEMPLATE, LABEL_GROUP, Env
 from rlhf_operator.manifests import Images, TemplateError, render
 from rlhf_operator.manifests.pods import NOT_SCRAPED, SCRAPED
 

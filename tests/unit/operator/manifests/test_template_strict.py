@@ -6,10 +6,10 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.support.pod_templates import generation, job_with, spec, worker
+from tests.support.operator.pod_templates import generation, job_with, spec, worker
 
-from rlhf_api.names import Group
 from rlhf_api.problems import Problem, Severity
+from rlhf_common.names import Group
 from rlhf_operator.manifests import Images, TemplateError
 from rlhf_operator.manifests.pod_problems import problems_of_pods
 from rlhf_operator.manifests.pods import worker_pod

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.support.simulated_cluster import SimulatedCluster
+from tests.support.operator.simulated_cluster import SimulatedCluster
 
 from rlhf_operator.reconcile.api_failure import LEAD, TAIL, describe_failure
 from rlhf_operator.reconcile.conditions import MESSAGE_MAX

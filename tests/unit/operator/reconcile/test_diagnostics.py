@@ -3,7 +3,7 @@
 from typing import Any
 
 import pytest
-from tests.support.simulated_cluster import SimulatedCluster
+from tests.support.operator.simulated_cluster import SimulatedCluster
 
 RESTRICTED = (
     'pods "job-generation-0" is forbidden: violates PodSecurity "restricted:latest": hostNetwork (pod must not set '

@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from tests.support.simulated_cluster import EVERYBODY, Json, SimulatedCluster
+from tests.support.operator.simulated_cluster import EVERYBODY, Json, SimulatedCluster
 
 
 def counts(cluster: SimulatedCluster) -> tuple[int, int]:

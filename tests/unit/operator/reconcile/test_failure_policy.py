@@ -5,10 +5,10 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.support.simulated_cluster import SimulatedCluster
+from tests.support.operator.simulated_cluster import SimulatedCluster
 
 from rlhf_api.job.failure import FailureRule
-from rlhf_api.names import Group
+from rlhf_common.names import Group
 from rlhf_operator.reconcile.failures.failure_policy import of_disruption, of_end
 from rlhf_operator.reconcile.observed.observed_pod import ObservedPod, PodEnd
 

@@ -1,6 +1,6 @@
 """A job that asked for it is deleted after a last checkpoint, and never waits for ever."""
 
-from tests.support.simulated_cluster import SimulatedCluster
+from tests.support.operator.simulated_cluster import SimulatedCluster
 
 from rlhf_operator.reconcile.timestamps import rfc3339
 

@@ -3,7 +3,7 @@
 from typing import Any
 
 import pytest
-from tests.support.simulated_cluster import SimulatedCluster
+from tests.support.operator.simulated_cluster import SimulatedCluster
 
 HOLD = "example.org/audit"
 WORDS = f"cannot go: finalizer {HOLD} of somebody else keeps an object that is deleted"

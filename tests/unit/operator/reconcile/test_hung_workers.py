@@ -4,9 +4,9 @@ from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
 
-from tests.support.simulated_cluster import SimulatedCluster
+from tests.support.operator.simulated_cluster import SimulatedCluster
 
-from rlhf_api import control_pb2 as pb
+from rlhf_common import control_pb2 as pb
 from rlhf_operator.coordinator_client import reading_of
 
 EVERYBODY = ("generation-0", "generation-1", "inference-0", "training-0", "training-1")

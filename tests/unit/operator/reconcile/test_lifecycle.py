@@ -1,7 +1,7 @@
 """The life of a job as its user sees it: conditions, pods and times, from apply to deletion."""
 
 import pytest
-from tests.support.simulated_cluster import EVERYBODY, SimulatedCluster
+from tests.support.operator.simulated_cluster import EVERYBODY, SimulatedCluster
 
 from rlhf_api import manifest
 from rlhf_api.rules.unavailable import Unavailable

@@ -3,9 +3,9 @@
 from typing import Any
 
 import pytest
-from tests.support.simulated_cluster import SimulatedCluster
+from tests.support.operator.simulated_cluster import SimulatedCluster
 
-from rlhf_api import control_pb2 as pb
+from rlhf_common import control_pb2 as pb
 from rlhf_operator.coordinator_client import reading_of
 from rlhf_operator.operator_metrics import OperatorMetrics
 from rlhf_operator.reconcile import ObservedJob, ObservedPod, pod_of

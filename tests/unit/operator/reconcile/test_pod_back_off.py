@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.support.simulated_cluster import START, SimulatedCluster
+from tests.support.operator.simulated_cluster import START, SimulatedCluster
 
 from rlhf_api.user_patterns import pattern_found
 from rlhf_operator.reconcile import ObservedPod, pod_of

@@ -3,7 +3,7 @@
 from typing import Any
 
 import pytest
-from tests.support.simulated_cluster import SimulatedCluster, template_with_image
+from tests.support.operator.simulated_cluster import SimulatedCluster, template_with_image
 
 CHECKPOINTS = {"path": "/checkpoints"}
 

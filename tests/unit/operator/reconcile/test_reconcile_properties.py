@@ -4,10 +4,10 @@ from collections import Counter
 
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from tests.support.simulated_cluster import SimulatedCluster
+from tests.support.operator.simulated_cluster import SimulatedCluster
 
-from rlhf_api import names
-from rlhf_api.names import Group
+from rlhf_common import names
+from rlhf_common.names import Group
 from rlhf_operator.manifests.rendering import template_hash
 from rlhf_operator.reconcile import ObservedPod, ReconcilePlan, pod_of
 from rlhf_operator.reconcile.parsed_job import parse_job

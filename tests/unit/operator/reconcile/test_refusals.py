@@ -1,7 +1,7 @@
 """Pods that the API server refuses: one sentence for each kind of cause, in its own words, with a remedy."""
 
 import pytest
-from tests.support.simulated_cluster import SimulatedCluster, stored_job
+from tests.support.operator.simulated_cluster import SimulatedCluster, stored_job
 
 from rlhf_api.job import RLHFJob
 from rlhf_operator.reconcile.parsed_job import parse_job

@@ -3,7 +3,7 @@
 from typing import Any
 
 import pytest
-from tests.support.simulated_cluster import EVERYBODY, SimulatedCluster
+from tests.support.operator.simulated_cluster import EVERYBODY, SimulatedCluster
 
 from rlhf_operator.reconcile import ObservedPod, pod_of
 

@@ -3,8 +3,8 @@
 from typing import Any
 
 import pytest
-from tests.support.queued_cluster import WORKLOAD_KEY, QueuedCluster
-from tests.support.simulated_cluster import SimulatedCluster
+from tests.support.operator.queued_cluster import WORKLOAD_KEY, QueuedCluster
+from tests.support.operator.simulated_cluster import SimulatedCluster
 
 from rlhf_operator.reconcile.timestamps import rfc3339
 

@@ -3,7 +3,7 @@
 import json
 from typing import Any
 
-from tests.support.simulated_cluster import SimulatedCluster
+from tests.support.operator.simulated_cluster import SimulatedCluster
 
 from rlhf_operator.reconcile.observed.termination_log import KEPT, last_report, readable
 

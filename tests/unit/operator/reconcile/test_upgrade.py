@@ -6,10 +6,10 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from tests.support.next_operator_version import FIELD, forget, next_version
-from tests.support.queued_cluster import WORKLOAD_KEY, QueuedCluster
-from tests.support.simulated_cluster import CONFIG_MAP, IMAGES, SimulatedCluster
-from tests.support.upgraded_job import container, document, edit, settle, started, uids
+from tests.support.operator.next_operator_version import FIELD, forget, next_version
+from tests.support.operator.queued_cluster import WORKLOAD_KEY, QueuedCluster
+from tests.support.operator.simulated_cluster import CONFIG_MAP, IMAGES, SimulatedCluster
+from tests.support.operator.upgraded_job import container, document, edit, settle, started, uids
 
 from rlhf_api import manifest
 from rlhf_api.problems import ManifestError, Problem

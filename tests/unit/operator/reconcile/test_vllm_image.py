@@ -3,8 +3,8 @@
 from typing import Any
 
 import pytest
-from tests.support.simulated_cluster import IMAGES, SimulatedCluster, template_with_image
-from tests.support.upgraded_job import container, edit, settle
+from tests.support.operator.simulated_cluster import IMAGES, SimulatedCluster, template_with_image
+from tests.support.operator.upgraded_job import container, edit, settle
 
 from rlhf_operator.manifests import Images
 

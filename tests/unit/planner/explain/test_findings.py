@@ -1,7 +1,7 @@
 """What is said of an iteration by its facts: of real runs with a cause injected, and of facts made for one cause."""
 
 import pytest
-from tests.support.explained_runs import RUNS, recorded_facts
+from tests.support.jobs.explained_runs import RUNS, recorded_facts
 
 from rlhf_coordinator.reports.trackers.facts_jsonl import read_facts
 from rlhf_planner.explain.decode_costs import decode_costs

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 import pytest
 from hypothesis import assume, given, settings
-from tests.support import random_iterations as make
+from tests.support.coordinator import random_iterations as make
 
 from rlhf_planner.inter_stage.costs import StageCosts
 from rlhf_planner.inter_stage.forecast import PREFETCH_SHARE, IterationSetup

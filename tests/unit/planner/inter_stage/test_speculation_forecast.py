@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.support import random_iterations as make
+from tests.support.coordinator import random_iterations as make
 
 from rlhf_planner.inter_stage.choose import TIE, choose
 from rlhf_planner.inter_stage.costs import StageCosts

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rlhf_api.schedule import Pipeline, ScheduleTable
+from rlhf_common.schedule import Pipeline, ScheduleTable
 from rlhf_planner.schedule.candidate_tables import Costs, StageCost, forecast, table_of_rows
 from rlhf_planner.schedule.methods import FUSED, FUSED_SPLIT, opposite, placed
 from rlhf_planner.schedule.row_simulation import Order, simulate_rows

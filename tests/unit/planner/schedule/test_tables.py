@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from tests.support.published_instances import PUBLISHED
 
-from rlhf_api.schedule import Action, ScheduleTable
+from rlhf_common.schedule import Action, ScheduleTable
 from rlhf_planner.schedule.baselines import back_to_back, interleaved
 from rlhf_planner.schedule.instance import Instance
 from rlhf_planner.schedule.list_scheduling import listed

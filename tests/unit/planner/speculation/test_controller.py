@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.support.simulated_speculation import MATCHES, Ints, World, run
+from tests.support.coordinator.simulated_speculation import MATCHES, Ints, World, run
 
 from rlhf_planner.speculation.controller import (
     FIRST_PLAIN,

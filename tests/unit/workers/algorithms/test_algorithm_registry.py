@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from tests.support import models
 from tests.support.algorithms import SMALL, member
-from tests.support.training_ranks import make_batch, make_job
+from tests.support.model_folders import models
+from tests.support.training.training_ranks import make_batch, make_job
 
 from rlhf_api.algorithms import ALGORITHMS, graph_of
 from rlhf_api.job import RLHFJobSpec

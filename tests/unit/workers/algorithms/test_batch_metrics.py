@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from tests.support.training_ranks import make_batch
+from tests.support.training.training_ranks import make_batch
 
 from rlhf_api.algorithms import full_graph
 from rlhf_workers.algorithms.batch_metrics import batch_metrics

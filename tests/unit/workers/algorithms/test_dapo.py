@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from tests.support import models
 from tests.support.algorithms import member
-from tests.support.training_ranks import make_batch, make_job
+from tests.support.model_folders import models
+from tests.support.training.training_ranks import make_batch, make_job
 
 from rlhf_workers.algorithms.registry import build_algorithm
 from rlhf_workers.losses.overlong import overlong_penalty

@@ -8,9 +8,9 @@ import torch
 import transformers
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.support import models
 from tests.support.algorithms import member
-from tests.support.training_ranks import CPU, gradients_of, make_batch, make_job, serial
+from tests.support.model_folders import models
+from tests.support.training.training_ranks import CPU, gradients_of, make_batch, make_job, serial
 
 from rlhf_api.algorithms.graph import SampleField
 from rlhf_workers.algorithms.pair_objectives import PREFERENCE

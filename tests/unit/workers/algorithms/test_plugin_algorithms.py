@@ -5,11 +5,11 @@ from typing import Any
 
 import pytest
 import torch
-from tests.support import models
 from tests.support.algorithms import REINFORCE
-from tests.support.training_ranks import make_batch, make_job
+from tests.support.model_folders import models
+from tests.support.training.training_ranks import make_batch, make_job
 
-from rlhf_api.names import ExitCode
+from rlhf_common.names import ExitCode
 from rlhf_workers.algorithms.base import Algorithm
 from rlhf_workers.algorithms.registry import build_algorithm
 from rlhf_workers.failures import WorkError

@@ -13,8 +13,8 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 import torch
-from tests.support import models
-from tests.support.training_ranks import make_batch, make_job
+from tests.support.model_folders import models
+from tests.support.training.training_ranks import make_batch, make_job
 
 from rlhf_workers.algorithms.base import Algorithm
 from rlhf_workers.algorithms.objectives import PolicyTerms

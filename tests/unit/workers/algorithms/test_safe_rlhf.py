@@ -8,8 +8,8 @@ from typing import Any, cast
 
 import pytest
 import torch
-from tests.support import models
-from tests.support.training_ranks import make_batch, make_job
+from tests.support.model_folders import models
+from tests.support.training.training_ranks import make_batch, make_job
 
 from rlhf_workers.algorithms.registry import build_algorithm
 from rlhf_workers.algorithms.safe_rlhf import SafeReinforcementLearning

@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 import torch
 import transformers
-from tests.support import models
 from tests.support.algorithms import member
-from tests.support.training_ranks import gradients_of, make_batch, make_job, serial
+from tests.support.model_folders import models
+from tests.support.training.training_ranks import gradients_of, make_batch, make_job, serial
 
 IGNORED = -100
 

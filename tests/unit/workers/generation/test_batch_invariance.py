@@ -7,7 +7,7 @@ import types
 import pytest
 import torch
 
-from rlhf_api.names import ExitCode
+from rlhf_common.names import ExitCode
 from rlhf_workers.failures import WorkError
 from rlhf_workers.generation.vllm_engine.batch_invariance import VARIABLE, obstacle, require_batch_invariance
 

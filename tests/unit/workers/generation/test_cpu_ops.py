@@ -7,8 +7,8 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.support.engine_driving import MakeEngine, finish, requests, same_tokens
-from tests.support.models import write_policy
+from tests.support.model_folders.models import write_policy
+from tests.support.workers.engine_driving import MakeEngine, finish, requests, same_tokens
 
 from rlhf_workers.generation.torch_engine.cpu_ops import CachedRow, CpuOps, cached_rows, runs_of
 from rlhf_workers.generation.torch_engine.decode_ops import CachePlace, DecodeOps, Rotation, TorchOps

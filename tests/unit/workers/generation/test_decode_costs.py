@@ -4,9 +4,9 @@ from collections.abc import Generator
 from typing import Any
 
 import pytest
-from tests.support.engine_driving import MakeEngine, finish, requests, same_bits
+from tests.support.workers.engine_driving import MakeEngine, finish, requests, same_bits
 
-from rlhf_api.samples import ResponsePart
+from rlhf_common.samples import ResponsePart
 from rlhf_workers.generation.engine import EngineCosts, EngineLimits
 from rlhf_workers.generation.torch_engine import decode_costs
 

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from rlhf_api.samples import SampleKey
+from rlhf_common.samples import SampleKey
 from rlhf_workers.generation.speculation.draft_comparison import DraftComparison
 from rlhf_workers.generation.speculation.drafter import Draft, DraftRequest
 from rlhf_workers.generation.speculation.ngram import NgramDrafter

@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 import torch
-from tests.support.engine_driving import finish, requests
-from tests.support.generation_roles import generation_job
-from tests.support.models import write_policy
+from tests.support.model_folders.models import write_policy
+from tests.support.workers.engine_driving import finish, requests
+from tests.support.workers.generation_roles import generation_job
 
 from rlhf_api.job import RLHFJobSpec
 from rlhf_api.job.evaluation import Evaluation
-from rlhf_api.samples import Drawing, SampleRequest
+from rlhf_common.samples import Drawing, SampleRequest
 from rlhf_workers.generation.engine import Engine
 from rlhf_workers.generation.engine_registry import build_engine
 from rlhf_workers.generation.vllm_engine.engine import VllmEngine

@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 import torch
-from tests.support.generation_roles import generation_job
+from tests.support.workers.generation_roles import generation_job
 
-from rlhf_api.metrics import labels
+from rlhf_common.metrics import labels
 from rlhf_workers.generation.engine_choice import (
     NOT_INSTALLED,
     TORCH_ARGUMENTS,

@@ -15,15 +15,15 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
-from tests.support.engine_driving import finish, requests, resumed
-from tests.support.generation_roles import generate, generation_job, run
-from tests.support.models import write_policy
-from tests.support.outbox import RecordedOutbox
+from tests.support.model_folders.models import write_policy
+from tests.support.workers.engine_driving import finish, requests, resumed
+from tests.support.workers.generation_roles import generate, generation_job, run
+from tests.support.workers.outbox import RecordedOutbox
 
-from rlhf_api import control_pb2 as pb
-from rlhf_api.arrays import unpack
 from rlhf_api.job import RLHFJob
-from rlhf_api.samples import ResponsePart, SampleKey, VersionSpan
+from rlhf_common import control_pb2 as pb
+from rlhf_common.arrays import unpack
+from rlhf_common.samples import ResponsePart, SampleKey, VersionSpan
 from rlhf_workers.failures import WorkError
 from rlhf_workers.generation.engine import Engine, EngineError, SamplingParameters, Sleeps, kv_moves_of
 from rlhf_workers.generation.engine_registry import ENGINES, build_engine
@@ -312,7 +312,7 @@ def test_a_role_whose_engine_does_not_measure_says_so(policy: Callable[[str], Pa
     [
         ("my_package.absent", "module my_package.absent cannot be loaded: .*No module named 'my_package'"),
         ("json.decoder", r"module json.decoder has no build_engine\(spec, tokenizer, device\)"),
-        ("tests.support.no_engine", "a dict, is no Engine: it lacks version, submit, step"),
+        ("tests.support.jobs.no_engine", "a dict, is no Engine: it lacks version, submit, step"),
     ],
 )
 def test_a_module_that_is_no_engine_is_named(engine: str, words: str, policy: Callable[[str], Path]) -> None:

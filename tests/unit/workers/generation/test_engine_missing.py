@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from tests.support.generation_roles import generation_job
+from tests.support.workers.generation_roles import generation_job
 
-from rlhf_api.names import ExitCode
+from rlhf_common.names import ExitCode
 from rlhf_workers.failures import WorkError
 from rlhf_workers.generation.engine_registry import build_engine
 

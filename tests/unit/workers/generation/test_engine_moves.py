@@ -9,10 +9,10 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from tests.support.engine_driving import MakeEngine, finish, requests, same_bits
-from tests.support.models import ARCHITECTURES
+from tests.support.model_folders.models import ARCHITECTURES
+from tests.support.workers.engine_driving import MakeEngine, finish, requests, same_bits
 
-from rlhf_api.samples import ResponsePart, SampleKey, SampleRequest, VersionSpan
+from rlhf_common.samples import ResponsePart, SampleKey, SampleRequest, VersionSpan
 from rlhf_workers.generation.engine import EngineError
 from rlhf_workers.generation.torch_engine.engine import TorchEngine
 from rlhf_workers.models.kv_slices import KvSlice

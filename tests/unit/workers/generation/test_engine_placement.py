@@ -8,9 +8,9 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from tests.support.engine_driving import MakeEngine, finish, requests, resumed, same_bits
+from tests.support.workers.engine_driving import MakeEngine, finish, requests, resumed, same_bits
 
-from rlhf_api.samples import ResponsePart, SampleRequest, VersionSpan
+from rlhf_common.samples import ResponsePart, SampleRequest, VersionSpan
 from rlhf_workers.generation.torch_engine.engine import TorchEngine
 
 Same = Callable[[ResponsePart, ResponsePart], bool]

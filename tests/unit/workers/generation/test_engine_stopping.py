@@ -5,10 +5,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests.support.engine_driving import MakeEngine, finish, requests, resumed
-from tests.support.models import VOCABULARY
+from tests.support.model_folders.models import VOCABULARY
+from tests.support.workers.engine_driving import MakeEngine, finish, requests, resumed
 
-from rlhf_api.samples import ResponsePart, VersionSpan
+from rlhf_common.samples import ResponsePart, VersionSpan
 from rlhf_workers.generation.stopping import StopRule
 
 

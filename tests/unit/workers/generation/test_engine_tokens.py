@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tests.support.engine_driving import MakeEngine, finish, requests
-from tests.support.models import ARCHITECTURES
+from tests.support.model_folders.models import ARCHITECTURES
+from tests.support.workers.engine_driving import MakeEngine, finish, requests
 
 
 @pytest.mark.full(quick=1)

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from rlhf_api import control_pb2 as pb
 from rlhf_api.job.environment import Environment
 from rlhf_api.job.reward_headers import secret_variables
-from rlhf_api.samples import SampleKey
+from rlhf_common import control_pb2 as pb
+from rlhf_common.samples import SampleKey
 from rlhf_workers.failures import WorkError, failure_of
 from rlhf_workers.generation.environment.environment_calls import EnvironmentCalls, EnvironmentOutcome
 from rlhf_workers.generation.environment.environment_host import Episodes, StepError, checked_step, load_environment

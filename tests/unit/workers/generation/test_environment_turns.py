@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.support.engine_driving import MakeEngine, finish, requests, resumed, same_bits
-from tests.support.models import SPECIAL, VOCABULARY, build_tokenizer
+from tests.support.model_folders.models import SPECIAL, VOCABULARY, build_tokenizer
+from tests.support.workers.engine_driving import MakeEngine, finish, requests, resumed, same_bits
 from transformers import AddedToken
 
-from rlhf_api import control_pb2 as pb
-from rlhf_api.samples import NOT_SAMPLED, Episode, ResponsePart, SampleKey, SampleRequest, VersionSpan
+from rlhf_common import control_pb2 as pb
+from rlhf_common.samples import NOT_SAMPLED, Episode, ResponsePart, SampleKey, SampleRequest, VersionSpan
 from rlhf_workers.generation.engine import EngineError, MeasuresCosts, MovesKvCaches, Sleeps
 from rlhf_workers.generation.environment.environment_calls import EnvironmentCalls, EnvironmentOutcome
 from rlhf_workers.generation.environment.environment_engine import DecodesTurns, EnvironmentEngine

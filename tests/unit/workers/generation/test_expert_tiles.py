@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 import torch
-from tests.support.engine_driving import MakeEngine, finish, requests, same_bits
+from tests.support.workers.engine_driving import MakeEngine, finish, requests, same_bits
 
 from rlhf_workers.models.experts import EXPERT_ROWS, TILED, WHOLE
 

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 import torch
-from tests.support.engine_driving import MakeEngine
-from tests.support.models import write_policy
+from tests.support.model_folders.models import write_policy
+from tests.support.workers.engine_driving import MakeEngine
 
 from rlhf_workers.failures import WorkError
 from rlhf_workers.generation.engine import SamplingParameters

@@ -8,15 +8,15 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tests.support.engine_driving import MakeEngine
-from tests.support.generation_roles import STEP_NS, SteppingClock, generate, generation_job, run
-from tests.support.models import CHARACTERS, build_tokenizer
-from tests.support.outbox import RecordedOutbox
+from tests.support.model_folders.models import CHARACTERS, build_tokenizer
+from tests.support.workers.engine_driving import MakeEngine
+from tests.support.workers.generation_roles import STEP_NS, SteppingClock, generate, generation_job, run
+from tests.support.workers.outbox import RecordedOutbox
 from transformers import AddedToken
 
-from rlhf_api import control_pb2 as pb
-from rlhf_api.arrays import pack, unpack
-from rlhf_api.samples import SampleKey
+from rlhf_common import control_pb2 as pb
+from rlhf_common.arrays import pack, unpack
+from rlhf_common.samples import SampleKey
 from rlhf_workers.failures import WorkError
 from rlhf_workers.generation.engine import EngineError
 from rlhf_workers.generation.generation_role import GenerationRole, build

@@ -8,7 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rlhf_api import control_pb2 as pb
+from rlhf_common import control_pb2 as pb
 from rlhf_workers.generation.migration import kv_chunks
 from rlhf_workers.generation.migration.kv_chunks import GROWTH_TOKENS, IncomingCache, KvRefusedError, chunks
 from rlhf_workers.models.kv_slices import KvShape, KvSlice

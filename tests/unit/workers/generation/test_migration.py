@@ -3,11 +3,11 @@
 from collections.abc import Iterator
 
 import pytest
-from tests.support.engine_driving import MakeEngine, finish, requests
-from tests.support.outbox import RecordedOutbox
+from tests.support.workers.engine_driving import MakeEngine, finish, requests
+from tests.support.workers.outbox import RecordedOutbox
 
-from rlhf_api import control_pb2 as pb
-from rlhf_api.arrays import unpack
+from rlhf_common import control_pb2 as pb
+from rlhf_common.arrays import unpack
 from rlhf_workers.generation.migration import outgoing
 from rlhf_workers.generation.migration.kv_transfer import TransferOutcome
 from rlhf_workers.generation.migration.outgoing import OutgoingMigrations

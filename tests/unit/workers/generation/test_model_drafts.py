@@ -7,12 +7,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tests.support import models
-from tests.support.engine_driving import MakeEngine, finish, requests
-from tests.support.generation_roles import generation_job
-from tests.support.models import build_tokenizer, write_policy
+from tests.support.model_folders import models
+from tests.support.model_folders.models import build_tokenizer, write_policy
+from tests.support.workers.engine_driving import MakeEngine, finish, requests
+from tests.support.workers.generation_roles import generation_job
 
-from rlhf_api.samples import ResponsePart, SampleRequest
+from rlhf_common.samples import ResponsePart, SampleRequest
 from rlhf_workers.failures import WorkError
 from rlhf_workers.generation.engine import EngineLimits, SamplingParameters
 from rlhf_workers.generation.speculation.drafter import MATCHES, Drafter, DraftRequest, TakesWeights

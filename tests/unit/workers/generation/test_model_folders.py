@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from tests.support.models import write_policy, write_reward_model
+from tests.support.model_folders.models import write_policy, write_reward_model
 
-from rlhf_api.names import ExitCode
+from rlhf_common.names import ExitCode
 from rlhf_workers.failures import WorkError
 from rlhf_workers.models.loading import (
     load_backbone_with_value_head,

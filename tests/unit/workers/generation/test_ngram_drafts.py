@@ -7,9 +7,9 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.support.generation_roles import generation_job
+from tests.support.workers.generation_roles import generation_job
 
-from rlhf_api.samples import SampleKey
+from rlhf_common.samples import SampleKey
 from rlhf_workers.generation.speculation.drafter import MATCHES, MAX_DRAFT, Draft, Drafter, DraftRequest
 from rlhf_workers.generation.speculation.drafter_registry import build_drafters
 from rlhf_workers.generation.speculation.ngram import NgramDrafter

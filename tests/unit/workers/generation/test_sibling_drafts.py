@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlhf_api.samples import SampleKey, SampleRequest
+from rlhf_common.samples import SampleKey, SampleRequest
 from rlhf_workers.generation.speculation.drafter import (
     MATCHES,
     Draft,

@@ -6,9 +6,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rlhf_api import control_pb2 as pb
-from rlhf_api.arrays import pack
-from rlhf_api.samples import TokenArray
+from rlhf_common import control_pb2 as pb
+from rlhf_common.arrays import pack
+from rlhf_common.samples import TokenArray
 from rlhf_workers.generation.speculation.drafter import PromptGroup, SampleSource
 from rlhf_workers.generation.speculation.sibling_hints import SiblingHints, SiblingLimits
 

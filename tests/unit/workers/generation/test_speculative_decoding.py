@@ -9,11 +9,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests.support.engine_driving import MakeEngine, disturb, finish, requests, resumed, same_bits, same_tokens
-from tests.support.models import ARCHITECTURES, VOCABULARY, build_tokenizer
-from tests.support.random_drafts import RandomDrafts
+from tests.support.model_folders.models import ARCHITECTURES, VOCABULARY, build_tokenizer
+from tests.support.workers.engine_driving import MakeEngine, disturb, finish, requests, resumed, same_bits, same_tokens
+from tests.support.workers.random_drafts import RandomDrafts
 
-from rlhf_api.samples import Drawing, ResponsePart, SampleRequest, VersionSpan
+from rlhf_common.samples import Drawing, ResponsePart, SampleRequest, VersionSpan
 from rlhf_workers.generation.torch_engine.engine import TorchEngine
 from rlhf_workers.generation.torch_engine.fused_forward import FAMILIES
 from rlhf_workers.models.loading import replace_weights

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from rlhf_api.samples import SampleKey, SampleRequest, TokenArray
+from rlhf_common.samples import SampleKey, SampleRequest, TokenArray
 from rlhf_workers.generation.speculation.drafter import Draft, DraftRequest
 from rlhf_workers.generation.speculation.speculator import LONGEST_REST, Speculator, Verified
 

@@ -7,12 +7,12 @@ from dataclasses import replace
 
 import pytest
 import torch
-from tests.support.delayed_copies import RUBBISH, DelayedCopies
-from tests.support.engine_driving import MakeEngine, finish, requests, same_bits
+from tests.support.workers.delayed_copies import RUBBISH, DelayedCopies
+from tests.support.workers.engine_driving import MakeEngine, finish, requests, same_bits
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from rlhf_api import control_pb2 as pb
-from rlhf_api.samples import ResponsePart
+from rlhf_common import control_pb2 as pb
+from rlhf_common.samples import ResponsePart
 from rlhf_workers.devices.copy_stream import HostCopyStream
 from rlhf_workers.generation.kv_staging import KvStaging
 from rlhf_workers.generation.migration.kv_chunks import IncomingCache, chunks

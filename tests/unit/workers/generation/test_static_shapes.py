@@ -13,10 +13,10 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from tests.support.engine_driving import MakeEngine, disturb, finish, requests, resumed, same_tokens
-from tests.support.models import ARCHITECTURES, write_policy
+from tests.support.model_folders.models import ARCHITECTURES, write_policy
+from tests.support.workers.engine_driving import MakeEngine, disturb, finish, requests, resumed, same_tokens
 
-from rlhf_api.samples import ResponsePart
+from rlhf_common.samples import ResponsePart
 from rlhf_workers.generation.torch_engine.buckets import length_bucket, width_bucket
 from rlhf_workers.generation.torch_engine.capture import Captured, CaptureError, Run
 from rlhf_workers.generation.torch_engine.engine import TorchEngine

@@ -1,6 +1,6 @@
 """What is learned of decoding is what steps take once their graphs are captured."""
 
-from tests.support.outbox import RecordedOutbox
+from tests.support.workers.outbox import RecordedOutbox
 
 from rlhf_workers.generation.engine import StepReport
 from rlhf_workers.generation.engine_totals import EngineTotals

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.support.engine_driving import MakeEngine, finish, requests
+from tests.support.workers.engine_driving import MakeEngine, finish, requests
 
 from rlhf_workers.failures import WorkError
 from rlhf_workers.generation.engine import EngineError

@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch
-from tests.support.engine_driving import MakeEngine, finish, requests
-from tests.support.scripted_drafts import ScriptedSpeculator
+from tests.support.workers.engine_driving import MakeEngine, finish, requests
+from tests.support.workers.scripted_drafts import ScriptedSpeculator
 
-from rlhf_api.samples import SampleKey, SampleRequest
+from rlhf_common.samples import SampleKey, SampleRequest
 from rlhf_workers.generation.engine import SamplingParameters
 from rlhf_workers.generation.sampling import sample, uniforms
 from rlhf_workers.generation.torch_engine.engine import TorchEngine

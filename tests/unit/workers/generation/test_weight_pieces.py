@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rlhf_api import control_pb2 as pb
+from rlhf_common import control_pb2 as pb
 from rlhf_workers.generation.vllm_engine.weight_pieces import Named, opened_piece, pieces
 from rlhf_workers.shared_memory.host_regions import HostSharing
 from rlhf_workers.shared_memory.regions import RegionRefusedError

@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tests.support import models
-from tests.support.engine_driving import MakeEngine
+from tests.support.model_folders import models
+from tests.support.workers.engine_driving import MakeEngine
 
-from rlhf_api import control_pb2 as pb
+from rlhf_common import control_pb2 as pb
 from rlhf_workers.failures import WorkError
 from rlhf_workers.generation.engine import NO_VERSION, Engine, EngineLimits, SamplingParameters
 from rlhf_workers.generation.generation_role import GenerationRole

@@ -7,10 +7,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tests.support.models import ARCHITECTURES, VOCABULARY, write_policy
+from tests.support.model_folders.models import ARCHITECTURES, VOCABULARY, write_policy
 
-from rlhf_api.samples import SampleKey, ScoringSample
 from rlhf_api.score_blocks import BLOCK, whole_blocks
+from rlhf_common.samples import SampleKey, ScoringSample
 from rlhf_workers.inference.chunk_forward import ChunkForward
 from rlhf_workers.inference.model_scorer import LogProbabilityScorer, TokenScorer, ValueScorer
 from rlhf_workers.inference.partial_scores import PartialScore

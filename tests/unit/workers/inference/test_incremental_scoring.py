@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import save_file
-from tests.support.models import VOCABULARY, write_policy
+from tests.support.model_folders.models import VOCABULARY, write_policy
 
-from rlhf_api import control_pb2 as pb
-from rlhf_api.arrays import pack
 from rlhf_api.score_blocks import BLOCK
+from rlhf_common import control_pb2 as pb
+from rlhf_common.arrays import pack
 from rlhf_workers.inference import inference_role
 from rlhf_workers.inference.inference_role import InferenceRole
 from rlhf_workers.inference.model_scorer import LogProbabilityScorer, ValueScorer

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 import torch
 
-from rlhf_api import control_pb2 as pb
-from rlhf_api.arrays import pack, unpack
-from rlhf_api.samples import FloatArray, SampleKey, ScoringSample
+from rlhf_common import control_pb2 as pb
+from rlhf_common.arrays import pack, unpack
+from rlhf_common.samples import FloatArray, SampleKey, ScoringSample
 from rlhf_workers.failures import WorkError
 from rlhf_workers.inference.batches import next_batch
 from rlhf_workers.inference.group_comparisons import Comparing

@@ -6,9 +6,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tests.support.models import ARCHITECTURES, VOCABULARY, write_policy, write_reward_model
+from tests.support.model_folders.models import ARCHITECTURES, VOCABULARY, write_policy, write_reward_model
 
-from rlhf_api.samples import SampleKey, ScoringSample
+from rlhf_common.samples import SampleKey, ScoringSample
 from rlhf_workers.failures import WorkError
 from rlhf_workers.inference.model_scorer import LogProbabilityScorer, TokenScorer, ValueScorer
 from rlhf_workers.inference.rewards.model import RewardModelScorer

@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests.support.answering_server import answering
+from tests.support.workers.answering_server import answering
 
 from rlhf_api.job.rewards import RewardEndpoint
-from rlhf_api.samples import SampleKey, ScoringSample
+from rlhf_common.samples import SampleKey, ScoringSample
 from rlhf_workers.inference.rewards.endpoint import EndpointReward
 from rlhf_workers.inference.rewards.reward_source import RewardError
 

@@ -12,10 +12,10 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.support import models
-from tests.support.answering_server import answering
-from tests.support.reward_samples import sample
-from tests.support.training_ranks import make_job
+from tests.support.model_folders import models
+from tests.support.training.training_ranks import make_job
+from tests.support.workers.answering_server import answering
+from tests.support.workers.reward_samples import sample
 from tokenizers import processors
 
 from rlhf_api.algorithms.graph import SCORE_REWARD

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from tests.support.reward_samples import sample
-from tests.support.training_ranks import make_job
+from tests.support.training.training_ranks import make_job
+from tests.support.workers.reward_samples import sample
 
 from rlhf_api.algorithms.graph import SCORE_REWARD
 from rlhf_api.job import RLHFJob

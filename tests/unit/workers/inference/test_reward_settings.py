@@ -7,11 +7,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests.support.answering_server import answering
+from tests.support.workers.answering_server import answering
 
 from rlhf_api.job.reward_headers import secret_variables
 from rlhf_api.job.rewards import Reward
-from rlhf_api.samples import SampleKey, ScoringSample
+from rlhf_common.samples import SampleKey, ScoringSample
 from rlhf_workers.failures import WorkError
 from rlhf_workers.inference.rewards.endpoint import EndpointReward
 from rlhf_workers.inference.rewards.function import FunctionReward

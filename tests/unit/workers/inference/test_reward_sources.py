@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 import torch
-from tests.support import models
-from tests.support.answering_server import answering
-from tests.support.reward_samples import sample
-from tests.support.training_ranks import make_job
+from tests.support.model_folders import models
+from tests.support.training.training_ranks import make_job
+from tests.support.workers.answering_server import answering
+from tests.support.workers.reward_samples import sample
 
 from rlhf_api.algorithms import graph_of
 from rlhf_api.job import RLHFJob

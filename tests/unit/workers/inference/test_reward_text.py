@@ -8,9 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from tests.support.models import build_tokenizer, write_policy, write_reward_model
-from tests.support.special_tokens import tokenizer_that_writes
-from tests.support.training_ranks import CPU, make_job
+from tests.support.model_folders.models import build_tokenizer, write_policy, write_reward_model
+from tests.support.model_folders.special_tokens import tokenizer_that_writes
+from tests.support.training.training_ranks import CPU, make_job
 from tokenizers import processors
 from transformers import AutoModelForSequenceClassification
 
@@ -18,7 +18,7 @@ from rlhf_api.algorithms import ModelRole
 from rlhf_api.algorithms.graph import SCORE_REFERENCE, SCORE_REWARD
 from rlhf_api.job import RLHFJob
 from rlhf_api.job.model_source import ModelSource
-from rlhf_api.samples import FIRST_EVALUATION_SAMPLE, SampleKey, ScoringSample
+from rlhf_common.samples import FIRST_EVALUATION_SAMPLE, SampleKey, ScoringSample
 from rlhf_workers.failures import WorkError
 from rlhf_workers.inference.rewards.model import RewardModelScorer
 from rlhf_workers.inference.rewards.model_text import OwnTokenizer
@@ -76,12 +76,12 @@ def ids_of(text: str, *, end: bool) -> list[int]:
 @pytest.fixture(autouse=True)
 def room(monkeypatch: pytest.MonkeyPatch) -> None:
     """The added token has an embedding."""
-    import tests.support.models
+    import tests.support.model_folders.models
 
     monkeypatch.setattr(
-        tests.support.models,
+        tests.support.model_folders.models,
         "_SMALL",
-        {**tests.support.models._SMALL, "vocab_size": tests.support.models.VOCABULARY + 8},
+        {**tests.support.model_folders.models._SMALL, "vocab_size": tests.support.model_folders.models.VOCABULARY + 8},
     )
 
 

@@ -3,7 +3,7 @@
 from dataclasses import replace
 from pathlib import Path
 
-from tests.support.reward_samples import sample
+from tests.support.workers.reward_samples import sample
 
 from rlhf_api.job.rewards import RewardFunction
 from rlhf_workers.inference.rewards.function import FunctionReward

@@ -7,11 +7,11 @@ from contextlib import asynccontextmanager
 
 import pytest
 import torch
-from tests.support.stand_in_driver import StandInDeviceMemory, StandInDriver, StandInGpu
-from tests.support.weight_lender import VersionedWeights, weights_of
+from tests.support.workers.stand_in_driver import StandInDeviceMemory, StandInDriver, StandInGpu
+from tests.support.workers.weight_lender import VersionedWeights, weights_of
 
-from rlhf_api import control_pb2 as pb
-from rlhf_api.names import ExitCode
+from rlhf_common import control_pb2 as pb
+from rlhf_common.names import ExitCode
 from rlhf_workers.failures import WorkError
 from rlhf_workers.peer_server import start_server
 from rlhf_workers.shared_memory.cuda_driver import GRANULE, CudaDriver, CudaDriverError

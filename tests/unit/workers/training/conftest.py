@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from tests.support import models
+from tests.support.model_folders import models
 
 
 @pytest.fixture(scope="module")

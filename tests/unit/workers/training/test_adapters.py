@@ -9,9 +9,9 @@ import pytest
 import torch
 import transformers
 from safetensors.torch import load_file, save_file
-from tests.support import models
-from tests.support.gradient_comparison import assert_same_gradients
-from tests.support.training_ranks import (
+from tests.support.model_folders import models
+from tests.support.training.gradient_comparison import assert_same_gradients
+from tests.support.training.training_ranks import (
     Alone,
     assert_bitwise,
     gradients_of,
@@ -24,9 +24,9 @@ from tests.support.training_ranks import (
     weights_of,
 )
 
-from rlhf_api import control_pb2 as pb
 from rlhf_api.job import RLHFJob
-from rlhf_api.names import ADAPTER_CONFIG, ADAPTER_WEIGHTS
+from rlhf_common import control_pb2 as pb
+from rlhf_common.names import ADAPTER_CONFIG, ADAPTER_WEIGHTS
 from rlhf_coordinator.storage import checkpoint as checkpoint_folders
 from rlhf_workers.failures import WorkError
 from rlhf_workers.training.backends.torch_backend import TorchBackend

@@ -4,12 +4,12 @@ from pathlib import Path
 
 import pytest
 import torch
-from tests.support.training_ranks import make_job
+from tests.support.training.training_ranks import make_job
 
-from rlhf_api import control_pb2 as pb
-from rlhf_api.names import ExitCode
 from rlhf_api.rules.unavailable import UNAVAILABLE
 from rlhf_api.structural_schema import schema_at
+from rlhf_common import control_pb2 as pb
+from rlhf_common.names import ExitCode
 from rlhf_workers.failures import WorkError
 from rlhf_workers.training.backends import megatron_backend, registry
 from rlhf_workers.training.backends.registry import BACKENDS, FIELD, build_backend

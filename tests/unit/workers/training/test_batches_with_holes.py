@@ -7,15 +7,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from tests.support import models
 from tests.support.algorithms import member
-from tests.support.training_ranks import PPO_FIELDS, make_batch, make_job, make_samples
+from tests.support.model_folders import models
+from tests.support.training.training_ranks import PPO_FIELDS, make_batch, make_job, make_samples
 
 from rlhf_api.algorithms import ALGORITHMS, full_graph
 from rlhf_api.algorithms.graph import SAMPLED_FIELD
-from rlhf_api.arrays import pack, unpack
-from rlhf_api.names import Group
-from rlhf_api.samples import NOT_SAMPLED
+from rlhf_common.arrays import pack, unpack
+from rlhf_common.names import Group
+from rlhf_common.samples import NOT_SAMPLED
 from rlhf_workers.algorithms.registry import build_algorithm
 from rlhf_workers.failures import WorkError
 from rlhf_workers.losses.gae import advantages_and_returns, token_rewards

@@ -9,11 +9,20 @@ import pytest
 import torch
 import transformers
 from safetensors.torch import load_file, save_file
-from tests.support import models
-from tests.support.training_ranks import Alone, assert_bitwise, exhaust, make_batch, make_job, run, serial, trainer_of
+from tests.support.model_folders import models
+from tests.support.training.training_ranks import (
+    Alone,
+    assert_bitwise,
+    exhaust,
+    make_batch,
+    make_job,
+    run,
+    serial,
+    trainer_of,
+)
 
-from rlhf_api import control_pb2 as pb
 from rlhf_api.job import RLHFJob
+from rlhf_common import control_pb2 as pb
 from rlhf_coordinator.storage import checkpoint as checkpoints
 from rlhf_workers.models.loading import load_backbone_with_value_head
 from rlhf_workers.training.checkpoints import checkpoint

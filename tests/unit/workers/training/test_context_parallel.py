@@ -9,14 +9,14 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.support import models
-from tests.support.gradient_comparison import (
+from tests.support.model_folders import models
+from tests.support.training.gradient_comparison import (
     OF_WHOLE_RESPONSES,
     algorithm_gradients,
     assert_same_gradients,
     relative_error,
 )
-from tests.support.training_ranks import (
+from tests.support.training.training_ranks import (
     CPU,
     Alone,
     ThreadCommunicator,
@@ -35,9 +35,9 @@ from tests.support.training_ranks import (
     trainer_of,
 )
 
-from rlhf_api import control_pb2 as pb
 from rlhf_api.job import RLHFJob
-from rlhf_api.schedule import Pipeline
+from rlhf_common import control_pb2 as pb
+from rlhf_common.schedule import Pipeline
 from rlhf_planner.schedule.methods import opposite
 from rlhf_planner.schedule.serial import serial_table
 from rlhf_workers.training.parallel.context_group import ContextCut, ContextGroup, padded

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 import torch
-from tests.support.fused_ranks import assert_fused_and_split_train_the_bits_of_serial, fused_job
-from tests.support.training_ranks import (
+from tests.support.training.fused_ranks import assert_fused_and_split_train_the_bits_of_serial, fused_job
+from tests.support.training.training_ranks import (
     Alone,
     assert_bitwise,
     exhaust,

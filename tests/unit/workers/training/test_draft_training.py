@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file
-from tests.support import models
-from tests.support.training_ranks import (
+from tests.support.model_folders import models
+from tests.support.training.training_ranks import (
     CPU,
     TWO_EPOCHS,
     Alone,

@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 import torch
 import transformers
-from tests.support import models
-from tests.support.training_ranks import make_batch, make_job, run
+from tests.support.model_folders import models
+from tests.support.training.training_ranks import make_batch, make_job, run
 
 EXPERTS = 16
 

@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 import torch
-from tests.support import models
-from tests.support.fused_ranks import moments_of
-from tests.support.gradient_comparison import assert_same_gradients
-from tests.support.training_ranks import (
+from tests.support.model_folders import models
+from tests.support.training.fused_ranks import moments_of
+from tests.support.training.gradient_comparison import assert_same_gradients
+from tests.support.training.training_ranks import (
     ThreadCommunicator,
     assert_bitwise,
     exhaust,
@@ -24,9 +24,9 @@ from tests.support.training_ranks import (
     trainer_of,
 )
 
-from rlhf_api import control_pb2 as pb
 from rlhf_api.job import RLHFJob
-from rlhf_api.schedule import Pipeline
+from rlhf_common import control_pb2 as pb
+from rlhf_common.schedule import Pipeline
 from rlhf_planner.schedule.methods import opposite
 from rlhf_planner.schedule.serial import serial_table
 from rlhf_workers.failures import WorkError

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from tests.support import models
-from tests.support.fused_ranks import moments_of
-from tests.support.gradient_comparison import assert_same_gradients, plain_gradients
-from tests.support.training_ranks import (
+from tests.support.model_folders import models
+from tests.support.training.fused_ranks import moments_of
+from tests.support.training.gradient_comparison import assert_same_gradients, plain_gradients
+from tests.support.training.training_ranks import (
     assert_bitwise,
     finish_folder,
     gradients_of,

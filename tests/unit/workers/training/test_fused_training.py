@@ -9,20 +9,20 @@ from typing import Any
 
 import pytest
 import torch
-from tests.support.fused_ranks import (
+from tests.support.training.fused_ranks import (
     assert_bitwise,
     assert_fused_and_split_train_the_bits_of_serial,
     fused_job,
     fused_table,
     train,
 )
-from tests.support.outbox import RecordedOutbox
-from tests.support.training_ranks import ThreadCommunicator, finish_folder, on_ranks, serial, trainer_of
-from tests.support.training_roles import finish, role_of, trainer_in
+from tests.support.training.training_ranks import ThreadCommunicator, finish_folder, on_ranks, serial, trainer_of
+from tests.support.training.training_roles import finish, role_of, trainer_in
+from tests.support.workers.outbox import RecordedOutbox
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from rlhf_api import control_pb2 as pb
 from rlhf_api.job import RLHFJob
+from rlhf_common import control_pb2 as pb
 from rlhf_planner.schedule.methods import FUSED, FUSED_SPLIT
 from rlhf_planner.schedule.serial import serial_table
 from rlhf_workers.failures import WorkError

@@ -10,8 +10,8 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.support import models
-from tests.support.training_ranks import make_batch, make_job
+from tests.support.model_folders import models
+from tests.support.training.training_ranks import make_batch, make_job
 
 from rlhf_workers.algorithms.base import Algorithm
 from rlhf_workers.algorithms.registry import build_algorithm

@@ -9,16 +9,16 @@ from pathlib import Path
 import huggingface_hub.constants
 import pytest
 import torch
-from tests.support import models
-from tests.support.outbox import RecordedOutbox
-from tests.support.training_ranks import ThreadCommunicator, make_job, serial
-from tests.support.training_roles import MadeBatches, trainer_in
+from tests.support.model_folders import models
+from tests.support.training.training_ranks import ThreadCommunicator, make_job, serial
+from tests.support.training.training_roles import MadeBatches, trainer_in
+from tests.support.workers.outbox import RecordedOutbox
 from transformers import AutoConfig, AutoTokenizer
 
-from rlhf_api import control_pb2 as pb
 from rlhf_api.algorithms.roles import ModelRole
 from rlhf_api.job import RLHFJob
-from rlhf_api.names import ExitCode
+from rlhf_common import control_pb2 as pb
+from rlhf_common.names import ExitCode
 from rlhf_coordinator.failures import JobError
 from rlhf_coordinator.model_sizes import read_sizes
 from rlhf_coordinator.storage import checkpoint

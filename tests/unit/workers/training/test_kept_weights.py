@@ -4,11 +4,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from tests.support.outbox import RecordedOutbox
-from tests.support.training_ranks import ThreadCommunicator, on_ranks
-from tests.support.training_roles import finish, role_of, train
+from tests.support.training.training_ranks import ThreadCommunicator, on_ranks
+from tests.support.training.training_roles import finish, role_of, train
+from tests.support.workers.outbox import RecordedOutbox
 
-from rlhf_api import control_pb2 as pb
+from rlhf_common import control_pb2 as pb
 from rlhf_workers.failures import WorkError
 from rlhf_workers.training.training_role import TrainingRole
 

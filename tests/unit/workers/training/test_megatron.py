@@ -7,10 +7,10 @@ import pytest
 import torch
 import transformers
 from safetensors.torch import load_file
-from tests.support import models
-from tests.support.fused_ranks import assert_fused_and_split_train_the_bits_of_serial, fused_job, moments_of
-from tests.support.gradient_comparison import assert_same_gradients, relative_error
-from tests.support.training_ranks import (
+from tests.support.model_folders import models
+from tests.support.training.fused_ranks import assert_fused_and_split_train_the_bits_of_serial, fused_job, moments_of
+from tests.support.training.gradient_comparison import assert_same_gradients, relative_error
+from tests.support.training.training_ranks import (
     CPU,
     assert_bitwise,
     finish_folder,

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from tests.support.training_ranks import (
+from tests.support.training.training_ranks import (
     TWO_EPOCHS,
     Alone,
     ThreadCommunicator,

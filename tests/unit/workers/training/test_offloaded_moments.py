@@ -7,10 +7,9 @@ from typing import Any
 
 import pytest
 import torch
-from tests.support import models
-from tests.support.fused_ranks import moments_of
-from tests.support.outbox import RecordedOutbox
-from tests.support.training_ranks import (
+from tests.support.model_folders import models
+from tests.support.training.fused_ranks import moments_of
+from tests.support.training.training_ranks import (
     TWO_EPOCHS,
     Alone,
     ThreadCommunicator,
@@ -25,7 +24,8 @@ from tests.support.training_ranks import (
     serial,
     trainer_of,
 )
-from tests.support.training_roles import finish, role_of, train, trainer_in
+from tests.support.training.training_roles import finish, role_of, train, trainer_in
+from tests.support.workers.outbox import RecordedOutbox
 
 from rlhf_api.job import RLHFJob
 from rlhf_workers.training.optimizers import adamw

@@ -11,9 +11,8 @@ import numpy as np
 import pytest
 import torch
 import transformers
-from tests.support.engine_driving import finish, requests
-from tests.support.fused_ranks import fused_job, fused_table, train
-from tests.support.training_ranks import (
+from tests.support.training.fused_ranks import fused_job, fused_table, train
+from tests.support.training.training_ranks import (
     CPU,
     PPO_FIELDS,
     Alone,
@@ -30,11 +29,12 @@ from tests.support.training_ranks import (
     trainer_of,
     weights_of,
 )
+from tests.support.workers.engine_driving import finish, requests
 
 from rlhf_api.algorithms.mismatch import MismatchCorrection
-from rlhf_api.arrays import pack
 from rlhf_api.job import RLHFJob
-from rlhf_api.schedule import ScheduleTable
+from rlhf_common.arrays import pack
+from rlhf_common.schedule import ScheduleTable
 from rlhf_planner.schedule.methods import FUSED_SPLIT
 from rlhf_workers.algorithms.objectives import PolicyTerms
 from rlhf_workers.algorithms.registry import build_algorithm

@@ -9,14 +9,14 @@ from typing import Any
 
 import pytest
 import torch
-from tests.support import models
-from tests.support.gradient_comparison import (
+from tests.support.model_folders import models
+from tests.support.training.gradient_comparison import (
     OF_WHOLE_RESPONSES,
     algorithm_gradients,
     assert_same_gradients,
     plain_gradients,
 )
-from tests.support.training_ranks import (
+from tests.support.training.training_ranks import (
     Alone,
     exhaust,
     gradients_of,

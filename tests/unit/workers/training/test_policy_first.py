@@ -5,9 +5,8 @@ from typing import Any
 
 import pytest
 import torch
-from tests.support.fused_ranks import Trained, assert_bitwise, fused_job, fused_table
-from tests.support.outbox import RecordedOutbox
-from tests.support.training_ranks import (
+from tests.support.training.fused_ranks import Trained, assert_bitwise, fused_job, fused_table
+from tests.support.training.training_ranks import (
     TWO_EPOCHS,
     Alone,
     ThreadCommunicator,
@@ -19,11 +18,12 @@ from tests.support.training_ranks import (
     trainer_of,
     weights_of,
 )
-from tests.support.training_roles import finish, role_of, train
+from tests.support.training.training_roles import finish, role_of, train
+from tests.support.workers.outbox import RecordedOutbox
 
-from rlhf_api import control_pb2 as pb
 from rlhf_api.job import RLHFJob
-from rlhf_api.schedule import ScheduleTable
+from rlhf_common import control_pb2 as pb
+from rlhf_common.schedule import ScheduleTable
 from rlhf_planner.schedule.methods import FUSED_SPLIT
 from rlhf_workers.failures import WorkError
 from rlhf_workers.training.trainer import Trainer

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlhf_api.schedule import Pipeline, ScheduleTable
+from rlhf_common.schedule import Pipeline, ScheduleTable
 from rlhf_planner.schedule.serial import serial_table
 from rlhf_workers.training.parallel.rank_layout import RankLayout
 

@@ -5,7 +5,7 @@ import threading
 from collections.abc import Iterator
 
 import pytest
-from tests.support.training_ranks import ThreadHub
+from tests.support.training.training_ranks import ThreadHub
 
 HUBS = 2000
 """One in 250 had two queues before there was a lock."""

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlhf_api.schedule import Action, Pipeline, ScheduleTable
+from rlhf_common.schedule import Action, Pipeline, ScheduleTable
 from rlhf_planner.schedule.serial import one_f_one_b, serial_table
 
 

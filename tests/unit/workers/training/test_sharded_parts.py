@@ -3,8 +3,8 @@
 from pathlib import Path
 
 import pytest
-from tests.support.sharded_ranks import parallel
-from tests.support.training_ranks import make_job, serial
+from tests.support.training.sharded_ranks import parallel
+from tests.support.training.training_ranks import make_job, serial
 
 from rlhf_workers.failures import WorkError
 from rlhf_workers.training.backends.torch_backend import require_shards

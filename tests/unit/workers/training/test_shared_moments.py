@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 import torch
-from tests.support import models
-from tests.support.fused_ranks import moments_of
-from tests.support.training_ranks import (
+from tests.support.model_folders import models
+from tests.support.training.fused_ranks import moments_of
+from tests.support.training.training_ranks import (
     TWO_EPOCHS,
     assert_bitwise,
     finish_folder,

@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file
-from tests.support import models
-from tests.support.fused_ranks import assert_fused_and_split_train_the_bits_of_serial, fused_job
-from tests.support.gradient_comparison import assert_same_gradients
-from tests.support.tensor_ranks import HEADS, critic_of, whole_moments, write_critic
-from tests.support.training_ranks import (
+from tests.support.model_folders import models
+from tests.support.training.fused_ranks import assert_fused_and_split_train_the_bits_of_serial, fused_job
+from tests.support.training.gradient_comparison import assert_same_gradients
+from tests.support.training.tensor_ranks import HEADS, critic_of, whole_moments, write_critic
+from tests.support.training.training_ranks import (
     TWO_EPOCHS,
     Alone,
     ThreadCommunicator,
@@ -32,8 +32,8 @@ from tests.support.training_ranks import (
     weights_of,
 )
 
-from rlhf_api import control_pb2 as pb
 from rlhf_api.job import RLHFJob
+from rlhf_common import control_pb2 as pb
 from rlhf_workers.failures import WorkError
 from rlhf_workers.training.backends.torch_backend import TorchBackend
 from rlhf_workers.training.checkpoints import checkpoint

@@ -6,11 +6,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.support import models
-from tests.support.fused_ranks import assert_fused_and_split_train_the_bits_of_serial, fused_job
-from tests.support.gradient_comparison import assert_same_gradients
-from tests.support.tensor_ranks import HEADS, critic_of, whole_moments, write_critic
-from tests.support.training_ranks import (
+from tests.support.model_folders import models
+from tests.support.training.fused_ranks import assert_fused_and_split_train_the_bits_of_serial, fused_job
+from tests.support.training.gradient_comparison import assert_same_gradients
+from tests.support.training.tensor_ranks import HEADS, critic_of, whole_moments, write_critic
+from tests.support.training.training_ranks import (
     TWO_EPOCHS,
     ThreadCommunicator,
     assert_bitwise,
@@ -27,8 +27,8 @@ from tests.support.training_ranks import (
     weights_of,
 )
 
-from rlhf_api import control_pb2 as pb
 from rlhf_api.job import RLHFJob
+from rlhf_common import control_pb2 as pb
 from rlhf_workers.failures import WorkError
 from rlhf_workers.training.backends.torch_backend import TorchBackend
 from rlhf_workers.training.schedule.step_timing import measure

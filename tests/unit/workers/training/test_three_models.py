@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from tests.support import models
-from tests.support.training_ranks import gradients_of, make_batch, make_job
+from tests.support.model_folders import models
+from tests.support.training.training_ranks import gradients_of, make_batch, make_job
 
-from rlhf_api.schedule import ScheduleTable
+from rlhf_common.schedule import ScheduleTable
 from rlhf_planner.schedule.candidate_tables import StageCost, coarse, exact_instance, table_of
 from rlhf_planner.schedule.methods import FUSED, opposite
 from rlhf_planner.schedule.report import solution_json

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlhf_api.schedule import Pipeline
+from rlhf_common.schedule import Pipeline
 from rlhf_planner.schedule.methods import FUSED
 from rlhf_planner.schedule.serial import serial_table
 from rlhf_workers.training.batches.minibatches import split

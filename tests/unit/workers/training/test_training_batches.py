@@ -5,12 +5,12 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.support.training_ranks import PPO_FIELDS, make_batch, make_samples
+from tests.support.training.training_ranks import PPO_FIELDS, make_batch, make_samples
 
-from rlhf_api import control_pb2 as pb
-from rlhf_api.arrays import pack
 from rlhf_api.job.groups import Optimizer
-from rlhf_api.schedule import Pipeline
+from rlhf_common import control_pb2 as pb
+from rlhf_common.arrays import pack
+from rlhf_common.schedule import Pipeline
 from rlhf_planner.schedule.serial import serial_table
 from rlhf_workers.failures import WorkError
 from rlhf_workers.training.batches.minibatches import epoch_order, mini_batches, split

@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 import torch
-from tests.support import models
-from tests.support.pretended_device import PRETENDED, CudaRules, WrongDeviceError
-from tests.support.training_ranks import CPU, Alone, exhaust, make_batch, make_job, serial
+from tests.support.model_folders import models
+from tests.support.training.training_ranks import CPU, Alone, exhaust, make_batch, make_job, serial
+from tests.support.workers.pretended_device import PRETENDED, CudaRules, WrongDeviceError
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from rlhf_api import control_pb2 as pb
+from rlhf_common import control_pb2 as pb
 from rlhf_workers.training.backends.torch_backend import build_trainer
 from rlhf_workers.training.batches.token_budget import split_minibatch
 from rlhf_workers.training.schedule.step_timing import measure

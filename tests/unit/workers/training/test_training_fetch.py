@@ -8,12 +8,12 @@ from typing import Any
 
 import grpc
 import pytest
+from tests.support.coordinator.partial_services import PartialCoordinator
 from tests.support.loopback import free_port
-from tests.support.partial_services import PartialCoordinator
-from tests.support.training_ranks import make_samples
+from tests.support.training.training_ranks import make_samples
 
-from rlhf_api import channels, control_pb2_grpc
-from rlhf_api import control_pb2 as pb
+from rlhf_common import channels, control_pb2_grpc
+from rlhf_common import control_pb2 as pb
 from rlhf_operator.certificates import new_authority
 from rlhf_workers.failures import WorkError
 from rlhf_workers.training.batches.coordinator_batches import CoordinatorBatches

@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 import torch
 import transformers
-from tests.support import models
-from tests.support.gradient_comparison import assert_same_gradients, plain_gradients
-from tests.support.training_ranks import gradients_of, interleave, make_batch, make_job, serial, split_backward
+from tests.support.model_folders import models
+from tests.support.training.gradient_comparison import assert_same_gradients, plain_gradients
+from tests.support.training.training_ranks import gradients_of, interleave, make_batch, make_job, serial, split_backward
 
-from rlhf_api.schedule import Pipeline
+from rlhf_common.schedule import Pipeline
 from rlhf_workers.training.batches.token_budget import split_minibatch
 from rlhf_workers.training.parallel.rank_layout import RankLayout
 

@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
-from tests.support import algorithms, models
-from tests.support.training_ranks import (
+from tests.support import algorithms
+from tests.support.model_folders import models
+from tests.support.training.training_ranks import (
     PPO_FIELDS,
     TWO_EPOCHS,
     Alone,
@@ -31,7 +32,7 @@ from tests.support.training_ranks import (
 )
 
 from rlhf_api.algorithms.graph import SCORE_VALUES
-from rlhf_api.arrays import pack
+from rlhf_common.arrays import pack
 from rlhf_planner.schedule.serial import one_f_one_b
 from rlhf_workers.failures import WorkError
 from rlhf_workers.inference.scorers import load_scorer

@@ -7,7 +7,7 @@ import torch
 import torch.distributed as dist
 from tests.support.loopback import LOOPBACKS, free_address
 
-from rlhf_api import control_pb2 as pb
+from rlhf_common import control_pb2 as pb
 from rlhf_workers import peer_server
 from rlhf_workers.failures import WorkError
 from rlhf_workers.settings import join_address

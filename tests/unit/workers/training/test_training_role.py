@@ -5,12 +5,12 @@ from pathlib import Path
 import pytest
 import torch
 import transformers
-from tests.support import models
-from tests.support.outbox import RecordedOutbox
-from tests.support.training_ranks import ThreadCommunicator, make_samples, on_ranks
-from tests.support.training_roles import finish, role_of, stage_copies, train, trainer_in
+from tests.support.model_folders import models
+from tests.support.training.training_ranks import ThreadCommunicator, make_samples, on_ranks
+from tests.support.training.training_roles import finish, role_of, stage_copies, train, trainer_in
+from tests.support.workers.outbox import RecordedOutbox
 
-from rlhf_api import control_pb2 as pb
+from rlhf_common import control_pb2 as pb
 from rlhf_workers.failures import WorkError
 from rlhf_workers.training.communication.communicator import PeerLostError
 from rlhf_workers.training.schedule.progress_counter import finished_units

@@ -8,8 +8,16 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.support.fused_ranks import assert_bitwise, fused_job, fused_table
-from tests.support.training_ranks import Done, ThreadCommunicator, exhaust, make_batch, on_ranks, serial, trainer_of
+from tests.support.training.fused_ranks import assert_bitwise, fused_job, fused_table
+from tests.support.training.training_ranks import (
+    Done,
+    ThreadCommunicator,
+    exhaust,
+    make_batch,
+    on_ranks,
+    serial,
+    trainer_of,
+)
 
 from rlhf_planner.schedule.methods import FUSED_SPLIT
 from rlhf_workers.training.communication.communicator import Communicator

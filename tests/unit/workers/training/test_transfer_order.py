@@ -8,9 +8,9 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.support.rendezvous_network import RendezvousCommunicator, StuckRanksError, run_ranks
+from tests.support.training.rendezvous_network import RendezvousCommunicator, StuckRanksError, run_ranks
 
-from rlhf_api.schedule import Action, Kind, Pipeline, ScheduleTable
+from rlhf_common.schedule import Action, Kind, Pipeline, ScheduleTable
 from rlhf_planner.schedule.candidate_tables import (
     StageCost,
     coarse,

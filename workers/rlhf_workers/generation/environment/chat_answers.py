@@ -9,7 +9,7 @@ the next turn. Must never guess: a template that shows no turn as it was given i
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from rlhf_api.text_tokens import TURN
+from rlhf_common.model_files.text_tokens import TURN
 
 
 class ChatTemplateError(ValueError):

@@ -11,9 +11,9 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Final
 
-from rlhf_api import control_pb2 as pb
 from rlhf_api.job.environment import Environment
-from rlhf_api.samples import SampleKey
+from rlhf_common import control_pb2 as pb
+from rlhf_common.samples import SampleKey
 from rlhf_workers.failures import failure_of
 from rlhf_workers.generation.environment.turns import AnsweredTurn
 from rlhf_workers.user_code.code_settings import NO_SETTINGS, CodeSettings

@@ -20,9 +20,9 @@ import torch
 
 from rlhf_api.job import RLHFJobSpec
 from rlhf_api.job.rollout import Prompts
-from rlhf_api.names import Group
-from rlhf_api.samples import FIRST_EVALUATION_SAMPLE, ResponsePart, SampleKey, SampleRequest, TokenArray
-from rlhf_api.text_tokens import response_text
+from rlhf_common.model_files.text_tokens import response_text
+from rlhf_common.names import Group
+from rlhf_common.samples import FIRST_EVALUATION_SAMPLE, ResponsePart, SampleKey, SampleRequest, TokenArray
 from rlhf_workers.generation.engine import (
     Engine,
     EngineCosts,

@@ -12,7 +12,7 @@ from collections import OrderedDict
 from collections.abc import Mapping
 from typing import Any, Final
 
-from rlhf_api.surrogates import escaped, half_pair
+from rlhf_common.surrogates import escaped, half_pair
 from rlhf_workers.user_code.returned_values import finite, shown
 from rlhf_workers.user_code.user_host import SECRETS, HostedCode, LoadError, hide, load_name, serve
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from rlhf_api.samples import (
+from rlhf_common.samples import (
     NOT_SAMPLED,
     Episode,
     FloatArray,

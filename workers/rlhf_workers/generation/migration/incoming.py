@@ -10,8 +10,8 @@ import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from rlhf_api import control_pb2 as pb
-from rlhf_api.samples import SampleKey, SampleRequest
+from rlhf_common import control_pb2 as pb
+from rlhf_common.samples import SampleKey, SampleRequest
 from rlhf_workers.generation.engine import Engine, EngineError, Sleeps, kv_moves_of
 from rlhf_workers.generation.migration.kv_chunks import KvRefusedError
 from rlhf_workers.models.kv_slices import KvReservation, KvSlice

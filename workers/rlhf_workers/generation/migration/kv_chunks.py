@@ -13,8 +13,8 @@ from typing import Final
 import numpy as np
 import torch
 
-from rlhf_api import control_pb2 as pb
-from rlhf_api.channels import CHUNK_BYTES
+from rlhf_common import control_pb2 as pb
+from rlhf_common.channels import CHUNK_BYTES
 from rlhf_workers.models.kv_slices import KvShape, KvSlice
 
 log = logging.getLogger(__name__)

@@ -16,9 +16,9 @@ from typing import Any, Final, TypeVar
 
 import grpc
 
-from rlhf_api import control_pb2 as pb
-from rlhf_api.control_pb2_grpc import KvSinkServicer
-from rlhf_api.samples import SampleKey
+from rlhf_common import control_pb2 as pb
+from rlhf_common.control_pb2_grpc import KvSinkServicer
+from rlhf_common.samples import SampleKey
 from rlhf_workers.failures import WorkError, describe
 from rlhf_workers.generation.migration.kv_chunks import IncomingCache, KvRefusedError
 from rlhf_workers.generation.migration.kv_transfer import TAKEN

@@ -15,8 +15,8 @@ from typing import Final
 
 import grpc
 
-from rlhf_api import control_pb2 as pb
-from rlhf_api.control_pb2_grpc import KvSinkStub
+from rlhf_common import control_pb2 as pb
+from rlhf_common.control_pb2_grpc import KvSinkStub
 from rlhf_workers.generation.migration.kv_chunks import chunks
 from rlhf_workers.models.kv_slices import KvSlice
 

@@ -16,9 +16,9 @@ from typing import Final
 
 import grpc
 
-from rlhf_api import control_pb2 as pb
-from rlhf_api.channels import channel
-from rlhf_api.samples import SampleKey
+from rlhf_common import control_pb2 as pb
+from rlhf_common.channels import channel
+from rlhf_common.samples import SampleKey
 from rlhf_workers.failures import describe
 from rlhf_workers.generation.engine import Engine, KvMoves, kv_moves_of
 from rlhf_workers.generation.migration.kv_transfer import KvTransfer, TransferOutcome

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from rlhf_api.samples import SampleKey
+from rlhf_common.samples import SampleKey
 from rlhf_planner.speculation.rival_drafts import PairwiseCounts
 from rlhf_workers.generation.speculation.drafter import MATCHES, Draft, DraftRequest, tokens_right
 

@@ -11,7 +11,7 @@ from typing import Final, NamedTuple, Protocol, runtime_checkable
 
 import torch
 
-from rlhf_api.samples import SampleKey, SampleRequest, TokenArray
+from rlhf_common.samples import SampleKey, SampleRequest, TokenArray
 
 MAX_DRAFT: Final = 16
 """Tokens: the most that is drafted for one sample at once, as `spec.generation.speculation.maxTokens` allows."""

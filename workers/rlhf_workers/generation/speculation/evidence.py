@@ -11,8 +11,8 @@ from typing import Final, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from rlhf_api import control_pb2 as pb
-from rlhf_api.samples import SampleKey
+from rlhf_common import control_pb2 as pb
+from rlhf_common.samples import SampleKey
 from rlhf_planner.speculation.controller import MeasuredStep, Outcomes, Plan
 from rlhf_planner.speculation.learned_drafts import MeanPass, pass_class
 from rlhf_planner.speculation.learned_messages import add_pass

@@ -7,9 +7,9 @@ happens. What it tells is numbers, at most once in REPORT_NS. Must never fail wh
 import logging
 from typing import Final
 
-from rlhf_api import control_pb2 as pb
 from rlhf_api.job import RLHFJobSpec
-from rlhf_api.samples import SampleKey
+from rlhf_common import control_pb2 as pb
+from rlhf_common.samples import SampleKey
 from rlhf_planner.speculation.learned_messages import learned_of
 from rlhf_workers.generation.engine import Engine
 from rlhf_workers.generation.speculation.evidence import NO_DRAFTS, DraftedTokens

@@ -15,9 +15,9 @@ import numpy as np
 import torch
 
 from rlhf_api.job import RLHFJobSpec
-from rlhf_api.names import ExitCode
-from rlhf_api.samples import SampleKey, SampleRequest, TokenArray
-from rlhf_api.vocabularies import difference
+from rlhf_common.model_files.vocabularies import difference
+from rlhf_common.names import ExitCode
+from rlhf_common.samples import SampleKey, SampleRequest, TokenArray
 from rlhf_workers.failures import WorkError
 from rlhf_workers.generation.engine import EngineLimits, SamplingParameters
 from rlhf_workers.generation.sampling import WORDS_PER_BLOCK, sample, uniforms

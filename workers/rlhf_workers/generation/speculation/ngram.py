@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from rlhf_api.job import RLHFJobSpec
-from rlhf_api.samples import SampleKey, SampleRequest, TokenArray
+from rlhf_common.samples import SampleKey, SampleRequest, TokenArray
 from rlhf_workers.generation.speculation.drafter import MATCHES, Draft, DraftRequest
 
 LONGEST_MATCH: Final = MATCHES - 1

@@ -10,11 +10,11 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from rlhf_api import control_pb2 as pb
 from rlhf_api.algorithms import samples_begun, samples_per_prompt
-from rlhf_api.arrays import unpack
 from rlhf_api.job import RLHFJobSpec
-from rlhf_api.samples import TokenArray
+from rlhf_common import control_pb2 as pb
+from rlhf_common.arrays import unpack
+from rlhf_common.samples import TokenArray
 from rlhf_workers.generation.speculation.drafter import PromptGroup, SampleSource
 
 

@@ -15,7 +15,7 @@ import torch
 
 from rlhf_api.algorithms import samples_per_prompt
 from rlhf_api.job import RLHFJobSpec
-from rlhf_api.samples import SampleKey, SampleRequest, TokenArray
+from rlhf_common.samples import SampleKey, SampleRequest, TokenArray
 from rlhf_workers.generation.speculation.drafter import Draft, DraftRequest, PromptGroup, SampleSource
 from rlhf_workers.generation.speculation.suffix_index import (
     BYTES_PER_TEXT,

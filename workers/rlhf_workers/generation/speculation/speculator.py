@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from rlhf_api.samples import SampleKey, SampleRequest, TokenArray
+from rlhf_common.samples import SampleKey, SampleRequest, TokenArray
 from rlhf_planner.speculation.controller import Choice, DraftController, MeasuredStep, Offered, Outcomes, Plan
 from rlhf_planner.speculation.learned_drafts import LearnedDrafts
 from rlhf_workers.generation.speculation.draft_comparison import DraftComparison

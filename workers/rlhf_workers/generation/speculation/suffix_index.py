@@ -10,7 +10,7 @@ bytes held. Must never hold a text that its owner has not counted.
 from array import array
 from typing import Final, NamedTuple
 
-from rlhf_api.samples import TokenArray
+from rlhf_common.samples import TokenArray
 
 LONGEST_MATCH: Final = 32
 """Tokens; that a match is longer still says nothing more."""

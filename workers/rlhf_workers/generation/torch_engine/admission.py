@@ -11,7 +11,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from rlhf_api.samples import SampleRequest
+from rlhf_common.samples import SampleRequest
 from rlhf_workers.devices.host_copies import to_device
 from rlhf_workers.generation.engine import EngineLimits, Prefill, StepReport
 from rlhf_workers.generation.torch_engine.buckets import padded

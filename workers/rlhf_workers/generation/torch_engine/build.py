@@ -10,7 +10,7 @@ import torch
 
 from rlhf_api.algorithms.graph import GENERATE
 from rlhf_api.job import RLHFJobSpec
-from rlhf_api.names import ExitCode
+from rlhf_common.names import ExitCode
 from rlhf_workers.failures import WorkError
 from rlhf_workers.generation.engine import EngineLimits, SamplingParameters
 from rlhf_workers.generation.speculation.speculator_build import build_speculator

@@ -15,7 +15,7 @@ from typing import Final, Protocol
 import numpy as np
 import torch
 
-from rlhf_api.samples import SampleKey, SampleRequest, TokenArray, VersionSpan
+from rlhf_common.samples import SampleKey, SampleRequest, TokenArray, VersionSpan
 from rlhf_workers.devices.device import free_memory
 from rlhf_workers.generation.cost_grid import CORNERS, PREFILL_CORNERS, decode_points, prefill_points
 from rlhf_workers.generation.engine import EngineCosts, EngineLimits, KvMoves, PassCost, StepReport

@@ -14,7 +14,7 @@ from typing import Final, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from rlhf_api.samples import SampleKey, SampleRequest, TokenArray
+from rlhf_common.samples import SampleKey, SampleRequest, TokenArray
 from rlhf_workers.generation.engine import StepReport
 from rlhf_workers.generation.speculation.drafter import MAX_DRAFT, DraftRequest
 from rlhf_workers.generation.speculation.speculator import Verified

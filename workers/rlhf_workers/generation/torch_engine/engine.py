@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from rlhf_api.samples import FinishReason, ResponsePart, SampleKey, SampleRequest
+from rlhf_common.samples import FinishReason, ResponsePart, SampleKey, SampleRequest
 from rlhf_workers.devices.host_copies import Stopwatch
 from rlhf_workers.generation.engine import (
     EngineCosts,

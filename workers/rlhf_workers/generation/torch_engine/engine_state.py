@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from rlhf_api.samples import ResponsePart, SampleKey, SampleRequest
+from rlhf_common.samples import ResponsePart, SampleKey, SampleRequest
 from rlhf_workers.generation.torch_engine.kv_cache import PromptCache
 from rlhf_workers.generation.torch_engine.kv_pools import KvPools
 from rlhf_workers.generation.torch_engine.response_table import ResponseTable

@@ -12,8 +12,8 @@ from typing import Any, Final
 import numpy as np
 import torch
 
-from rlhf_api.model_limits import context_length
-from rlhf_api.names import ExitCode
+from rlhf_common.model_files.model_limits import context_length
+from rlhf_common.names import ExitCode
 from rlhf_workers.failures import WorkError
 from rlhf_workers.generation.torch_engine.buckets import TILE_ROWS, length_bucket
 from rlhf_workers.generation.torch_engine.kv_cache import KvPool, PromptCache

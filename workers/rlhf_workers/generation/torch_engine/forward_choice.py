@@ -11,7 +11,7 @@ from typing import Final, Literal
 import numpy as np
 import torch
 
-from rlhf_api.names import ExitCode
+from rlhf_common.names import ExitCode
 from rlhf_workers.failures import WorkError
 from rlhf_workers.generation.engine import SamplingParameters
 from rlhf_workers.generation.torch_engine.buckets import FIRST_CAPACITY, TILE_ROWS

@@ -14,7 +14,7 @@ from dataclasses import replace
 
 import torch
 
-from rlhf_api.samples import FinishReason, SampleKey, SampleRequest
+from rlhf_common.samples import FinishReason, SampleKey, SampleRequest
 from rlhf_workers.generation.engine import EngineError, EngineLimits
 from rlhf_workers.generation.kv_staging import KvStaging
 from rlhf_workers.generation.torch_engine.engine_state import EngineState

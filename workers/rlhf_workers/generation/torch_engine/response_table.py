@@ -11,7 +11,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from rlhf_api.samples import FinishReason, ResponsePart, SampleKey, SampleRequest, VersionSpan
+from rlhf_common.samples import FinishReason, ResponsePart, SampleKey, SampleRequest, VersionSpan
 from rlhf_workers.generation.sampling import WORDS_PER_BLOCK, marked, uniforms
 
 FIRST_COLUMNS: Final = 64

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from rlhf_api.names import ExitCode
+from rlhf_common.names import ExitCode
 from rlhf_workers.failures import WorkError
 from rlhf_workers.generation.torch_engine.buckets import TILE_ROWS
 from rlhf_workers.generation.torch_engine.forward import CausalForward

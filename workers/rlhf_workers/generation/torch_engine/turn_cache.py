@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from rlhf_api.samples import SampleKey, SampleRequest, TokenArray
+from rlhf_common.samples import SampleKey, SampleRequest, TokenArray
 from rlhf_workers.generation.torch_engine.kv_cache import KvPool, PromptCache
 
 

@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from pydantic import TypeAdapter, ValidationError
 
-from rlhf_api.names import ExitCode
+from rlhf_common.names import ExitCode
 from rlhf_workers.failures import WorkError
 from rlhf_workers.generation.engine import EngineLimits
 

@@ -12,7 +12,7 @@ from typing import Final
 
 import torch
 
-from rlhf_api.names import ExitCode
+from rlhf_common.names import ExitCode
 from rlhf_workers.failures import WorkError
 
 FIELD: Final = "spec.deterministic"

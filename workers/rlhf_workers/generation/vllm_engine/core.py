@@ -33,7 +33,7 @@ from vllm.v1.engine.core import EngineCore  # noqa: E402
 from vllm.v1.executor import Executor  # noqa: E402
 from vllm.v1.executor.uniproc_executor import UniProcExecutor  # noqa: E402
 
-from rlhf_api.samples import Drawing  # noqa: E402
+from rlhf_common.samples import Drawing  # noqa: E402
 from rlhf_workers.generation.engine import SamplingParameters  # noqa: E402
 from rlhf_workers.generation.vllm_engine import kernel_scan, kv_connector  # noqa: E402
 from rlhf_workers.generation.vllm_engine.core_caches import CoreCaches  # noqa: E402

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from time import perf_counter
 from typing import Protocol
 
-from rlhf_api.samples import SampleKey, SampleRequest, TokenArray
+from rlhf_common.samples import SampleKey, SampleRequest, TokenArray
 from rlhf_workers.generation.engine import StepReport
 from rlhf_workers.generation.speculation.drafter import MAX_DRAFT, DraftRequest, tokens_right
 from rlhf_workers.generation.speculation.speculator import Verified

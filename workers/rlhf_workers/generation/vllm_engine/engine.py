@@ -17,7 +17,7 @@ import numpy.typing as npt
 import torch
 from prometheus_client.registry import Collector
 
-from rlhf_api.samples import FinishReason, ResponsePart, SampleKey, SampleRequest
+from rlhf_common.samples import FinishReason, ResponsePart, SampleKey, SampleRequest
 from rlhf_workers.failures import WorkError, describe
 from rlhf_workers.generation.engine import (
     NO_VERSION,

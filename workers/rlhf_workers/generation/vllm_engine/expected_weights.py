@@ -12,8 +12,8 @@ from typing import Any, Final
 import torch
 import transformers
 
-from rlhf_api.model_limits import context_length
-from rlhf_api.names import ExitCode
+from rlhf_common.model_files.model_limits import context_length
+from rlhf_common.names import ExitCode
 from rlhf_workers.failures import WorkError
 from rlhf_workers.generation.engine import EngineLimits
 from rlhf_workers.generation.requests import require_context

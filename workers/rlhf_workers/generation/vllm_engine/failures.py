@@ -6,7 +6,7 @@ passed on as it is. Pure: an error in, a WorkError out.
 
 from typing import Final
 
-from rlhf_api.names import ExitCode
+from rlhf_common.names import ExitCode
 from rlhf_workers.failures import WorkError, describe, is_out_of_memory
 
 ACTOR_FIELD: Final = "spec.models.actor.path"

@@ -5,7 +5,7 @@ Rule: no token without its log-probability and weight version.
 
 import numpy as np
 
-from rlhf_api.samples import FinishReason, ResponsePart, SampleRequest, TokenArray, VersionSpan
+from rlhf_common.samples import FinishReason, ResponsePart, SampleRequest, TokenArray, VersionSpan
 
 
 class HeldSample:

@@ -16,7 +16,7 @@ import torch
 from vllm.v1.outputs import LogprobsTensors, SamplerOutput
 from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 
-from rlhf_api.samples import Drawing
+from rlhf_common.samples import Drawing
 from rlhf_workers.generation.engine import SamplingParameters
 from rlhf_workers.generation.sampling import sample
 from rlhf_workers.generation.vllm_engine.uniform_table import KeyedRequest, UniformTable

@@ -14,7 +14,7 @@ from typing import Any, Final, Protocol
 
 import torch
 
-from rlhf_api.samples import FinishReason, SampleKey, SampleRequest
+from rlhf_common.samples import FinishReason, SampleKey, SampleRequest
 from rlhf_workers.generation.engine import EngineError, EngineLimits
 from rlhf_workers.generation.requests import sample_name
 from rlhf_workers.generation.vllm_engine.kv_executor import ExecutorLayers

@@ -4,7 +4,7 @@ Rule: an error that bears the sample's key is of that sample alone, and the engi
 is of the weights.
 """
 
-from rlhf_api.samples import SampleKey
+from rlhf_common.samples import SampleKey
 from rlhf_workers.generation.engine import EngineError
 from rlhf_workers.generation.requests import sample_name
 

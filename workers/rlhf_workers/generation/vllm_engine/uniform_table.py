@@ -11,7 +11,7 @@ from typing import Final, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from rlhf_api.samples import Drawing
+from rlhf_common.samples import Drawing
 from rlhf_workers.generation.sampling import marked, uniforms
 
 Ints = npt.NDArray[np.int64]

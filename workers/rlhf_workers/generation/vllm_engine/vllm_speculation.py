@@ -7,7 +7,7 @@ drafts, the project verifies. Pure: what is given in, vLLM's dict or a refusal o
 from typing import Any, Final
 
 from rlhf_api.job.groups import Speculation
-from rlhf_api.names import ExitCode
+from rlhf_common.names import ExitCode
 from rlhf_workers.failures import WorkError
 from rlhf_workers.generation.speculation.drafter import MAX_DRAFT
 from rlhf_workers.models.loading import readable_folder

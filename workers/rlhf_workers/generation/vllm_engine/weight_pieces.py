@@ -10,7 +10,7 @@ from typing import Final
 
 import torch
 
-from rlhf_api import control_pb2 as pb
+from rlhf_common import control_pb2 as pb
 from rlhf_workers.shared_memory.regions import MemorySharing, RegionRefusedError
 from rlhf_workers.weights.manifest import ALIGNMENT, check, check_places, places, shaped
 from rlhf_workers.weights.tensor_types import NAMES

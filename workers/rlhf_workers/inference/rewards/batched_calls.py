@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Final
 
-from rlhf_api.samples import ScoringSample
+from rlhf_common.samples import ScoringSample
 from rlhf_workers.inference.rewards.reward_source import GroupRewardSource, Judgment, RewardError
 
 CALLS: Final = 2

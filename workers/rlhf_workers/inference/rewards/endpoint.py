@@ -12,7 +12,7 @@ import torch
 
 from rlhf_api.job import RLHFJobSpec
 from rlhf_api.job.rewards import GivenReward, RewardEndpoint
-from rlhf_api.samples import ScoringSample
+from rlhf_common.samples import ScoringSample
 from rlhf_workers.inference.rewards.json_requests import JsonRequests
 from rlhf_workers.inference.rewards.reward_settings import reward_settings
 from rlhf_workers.inference.rewards.reward_source import Judgment, RewardError, described, judgment

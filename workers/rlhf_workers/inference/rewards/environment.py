@@ -8,7 +8,7 @@ import torch
 
 from rlhf_api.job import RLHFJobSpec
 from rlhf_api.job.rewards import GivenReward
-from rlhf_api.samples import ScoringSample
+from rlhf_common.samples import ScoringSample
 from rlhf_workers.inference.rewards.reward_source import Judgment, RewardError, judgment
 
 

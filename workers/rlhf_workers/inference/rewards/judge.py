@@ -15,8 +15,8 @@ from rlhf_api.algorithms import samples_per_prompt
 from rlhf_api.job import RLHFJobSpec
 from rlhf_api.job.judge import Judge
 from rlhf_api.job.rewards import GivenReward
-from rlhf_api.names import ExitCode
-from rlhf_api.samples import ScoringSample
+from rlhf_common.names import ExitCode
+from rlhf_common.samples import ScoringSample
 from rlhf_workers.failures import WorkError
 from rlhf_workers.inference.rewards import judge_model
 from rlhf_workers.inference.rewards.json_requests import JsonRequests

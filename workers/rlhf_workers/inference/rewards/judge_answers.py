@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from rlhf_api.job.judge import Judge
-from rlhf_api.samples import ScoringSample
+from rlhf_common.samples import ScoringSample
 
 LEAST_SHARE: Final = 0.01
 """Of the probability, that all ratings have together: below, the judge answers something else."""

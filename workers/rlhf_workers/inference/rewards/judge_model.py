@@ -16,10 +16,10 @@ import torch
 
 from rlhf_api.job import RLHFJobSpec
 from rlhf_api.job.judge import Judge
-from rlhf_api.names import ExitCode
-from rlhf_api.samples import FloatArray, ScoringSample
-from rlhf_api.text_tokens import prompt_tokens
-from rlhf_api.undated_chats import render_undated
+from rlhf_common.model_files.text_tokens import prompt_tokens
+from rlhf_common.names import ExitCode
+from rlhf_common.samples import FloatArray, ScoringSample
+from rlhf_common.undated_chats import render_undated
 from rlhf_workers.devices.host_copies import to_device
 from rlhf_workers.failures import WorkError
 from rlhf_workers.inference.group_comparisons import Comparing

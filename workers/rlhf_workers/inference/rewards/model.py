@@ -15,7 +15,7 @@ import torch
 
 from rlhf_api.job import RLHFJobSpec
 from rlhf_api.job.rewards import GivenReward
-from rlhf_api.samples import FloatArray, ScoringSample
+from rlhf_common.samples import FloatArray, ScoringSample
 from rlhf_workers.devices.host_copies import to_device
 from rlhf_workers.inference.model_scorer import check_ids, finite_each, padded_ids, scoring_attention
 from rlhf_workers.inference.rewards.model_text import OwnTokenizer, difference

@@ -12,13 +12,13 @@ from typing import Any, Final
 
 import numpy as np
 
-from rlhf_api.chats import tools_of
 from rlhf_api.job import RLHFJobSpec
 from rlhf_api.job.rollout import Prompts
-from rlhf_api.names import ExitCode
-from rlhf_api.samples import FIRST_EVALUATION_SAMPLE, ScoringSample, TokenArray
-from rlhf_api.text_tokens import added_tokens, prompt_tokens
-from rlhf_api.undated_chats import render_undated
+from rlhf_common.chats import tools_of
+from rlhf_common.model_files.text_tokens import added_tokens, prompt_tokens
+from rlhf_common.names import ExitCode
+from rlhf_common.samples import FIRST_EVALUATION_SAMPLE, ScoringSample, TokenArray
+from rlhf_common.undated_chats import render_undated
 from rlhf_workers.failures import WorkError
 
 log = logging.getLogger(__name__)

@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 
-from rlhf_api import control_pb2 as pb
-from rlhf_api.samples import ScoringSample
+from rlhf_common import control_pb2 as pb
+from rlhf_common.samples import ScoringSample
 from rlhf_workers.failures import failure_of
 from rlhf_workers.inference.rewards.reward_source import GroupRewardSource, Judgment, RewardSource
 from rlhf_workers.user_code.event_loop_thread import EventLoopThread

@@ -9,7 +9,7 @@ from typing import Final
 
 from rlhf_api.job import RLHFJobSpec
 from rlhf_api.job.reward_headers import CodeVariable, RewardHeader
-from rlhf_api.names import ExitCode, Group
+from rlhf_common.names import ExitCode, Group
 from rlhf_workers.failures import WorkError
 from rlhf_workers.user_code.code_settings import CodeSettings, resolve_settings
 from rlhf_workers.user_code.user_host import forms_of, hide

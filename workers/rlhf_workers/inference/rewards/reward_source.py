@@ -10,8 +10,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeAlias, runtime_checkable
 
-from rlhf_api import reward_metrics
-from rlhf_api.samples import ScoringSample
+from rlhf_common import reward_metrics
+from rlhf_common.samples import ScoringSample
 from rlhf_workers.user_code.user_process import UserCodeError
 
 RewardError: TypeAlias = UserCodeError

@@ -10,10 +10,10 @@ from importlib.util import find_spec
 
 import torch
 
-from rlhf_api import control_pb2 as pb
 from rlhf_api.algorithms import ModelRole
 from rlhf_api.job import RLHFJob
-from rlhf_api.names import ExitCode
+from rlhf_common import control_pb2 as pb
+from rlhf_common.names import ExitCode
 from rlhf_workers.failures import WorkError
 from rlhf_workers.training.backends.registry import FIELD, SpanSink
 from rlhf_workers.training.backends.torch_backend import (

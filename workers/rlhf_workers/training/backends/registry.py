@@ -13,10 +13,10 @@ from typing import Final, Protocol, cast
 
 import torch
 
-from rlhf_api import control_pb2 as pb
 from rlhf_api.job import RLHFJob
-from rlhf_api.names import ExitCode
-from rlhf_api.schedule import ScheduleTable
+from rlhf_common import control_pb2 as pb
+from rlhf_common.names import ExitCode
+from rlhf_common.schedule import ScheduleTable
 from rlhf_workers.failures import WorkError
 from rlhf_workers.training.batches.training_batch import TrainingBatch
 from rlhf_workers.training.communication.transport import TransportKind

@@ -12,11 +12,11 @@ from typing import Any, Final, Protocol
 
 import torch
 
-from rlhf_api import control_pb2 as pb
 from rlhf_api.algorithms import ModelKind, ModelRole, graph_of
 from rlhf_api.job import RLHFJob
-from rlhf_api.names import ADAPTER_FIELD, DRAFT_MODEL, ExitCode
-from rlhf_api.schedule import ScheduleTable
+from rlhf_common import control_pb2 as pb
+from rlhf_common.names import ADAPTER_FIELD, DRAFT_MODEL, ExitCode
+from rlhf_common.schedule import ScheduleTable
 from rlhf_workers.devices.device import compute_deterministically
 from rlhf_workers.failures import WorkError
 from rlhf_workers.models.loading import checked_folder, model_folder

@@ -11,8 +11,8 @@ from typing import Final
 
 import grpc
 
-from rlhf_api import channels, control_pb2_grpc
-from rlhf_api import control_pb2 as pb
+from rlhf_common import channels, control_pb2_grpc
+from rlhf_common import control_pb2 as pb
 from rlhf_workers.failures import WorkError
 
 RETRY_SECONDS: Final = 0.25

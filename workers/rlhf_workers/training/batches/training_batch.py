@@ -17,11 +17,11 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from rlhf_api import control_pb2 as pb
 from rlhf_api.algorithms import SampleField, Shape
 from rlhf_api.algorithms.graph import SAMPLED_FIELD
-from rlhf_api.arrays import unpack
-from rlhf_api.samples import FINISH_REASONS, NOT_SAMPLED
+from rlhf_common import control_pb2 as pb
+from rlhf_common.arrays import unpack
+from rlhf_common.samples import FINISH_REASONS, NOT_SAMPLED
 from rlhf_workers.failures import WorkError
 from rlhf_workers.training.parallel.context_group import ContextCut, ContextGroup, OwnPlaces, padded
 

@@ -14,9 +14,9 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Final
 
-from rlhf_api import control_pb2 as pb
 from rlhf_api.algorithms import ModelRole
-from rlhf_api.names import ADAPTER_CONFIG, ExitCode
+from rlhf_common import control_pb2 as pb
+from rlhf_common.names import ADAPTER_CONFIG, ExitCode
 from rlhf_workers.failures import WorkError
 from rlhf_workers.training.checkpoints.draft_files import save_draft
 from rlhf_workers.training.optimizers.nonfinite import NonFiniteSteps

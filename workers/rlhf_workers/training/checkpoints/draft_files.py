@@ -14,10 +14,10 @@ from typing import Any, Final
 import torch
 import transformers
 
-from rlhf_api import control_pb2 as pb
 from rlhf_api.algorithms import graph_of
 from rlhf_api.job import RLHFJob
-from rlhf_api.names import DRAFT_MODEL, DRAFT_MODEL_FIELD, ExitCode
+from rlhf_common import control_pb2 as pb
+from rlhf_common.names import DRAFT_MODEL, DRAFT_MODEL_FIELD, ExitCode
 from rlhf_workers.failures import WorkError
 from rlhf_workers.models.loading import checked_folder
 from rlhf_workers.models.precision import compute_dtype

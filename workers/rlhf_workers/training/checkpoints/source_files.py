@@ -15,13 +15,13 @@ from typing import Final
 import torch
 from transformers.models.auto.modeling_auto import MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES
 
-from rlhf_api import control_pb2 as pb
 from rlhf_api.algorithms import ModelKind, ModelRole, graph_of
-from rlhf_api.companion_files import companion_files
 from rlhf_api.job import RLHFJob, RLHFJobSpec
-from rlhf_api.model_folder_check import CONFIG, QUANTISATION_KEYS, read_model_config
-from rlhf_api.names import DRAFT_MODEL, DRAFT_MODEL_FIELD
-from rlhf_api.weight_files import CONFIG_TYPES, FolderError, read_weight_files
+from rlhf_common import control_pb2 as pb
+from rlhf_common.model_files.companion_files import companion_files
+from rlhf_common.model_files.model_folder_check import CONFIG, QUANTISATION_KEYS, read_model_config
+from rlhf_common.model_files.weight_files import CONFIG_TYPES, FolderError, read_weight_files
+from rlhf_common.names import DRAFT_MODEL, DRAFT_MODEL_FIELD
 from rlhf_workers.models.loading import folder_failure, model_folder
 from rlhf_workers.training.parallel.rank_layout import RankLayout
 from rlhf_workers.weights.tensor_file import write_file

@@ -18,7 +18,7 @@ from typing import Protocol
 import torch
 import torch.distributed as dist
 
-from rlhf_api.names import ExitCode
+from rlhf_common.names import ExitCode
 from rlhf_workers.failures import WorkError
 from rlhf_workers.training.communication.collective_waits import told_to_wait_for
 from rlhf_workers.training.communication.transport import GroupTransport

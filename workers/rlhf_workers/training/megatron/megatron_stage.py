@@ -14,7 +14,7 @@ import transformers
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from rlhf_api.names import ExitCode
+from rlhf_common.names import ExitCode
 from rlhf_workers.failures import WorkError
 from rlhf_workers.models.experts import has_experts
 from rlhf_workers.training.megatron.chunk_modules import build_chunk

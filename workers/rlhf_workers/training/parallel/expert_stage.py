@@ -14,7 +14,7 @@ from typing import Any, Final
 import torch
 from torch import nn
 
-from rlhf_api.names import ExitCode
+from rlhf_common.names import ExitCode
 from rlhf_planner.tensor_split import experts_problem
 from rlhf_workers.failures import WorkError
 from rlhf_workers.models.experts import EXPERTS, layers_of_experts

@@ -16,7 +16,7 @@ from functools import cached_property, lru_cache
 
 from rlhf_api.algorithms import ModelRole
 from rlhf_api.job.groups import TrainingParallelism
-from rlhf_api.schedule import Action, Pipeline, ScheduleTable
+from rlhf_common.schedule import Action, Pipeline, ScheduleTable
 from rlhf_planner.schedule.frozen_model import without_model
 from rlhf_planner.schedule.serial import METHOD as SERIAL
 from rlhf_planner.schedule.serial import serial_table

@@ -21,7 +21,7 @@ from typing import Any, Final, Protocol
 import torch
 from torch.distributed.pipelining._backward import stage_backward_input, stage_backward_weight
 
-from rlhf_api.schedule import Action
+from rlhf_common.schedule import Action
 from rlhf_workers.training.communication.communicator import Communicator, Handle, PeerLostError
 from rlhf_workers.training.schedule.device_timers import DeviceTimers, HostTimers
 from rlhf_workers.training.schedule.progress_counter import count_unit

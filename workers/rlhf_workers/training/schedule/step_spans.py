@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Final
 
-from rlhf_api.schedule import Action, ScheduleTable
+from rlhf_common.schedule import Action, ScheduleTable
 from rlhf_workers.training.backends.registry import SpanSink
 from rlhf_workers.training.schedule.executor import TimedAction
 from rlhf_workers.training.schedule.progress_counter import count_unit

@@ -17,9 +17,9 @@ from typing import Any, Final
 
 import torch
 
-from rlhf_api import control_pb2 as pb
 from rlhf_api.algorithms import Shape
-from rlhf_api.schedule import Action, Kind, ScheduleTable
+from rlhf_common import control_pb2 as pb
+from rlhf_common.schedule import Action, Kind, ScheduleTable
 from rlhf_workers.devices.device import device_sharers, free_memory
 from rlhf_workers.devices.host_copies import wait_for
 from rlhf_workers.models.precision import shared_casts

@@ -15,8 +15,8 @@ from typing import Any
 import torch
 
 from rlhf_api.job.lora import Lora
-from rlhf_api.names import ADAPTER_CONFIG, ADAPTER_WEIGHTS, ExitCode
 from rlhf_api.peft_folder_check import A_SUFFIX, B_SUFFIX, LORA_FIELD
+from rlhf_common.names import ADAPTER_CONFIG, ADAPTER_WEIGHTS, ExitCode
 from rlhf_workers.failures import WorkError
 from rlhf_workers.models.experts import has_experts
 from rlhf_workers.models.lora_linear import LoraLinear, adapt

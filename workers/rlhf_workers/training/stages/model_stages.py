@@ -21,7 +21,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from rlhf_api.job import RLHFJob
-from rlhf_api.names import ExitCode
+from rlhf_common.names import ExitCode
 from rlhf_workers.failures import WorkError
 from rlhf_workers.models.experts import WHOLE
 from rlhf_workers.training.parallel.context_attention import CONTEXT, CUT, ChunkMasks

@@ -1,0 +1,151 @@
+"""Every algorithm by the name of its member in `spec.algorithm`, and the questions asked of a job's.
+
+To add one: a module beside this one, a line here, and the module of the same name in `rlhf_workers.algorithms`.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from types import MappingProxyType
+from typing import Final, Protocol
+
+from rlhf_api.algorithms.cispo import CISPO
+from rlhf_api.algorithms.combination import Combination
+from rlhf_api.algorithms.dapo import DAPO
+from rlhf_api.algorithms.dpo import DPO
+from rlhf_api.algorithms.fields import AlgorithmFields
+from rlhf_api.algorithms.graph import Graph, NamedField, RewardPart, SampleField, Scope, Task
+from rlhf_api.algorithms.grpo import GRPO
+from rlhf_api.algorithms.gspo import GSPO
+from rlhf_api.algorithms.online_dpo import OnlineDPO
+from rlhf_api.algorithms.plugin import AlgorithmPlugin
+from rlhf_api.algorithms.ppo import PPO
+from rlhf_api.algorithms.reinforce_plus_plus import ReinforcePlusPlus
+from rlhf_api.algorithms.remax import ReMax
+from rlhf_api.algorithms.reward_model import RewardModel
+from rlhf_api.algorithms.rloo import RLOO
+from rlhf_api.algorithms.roles import ModelRole
+from rlhf_api.algorithms.safe_rlhf import SafeRLHF
+from rlhf_api.algorithms.sft import SFT
+from rlhf_common.names import Group
+
+ALGORITHMS: Final[Mapping[str, type[AlgorithmFields]]] = MappingProxyType(
+    {
+        "ppo": PPO,
+        "grpo": GRPO,
+        "rloo": RLOO,
+        "reinforcePlusPlus": ReinforcePlusPlus,
+        "remax": ReMax,
+        "gspo": GSPO,
+        "cispo": CISPO,
+        "dapo": DAPO,
+        "safeRlhf": SafeRLHF,
+        "sft": SFT,
+        "rewardModel": RewardModel,
+        "dpo": DPO,
+        "onlineDpo": OnlineDPO,
+        "plugin": AlgorithmPlugin,
+    }
+)
+"""Member of `spec.algorithm` -> its fields."""
+
+
+class Chosen(Protocol):
+    """`spec.algorithm`."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def fields(self) -> AlgorithmFields: ...
+
+
+class HasAlgorithm(Protocol):
+    """The spec of a job, as far as its algorithm is concerned."""
+
+    @property
+    def algorithm(self) -> Chosen: ...
+
+    def combination(self, role: ModelRole) -> Combination | None: ...
+
+    def scope(self, role: ModelRole, reward: str) -> Scope: ...
+
+
+def full_graph(algorithm: str) -> Graph:
+    """Return the graph of an algorithm with every task it may have, whatever its numbers are."""
+    return Graph(algorithm, ALGORITHMS[algorithm].all_tasks)
+
+
+def without(group: Group) -> tuple[str, ...]:
+    """Return the algorithms that have no task in a group, whatever their numbers are, by name."""
+    return tuple(name for name in ALGORITHMS if not full_graph(name).tasks_of(group))
+
+
+def graph_of(spec: HasAlgorithm) -> Graph:
+    """Return the graph of a job: a task that judges is one for each of its rewards, where these have names."""
+    tasks = (part for task in spec.algorithm.fields.tasks for part in _parts(task, spec))
+    return Graph(spec.algorithm.name, tuple(tasks))
+
+
+def _parts(task: Task, spec: HasAlgorithm) -> Iterator[Task]:
+    combination = spec.combination(task.model) if task.rewards else None
+    if combination is None:
+        yield replace(task, scope=spec.scope(task.model, "")) if task.rewards else task
+        return
+    (of,) = task.produces
+    assert isinstance(of, SampleField)
+    for name, _ in combination.weights:
+        part, scope = RewardPart(name, of, combination), spec.scope(task.model, name)
+        made = (NamedField(f"{of}/{name}"),)
+        yield replace(task, name=f"{task.name}/{name}", produces=made, part=part, scope=scope)
+
+
+class HasRollout(HasAlgorithm, Protocol):
+    """The spec of a job, as far as the size of an iteration is concerned."""
+
+    @property
+    def rollout(self) -> "Sizes": ...
+
+
+class Sizes(Protocol):
+    """`spec.rollout`."""
+
+    @property
+    def batch_size(self) -> int: ...
+
+    @property
+    def oversample(self) -> int: ...
+
+    @property
+    def max_staleness(self) -> int: ...
+
+
+def samples_of_batch(spec: HasRollout) -> int:
+    """Return how many samples a batch has: those that are trained on, and the greedy ones that they are held
+    against."""
+    return spec.rollout.batch_size // spec.algorithm.fields.responses_per_prompt * samples_per_prompt(spec)
+
+
+def samples_begun(spec: HasRollout) -> int:
+    """Return how many samples an iteration begins: those of the batch, and those beyond it."""
+    return samples_of_batch(spec) + spec.rollout.oversample * samples_per_prompt(spec)
+
+
+def prompts_begun(spec: HasRollout) -> int:
+    """Return how many prompts an iteration has, those beyond its batch included."""
+    return samples_begun(spec) // samples_per_prompt(spec)
+
+
+def prompts_apart(spec: HasRollout) -> int:
+    """Return how many new prompts each iteration after the first begins: all of its prompts, or, where those that were
+    cut off are carried into the next one, as many as its batch has."""
+    return prompts_begun(spec) - (spec.rollout.oversample if spec.rollout.max_staleness else 0)
+
+
+def samples_per_prompt(spec: HasAlgorithm) -> int:
+    """Return how many responses to one prompt are decoded."""
+    return spec.algorithm.fields.responses_per_prompt + has_greedy_baseline(spec)
+
+
+def has_greedy_baseline(spec: HasAlgorithm) -> bool:
+    """Return whether the last sample of each prompt is decoded greedily, and not trained on."""
+    return spec.algorithm.fields.greedy_baseline

@@ -1,0 +1,138 @@
+"""RLHFJob: the manifest that a user writes. Rules that cross fields are in `rlhf_api.rules`, with their CEL text."""
+
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+
+from rlhf_api.algorithms.combination import Combination
+from rlhf_api.algorithms.graph import Scope
+from rlhf_api.algorithms.roles import ModelRole
+from rlhf_api.api_model import ApiModel
+from rlhf_api.job.algorithm import Algorithm
+from rlhf_api.job.evaluation import Evaluation
+from rlhf_api.job.groups import ComputeType, CoordinatorFields, Generation, Inference, Training
+from rlhf_api.job.models import Models
+from rlhf_api.job.policy import Checkpoints, Fusion, RunPolicy
+from rlhf_api.job.reward_headers import SecretKey, secret_variables
+from rlhf_api.job.reward_shaping import RewardShaping
+from rlhf_api.job.rollout import Prompts, Rollout
+from rlhf_api.job.samples import SampleSelection
+from rlhf_api.job.scheduling import OURS, ManagedBy, OperatorClass, Scheduling
+from rlhf_api.job.status import RLHFJobStatus
+from rlhf_api.job.trackers import Trackers
+from rlhf_common.names import Group
+from rlhf_common.samples import FIRST_EVALUATION_SAMPLE
+
+
+class RLHFJobSpec(ApiModel):
+    """What is trained, on which data, and by how many workers."""
+
+    algorithm: Algorithm
+    """Exactly one member, the algorithm that trains the policy."""
+    iterations: Annotated[int, Field(ge=1, le=10000000)] = 100
+    """Number of iterations, each of which generates, scores and trains one batch."""
+    seed: Annotated[int, Field(ge=0, lt=2**53)] = 0
+    """Seed of every random number of the job. It is below 2^53, which every JSON reader keeps exact."""
+    deterministic: bool = False
+    """Whether results are independent of batching, placement, timing and faults (bitwise on CPU), at some cost in
+    speed."""
+    placement: Literal["Dedicated", "Colocated"] = "Dedicated"
+    """Dedicated: training ranks have pods of their own. Colocated: rank r runs in the process of generation worker r,
+    and both use its device in turn."""
+    suspend: bool = False
+    """True makes the job save a checkpoint and stop all its workers, until it is false again."""
+    models: Models
+    """Where each model role comes from."""
+    reward_shaping: RewardShaping = Field(default_factory=RewardShaping)
+    """What rewards become before advantages are made of them."""
+    prompts: Prompts
+    """The prompts of the policy."""
+    rollout: Rollout = Field(default_factory=Rollout)
+    """How responses are sampled."""
+    generation: Generation = Field(default_factory=Generation)
+    """Workers that decode responses."""
+    inference: Inference = Field(default_factory=Inference)
+    """Workers that score samples."""
+    training: Training = Field(default_factory=Training)
+    """Ranks that train the models."""
+    coordinator: CoordinatorFields = Field(default_factory=CoordinatorFields)
+    """The process that schedules the job's work and passes samples between workers."""
+    fusion: Fusion = Field(default_factory=Fusion)
+    """Fusion of the stages of an iteration."""
+    checkpoints: Checkpoints | None = None
+    """Where and when checkpoints are saved. Unset: none, only the journal is kept."""
+    samples: SampleSelection = Field(default_factory=SampleSelection)
+    """Tables of samples for people to read."""
+    evaluation: Evaluation | None = None
+    """Evaluation during training. Unset: none."""
+    run_policy: RunPolicy = Field(default_factory=RunPolicy)
+    """Restarts, deadlines and deletion of the job."""
+    scheduling: Scheduling = Field(default_factory=Scheduling)
+    """Gang scheduling, queues and priority."""
+    metrics: Literal["Enabled", "Disabled"] = "Enabled"
+    """Enabled serves metrics of the job's processes to Prometheus. Disabled measures and serves nothing; files of
+    the run have them all the same."""
+    trackers: Trackers = Field(default_factory=Trackers)
+    """Services that are given the metrics or the traces of every iteration, beside the run folder's files."""
+    managed_by: ManagedBy = OURS
+    """Who reconciles the job: this operator, or Kueue's MultiKueue, which runs it in another cluster."""
+    operator_class: OperatorClass | None = None
+    """The operator that reconciles the job where a cluster has several: the one started with this name as
+    --operator-class. Unset: the one started without."""
+
+    @property
+    def rank_group(self) -> Group:
+        """Group whose workers hold the training ranks, rank r in worker r."""
+        return Group.GENERATION if self.placement == "Colocated" else Group.TRAINING
+
+    def prompts_of(self, sample: int) -> Prompts:
+        """Return the prompts that a sample is from, by its number in messages."""
+        evaluated = self.evaluation.held_out(self.prompts) if self.evaluation is not None else None
+        return evaluated if evaluated is not None and sample >= FIRST_EVALUATION_SAMPLE else self.prompts
+
+    def combination(self, role: ModelRole) -> Combination | None:
+        """Return how the rewards of a role that judges are combined; None where it has a single one."""
+        weights = tuple((given.name, given.weight) for given in self.models.rewards_of(role) if given.name)
+        return self.reward_shaping.combination(weights) if weights else None
+
+    def scope(self, role: ModelRole, reward: str) -> Scope:
+        """Return what a call of a role's reward is given: one response, or all responses to a prompt."""
+        of_groups = (each.name for each in self.models.rewards_of(role) if each.reward.of_group)
+        return Scope.GROUP if reward in of_groups else Scope.SAMPLE
+
+    def secret_variables(self, group: Group) -> dict[SecretKey, str]:
+        """Return key of a Secret -> environment variable of a group's workers, of all that users' code in them is
+        given. Groups that run more code have more of them, of the same names."""
+        environment = self.rollout.environment
+        turns = environment.secret_keys() if environment and group is Group.GENERATION else ()
+        # Workers of both groups score; those of generation take turns, too.
+        return {} if group is Group.TRAINING else secret_variables((*self.models.secret_keys(), *turns))
+
+    @property
+    def compute_type(self) -> ComputeType:
+        """Number type of matrix products of every role: training.precision, or where that is Auto, what the ranks
+        use."""
+        if self.training.precision != "Auto":
+            return self.training.precision
+        ranks = self.generation if self.rank_group is Group.GENERATION else self.training
+        return "BFloat16" if ranks.gpus_per_replica else "Float32"
+
+
+class RLHFJob(ApiModel):
+    """One job: `kubectl apply` it, or `rlhf run` it."""
+
+    api_version: Literal["rlhf.dev/v1alpha1"]
+    """Always rlhf.dev/v1alpha1."""
+    kind: Literal["RLHFJob"]
+    """Always RLHFJob."""
+    metadata: dict[str, Any]
+    """Kubernetes object metadata; name is required."""
+    spec: RLHFJobSpec
+    """What is trained, and how."""
+    status: RLHFJobStatus | None = None
+    """Written by the operator."""
+
+    @property
+    def name(self) -> str:
+        """metadata.name."""
+        return str(self.metadata["name"])

@@ -1,0 +1,78 @@
+"""The metadata of a manifest: what the API server takes as names, labels and annotations of any object.
+
+Rule: it reports what the API server would refuse. What only an RLHFJob asks of its name is a rule (`rlhf_api.rules`). A
+generateName is checked with a name that the API server could generate from it.
+"""
+
+from collections.abc import Iterator, Mapping
+from typing import Any, Final
+
+from rlhf_api.problems import Problem
+from rlhf_api.yaml_document import Document
+from rlhf_common.kubernetes_names import label_problem, name_problem, qualified_problem
+
+_FIELDS: Final = frozenset(
+    {"annotations", "creationTimestamp", "deletionGracePeriodSeconds", "deletionTimestamp", "finalizers"}
+    | {"generateName", "generation", "labels", "managedFields", "name", "namespace", "ownerReferences"}
+    | {"resourceVersion", "selfLink", "uid"}
+)
+"""Fields of every object's metadata, the same since Kubernetes 1.0 but for managedFields."""
+_GENERATED: Final = "x" * 5
+"""Stands for the five characters that the API server adds to a generateName."""
+_PREFIX_MAX: Final = 58
+"""Characters of a generateName that the API server takes; the rest is cut off."""
+
+
+def fill_in_generated_name(document: Document) -> None:
+    """Give a document with generateName and no name a name as the API server would."""
+    metadata = document.data.get("metadata")
+    if not isinstance(metadata, dict) or metadata.get("name"):
+        return
+    prefix = metadata.get("generateName")
+    if isinstance(prefix, str) and prefix:
+        metadata["name"] = prefix[:_PREFIX_MAX] + _GENERATED
+
+
+def metadata_problems(document: Document) -> list[Problem]:
+    """Return what is wrong with the metadata of a document; a generated name is filled in already."""
+    metadata = document.data.get("metadata")
+    if not isinstance(metadata, Mapping):
+        return []
+    return [
+        Problem(field, value, message, document.line_of(field)) for field, value, message in _of(metadata) if message
+    ]
+
+
+def _of(metadata: Mapping[str, Any]) -> Iterator[tuple[str, Any, str]]:
+    name = metadata.get("name")
+    if name is None or name == "":
+        yield "metadata.name", name, "is required: a short name such as my-job-1, or generateName"
+    for field in ("name", "generateName", "namespace"):
+        value = metadata.get(field)
+        if value is not None and not isinstance(value, str):
+            yield f"metadata.{field}", value, "must be text: write it in quotes"
+    namespace = metadata.get("namespace")
+    if isinstance(namespace, str) and namespace:
+        yield "metadata.namespace", namespace, name_problem(namespace, label=True)
+    yield from _texts(metadata, "labels")
+    yield from _texts(metadata, "annotations")
+    for field in sorted(metadata.keys() - _FIELDS):
+        yield f"metadata.{field}", metadata[field], "unknown field: metadata has name, namespace, labels, annotations"
+
+
+def _texts(metadata: Mapping[str, Any], field: str) -> Iterator[tuple[str, Any, str]]:
+    given, path = metadata.get(field), f"metadata.{field}"
+    if given is None:
+        return
+    if not isinstance(given, Mapping):
+        yield path, given, "must be a mapping of names, each text"
+        return
+    for name, value in given.items():
+        below = f"{path}.{name}"
+        key = qualified_problem(name if field == "labels" else name.lower())
+        if key:
+            yield below, name, key
+        elif not isinstance(value, str):
+            yield below, value, "must be text: write it in quotes"
+        elif field == "labels":
+            yield below, value, label_problem(value)

@@ -1,0 +1,71 @@
+"""What is wrong with a manifest, in a form that people and programs can read. Data only: nothing is decided here."""
+
+import json
+import re
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from enum import StrEnum
+from typing import Any, Final
+
+from rlhf_common.nesting import too_deep
+
+SHOWN_VALUE: Final = 80
+"""Characters of a value that are shown; enough to recognise it in the file."""
+_CREDENTIALS: Final = re.compile(r"(?<=://)[^/?#\s\"]*@")
+"""User and password in addresses."""
+
+
+class Severity(StrEnum):
+    """How serious a problem is."""
+
+    ERROR = "error"
+    """Nothing is started."""
+    SERVER = "server"
+    """An error by what this version knows of Kubernetes; in a cluster the API server decides, which may be newer."""
+    WARNING = "warning"
+    """The job can be started, but something in it does nothing, or not what it seems to do."""
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One thing that is wrong with a manifest."""
+
+    field: str
+    """Path in the manifest, such as `spec.rollout.batchSize`; empty for the file as a whole."""
+    value: Any
+    """What was given, as JSON has it; None when nothing was."""
+    message: str
+    """What would be right."""
+    line: int | None = None
+    """Line of the file, from 1, where the field or the nearest thing around it stands."""
+    severity: Severity = Severity.ERROR
+
+    @property
+    def shown_value(self) -> str:
+        """Return the value as it is shown in a message, shortened and without passwords of addresses; empty when
+        nothing was given."""
+        if self.value is None:
+            return ""
+        if too_deep(self.value):
+            return "(nested deeply)"
+        text = _CREDENTIALS.sub("***@", json.dumps(self.value, default=str, ensure_ascii=False))
+        return text if len(text) <= SHOWN_VALUE else text[: SHOWN_VALUE - 3] + "..."
+
+    def __str__(self) -> str:
+        value = f" = {self.shown_value}" if self.shown_value else ""
+        place = f" (line {self.line})" if self.line is not None else ""
+        return f"{self.field or 'manifest'}{value}: {self.message}{place}"
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the problem as JSON data."""
+        return asdict(self)
+
+
+class ManifestError(ValueError):
+    """A manifest cannot be accepted; `problems` is everything that is wrong with it."""
+
+    def __init__(self, problems: Sequence[Problem], source: str = "manifest") -> None:
+        self.problems: list[Problem] = list(problems)
+        self.source = source
+        count = f"{len(self.problems)} problem{'' if len(self.problems) == 1 else 's'}"
+        super().__init__("\n".join([f"{source}: {count}", *(f"- {problem}" for problem in self.problems)]))

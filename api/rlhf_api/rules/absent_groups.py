@@ -1,0 +1,117 @@
+"""Rules of algorithms whose graph has no task in a group: such a group has no workers, so what configures them is
+refused, not ignored; and a job has a reward where its graph asks for one.
+
+Built from the graphs of the registry: no algorithm is named here.
+"""
+
+from collections.abc import Iterator
+from typing import Any, Final
+
+from rlhf_api.algorithms import ALGORITHMS, full_graph, without
+from rlhf_api.rules.rule import Rule, Values
+from rlhf_common.names import Group
+
+_OFF: Final = ("Disabled", "Auto")
+"""Modes that ask for nothing where there is nothing to do."""
+_UNUSED: Final[dict[Group, tuple[tuple[str, tuple[Any, ...]], ...]]] = {
+    Group.GENERATION: (
+        ("spec.placement", ("Dedicated",)),
+        ("spec.rollout.temperature", (1.0,)),
+        ("spec.rollout.maxStaleness", (0,)),
+        ("spec.rollout.overlapTraining", ("Disabled",)),
+        ("spec.generation.replicas", (0, 1)),
+        ("spec.generation.gpusPerReplica", (0,)),
+        ("spec.generation.engine", ("Auto",)),
+        ("spec.generation.speculation.mode", _OFF),
+        ("spec.inference.incremental", _OFF),
+        ("spec.fusion.interStage.mode", _OFF),
+    ),
+    Group.INFERENCE: (("spec.inference.replicas", (0, 1)), ("spec.inference.gpusPerReplica", (0,))),
+}
+"""Group -> (field, the values that it may have where the group does not exist; the last one is its default)."""
+
+
+def of_absent_groups() -> Iterator[Rule]:
+    """Yield every rule about groups that an algorithm does not have, and about the reward."""
+    for group, fields in _UNUSED.items():
+        names = without(group)
+        for field, values in fields:
+            yield _unused(group, names, field, values)
+    yield _scores_somewhere()
+    yield _replicas(Group.GENERATION)
+    yield _reward()
+
+
+def _is_without(group: Group, values: Values) -> bool:
+    """Return whether the algorithm of a manifest has no task in a group."""
+    return _is_one_of(without(group), values)
+
+
+def _is_without_cel(group: Group) -> str:
+    """Return the same question in CEL, over the spec."""
+    return _any_of(without(group))
+
+
+def _is_one_of(names: tuple[str, ...], values: Values) -> bool:
+    """Return whether a manifest has one of these algorithms."""
+    return any(values.has(f"spec.algorithm.{name}") for name in names)
+
+
+def _any_of(names: tuple[str, ...]) -> str:
+    """Return the same question in CEL, over the spec."""
+    return f"({' || '.join(f'has(self.algorithm.{name})' for name in names)})"
+
+
+def _cel(value: Any) -> str:
+    return f"'{value}'" if isinstance(value, str) else str(value)
+
+
+def _unused(group: Group, names: tuple[str, ...], field: str, allowed: tuple[Any, ...]) -> Rule:
+    listed = ", ".join(map(_cel, allowed))
+    return Rule(
+        field=field,
+        node="spec",
+        cel=f"!{_any_of(names)} || {field.replace('spec.', 'self.', 1)} in [{listed}]",
+        holds=lambda values: not _is_without(group, values) or values[field] in allowed,
+        message=f"has no meaning with {' or '.join(names)}, which has no {group} workers: leave it out",
+    )
+
+
+def _scores_somewhere() -> Rule:
+    """Return the rule that scoring has workers of its own where nobody generates: generation workers score too."""
+    names = tuple(name for name in without(Group.GENERATION) if full_graph(name).tasks_of(Group.INFERENCE))
+    field = "spec.inference.replicas"
+    return Rule(
+        field=field,
+        node="spec",
+        cel=f"!{_any_of(names)} || self.suspend || self.inference.replicas >= 1",
+        holds=lambda values: not _is_one_of(names, values) or values["spec.suspend"] or values[field] >= 1,
+        message=(
+            f"must be at least 1 with algorithm {' or '.join(names)}, which has no generation workers that could score "
+            "instead: use 1, or pause the job with spec.suspend: true"
+        ),
+    )
+
+
+def _reward() -> Rule:
+    names = tuple(name for name in ALGORITHMS if full_graph(name).reward_fields)
+    field = "spec.models.reward"
+    return Rule(
+        field=field,
+        node="spec",
+        cel=f"!{_any_of(names)} || has(self.models.reward) || has(self.models.rewards)",
+        holds=lambda values: not _is_one_of(names, values) or values.has(field) or values.has(f"{field}s"),
+        message="is required by algorithms that score responses: add it, or spec.models.rewards for several",
+    )
+
+
+def _replicas(group: Group) -> Rule:
+    """Return the rule that a group has a worker, unless the job is suspended or its algorithm has no such group."""
+    field = f"spec.{group}.replicas"
+    return Rule(
+        field=field,
+        node="spec",
+        cel=f"self.suspend || {_is_without_cel(group)} || self.{group}.replicas >= 1",
+        holds=lambda values: values["spec.suspend"] or _is_without(group, values) or values[field] >= 1,
+        message="must be at least 1 in a job that is not suspended: use 1, or pause the job with spec.suspend: true",
+    )

@@ -1,0 +1,73 @@
+"""Warnings: what is allowed and yet does nothing, or not what it seems to do, each with its field and a remedy.
+
+Rule: a job with warnings is started like one without. CEL cannot warn, so the API server does not give these: `rlhf
+validate` does, and the operator in the message of the condition Planned.
+"""
+
+from collections.abc import Iterator, Sequence
+from typing import Final
+
+from rlhf_api.job import RLHFJob
+from rlhf_api.job.failure import FailureRule
+from rlhf_api.problems import Problem, Severity
+from rlhf_api.rules.beyond_cel import warnings
+from rlhf_common.names import ExitCode, Group
+
+_RULES: Final = "spec.runPolicy.failurePolicy.rules"
+_CODES: Final = frozenset(range(1, 256)) - {int(ExitCode.RESTART)}
+"""Exit codes that a failure can have."""
+
+Match = tuple[str, object]
+"""A group, and an exit code or a pod's condition in it."""
+
+
+def advice(job: RLHFJob) -> list[Problem]:
+    """Return the warnings about a valid job."""
+    idle = (*_warm_up(job), *_trained_for_nobody(job), *_unreachable(job.spec.run_policy.failure_policy.rules))
+    listed = [Problem(field, value, message, severity=Severity.WARNING) for field, value, message in idle]
+    return [*listed, *warnings(job)]
+
+
+def optimizer_steps(job: RLHFJob) -> int:
+    """Return the number of optimizer steps of the whole job, per model."""
+    spec = job.spec
+    fields = spec.algorithm.fields
+    return spec.iterations * fields.epochs * (spec.rollout.batch_size // fields.mini_batch_size)
+
+
+def _warm_up(job: RLHFJob) -> Iterator[tuple[str, object, str]]:
+    warm_up, steps = job.spec.training.optimizer.warmup_steps, optimizer_steps(job)
+    if warm_up >= steps:
+        message = f"the job has {steps} optimizer steps, so the learning rate never leaves its warm-up: use fewer"
+        yield "spec.training.optimizer.warmupSteps", warm_up, message
+
+
+def _trained_for_nobody(job: RLHFJob) -> Iterator[tuple[str, object, str]]:
+    speculation = job.spec.generation.speculation
+    draft = speculation.draft_model
+    if draft is not None and draft.train == "Enabled" and speculation.mode == "Disabled":
+        message = "trains a draft model that nobody drafts by while spec.generation.speculation.mode is Disabled"
+        yield "spec.generation.speculation.draftModel.train", draft.train, message
+
+
+def _unreachable(rules: Sequence[FailureRule]) -> Iterator[tuple[str, object, str]]:
+    taken: set[Match] = set()
+    for index, rule in enumerate(rules):
+        if rule.on_exit_codes is None and rule.on_pod_conditions is None:
+            continue
+        matches = set(_matches(rule))
+        if matches and matches <= taken:
+            message = "never decides, as the rules before it match all that it matches: move it up, or remove it"
+            yield f"{_RULES}[{index}]", rule.name, message
+        elif not matches:
+            yield f"{_RULES}[{index}]", rule.name, "matches no exit code at all: name other values, or remove it"
+        taken |= matches
+
+
+def _matches(rule: FailureRule) -> Iterator[Match]:
+    ends: set[object] = {(condition.type, condition.status) for condition in rule.on_pod_conditions or ()}
+    if rule.on_exit_codes is not None:
+        named = set(rule.on_exit_codes.values)
+        ends |= _CODES & named if rule.on_exit_codes.operator == "In" else _CODES - named
+    for group in rule.groups or list(Group):
+        yield from ((str(group), end) for end in ends)

@@ -1,0 +1,62 @@
+"""Rules of `spec.evaluation`: somebody decodes its responses and judges each by itself, and several to a prompt are
+drawn at random, or they are all the same."""
+
+from collections.abc import Iterator
+from typing import Final
+
+from rlhf_api.algorithms import ALGORITHMS, full_graph
+from rlhf_api.rules.rule import Rule, Values
+from rlhf_common.names import Group
+
+_NODE: Final = "spec.evaluation"
+_COUNT: Final = f"{_NODE}.samplesPerPrompt"
+_TEMPERATURE: Final = f"{_NODE}.temperature"
+
+
+def of_evaluation() -> Iterator[Rule]:
+    """Yield every rule of evaluation."""
+    yield _needs_judge(tuple(name for name in ALGORITHMS if not _is_judged(name)))
+    yield _OF_SINGLE
+    yield Rule(
+        field=_TEMPERATURE,
+        node=_NODE,
+        cel="self.samplesPerPrompt == 1 || self.temperature > 0.0",
+        holds=lambda values: not values.has(_NODE) or values[_COUNT] == 1 or values[_TEMPERATURE] > 0,
+        message=f"must be above 0 with {_COUNT} above 1, or all responses to a prompt are the same: use 1.0",
+    )
+
+
+def _is_judged(algorithm: str) -> bool:
+    """Return whether an algorithm decodes responses and has them judged."""
+    graph = full_graph(algorithm)
+    return bool(graph.tasks_of(Group.GENERATION)) and any(task.rewards for task in graph.tasks)
+
+
+def _needs_judge(without: tuple[str, ...]) -> Rule:
+    """Return the rule that a job of an algorithm without generation or rewards evaluates nothing."""
+    has = " || ".join(f"has(self.algorithm.{name})" for name in without)
+    return Rule(
+        field=_NODE,
+        node="spec",
+        cel=f"!has(self.evaluation) || !({has})",
+        holds=lambda values: not values.has(_NODE) or not any(values.has(f"spec.algorithm.{name}") for name in without),
+        message=f"needs responses that are generated and judged, of which {', '.join(without)} have none: remove it",
+    )
+
+
+def _calls_groups(values: Values) -> bool:
+    """Whether a reward is given all responses to a prompt at once."""
+    one, several = "spec.models.reward", "spec.models.rewards"
+    if values.has(one) and values[f"{one}.calls"] == "Group":
+        return True
+    return values.has(several) and any(each.get("calls") == "Group" for each in values[several])
+
+
+_OF_SINGLE: Final = Rule(
+    field=_NODE,
+    node="spec",
+    cel="!has(self.evaluation) || ((!has(self.models.reward) || self.models.reward.calls != 'Group') && "
+    "(!has(self.models.rewards) || self.models.rewards.all(each, each.calls != 'Group')))",
+    holds=lambda values: not values.has(_NODE) or not _calls_groups(values),
+    message="needs rewards of single responses: set calls to Sample or Batch, or remove it",
+)

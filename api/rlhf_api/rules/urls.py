@@ -1,0 +1,161 @@
+"""Rules of addresses that a job calls: rewards, judges, trackers, traces.
+
+Rule: pure; no name is looked up. A host is refused by what it says, in every spelling that a resolver takes: decimal,
+octal, hexadecimal and short forms of IPv4, IPv4 within IPv6, wide digits. What a name leads to only the network knows.
+"""
+
+import ipaddress
+import re
+import socket
+import unicodedata
+from collections.abc import Iterator
+from typing import Final
+from urllib.parse import SplitResult, parse_qsl, unquote, urlsplit
+
+from rlhf_api.job import RLHFJobSpec
+from rlhf_api.problems import Problem, Severity
+from rlhf_api.rules.parts import parts, texts
+from rlhf_common.tracing.settings import ENDPOINTS
+
+Address = ipaddress.IPv4Address | ipaddress.IPv6Address
+
+_FIELDS: Final = ("url", "uri", "endpoint")
+"""Names of fields that are addresses."""
+_SCHEMES: Final = frozenset({"http", "https"})
+_WITH_USER: Final = re.compile(r"^[a-z][a-z0-9+.-]*://[^/?#\s]*@", re.IGNORECASE)
+_USER: Final = re.compile(r"(?<=://)[^/?#]*@")
+_SECRET_PARAMETER: Final = re.compile(
+    r"(^|[-_])(api[-_]?key|access[-_]?key|auth|authorization|credential|key|passwd|password|pwd|secret|sig|signature|token)$",
+    re.IGNORECASE,
+)
+_SECRET_HEADER: Final = re.compile(r"^(proxy-)?authorization$|^cookie$|(^|-)(api-?key|token|secret)$", re.IGNORECASE)
+_METADATA_NAMES: Final = frozenset({"metadata.google.internal", "metadata.goog", "instance-data.ec2.internal"})
+_METADATA_ADDRESSES: Final = tuple(
+    map(ipaddress.ip_network, ("169.254.0.0/16", "fe80::/10", "fd00:ec2::/32", "fd20:ce::/32", "100.100.100.200/32"))
+)
+"""Link-local addresses, and those at which EC2, Google and Alibaba serve metadata beside them."""
+_LINK_LOCAL_IN_NAME: Final = re.compile(r"(^|[.-])169[.-]254[.-]\d+[.-]\d+([.-]|$)|(^|\.)a9fea9fe(\.|$)")
+"""In names of services that answer with the address in the name, such as nip.io."""
+_IN_LAST_BITS: Final = tuple(map(ipaddress.ip_network, ("64:ff9b::/96", "::/96", "::ffff:0:0:0/96")))
+"""Networks whose last 32 bits are an IPv4 address."""
+_BY_HEADER: Final = "everybody who may read the job can read it: give it by headers with a secretKeyRef"
+
+
+def urls(spec: RLHFJobSpec) -> Iterator[tuple[str, str]]:
+    """Yield (manifest path, address) of every address in the fields of a job."""
+    for path, part in parts(spec, "spec"):
+        for name in _FIELDS:
+            if isinstance(value := getattr(part, name, None), str):
+                yield f"{path}.{name}", value
+
+
+def url_problems(spec: RLHFJobSpec) -> Iterator[Problem]:
+    """Yield addresses that cannot be meant or hold credentials, and warn of secrets in clear text."""
+    fields = dict(urls(spec))
+    for field, url in fields.items():
+        yield from _address(field, url)
+    data = spec.model_dump(mode="json", by_alias=True, exclude_none=True)
+    for field, text in texts(data, "spec"):
+        if field not in fields and _WITH_USER.match(text):
+            message = "holds credentials in clear text, which everybody who may read the job can read: use a Secret"
+            yield Problem(field, _shown(text), message, severity=Severity.WARNING)
+    yield from _headers(spec)
+    for group in ("coordinator", "generation", "inference", "training"):
+        yield from _variables(getattr(spec, group).template, f"spec.{group}.template")
+
+
+def is_loopback(url: str) -> bool:
+    """Return whether an address leads to the pod itself that calls it."""
+    try:
+        host = _host(urlsplit(url))
+    except ValueError:
+        return False
+    if host in {"localhost", "ip6-localhost", "ip6-loopback"} or host.endswith((".localhost", ".localdomain")):
+        return True
+    return any(each.is_loopback or each.is_unspecified for each in _addresses(host))
+
+
+def _address(field: str, url: str) -> Iterator[Problem]:
+    try:
+        parsed = urlsplit(url)
+        parsed.port  # noqa: B018 raises ValueError
+    except ValueError as error:
+        yield Problem(field, _shown(url), f"is no address: {error}")
+        return
+    if parsed.scheme.lower() not in _SCHEMES:
+        return
+    if any(letter.isspace() or letter == "\\" or not letter.isprintable() for letter in url):
+        yield Problem(field, _shown(url), "must hold no blanks, backslashes or control characters")
+        return
+    if parsed.username is not None or parsed.password is not None:
+        yield Problem(field, _shown(url), f"must not hold credentials: {_BY_HEADER}")
+    elif names := [name for name, _ in parse_qsl(parsed.query) if _SECRET_PARAMETER.search(name)]:
+        message = f"seems to hold a secret in its parameter {names[0]}, and {_BY_HEADER}, where the server takes it"
+        yield Problem(field, _without_query(parsed), message, severity=Severity.WARNING)
+    host = _host(parsed)
+    if not host:
+        yield Problem(field, _shown(url), "must name a host, such as http://rewards:8000/score")
+    elif wrong := _wrong_host(host):
+        yield Problem(field, _shown(url), wrong)
+
+
+def _wrong_host(host: str) -> str:
+    """Return why nothing that a job may call can be at a host; empty when something can."""
+    if host in _METADATA_NAMES or _LINK_LOCAL_IN_NAME.search(host):
+        return "is where a cloud serves credentials of its machines: name the server that is meant"
+    for address in _addresses(host):
+        if any(address in network for network in _METADATA_ADDRESSES if network.version == address.version):
+            where = "an address at which clouds serve credentials of their machines"
+            return f"leads to {address}, {where}: name the server that is meant"
+        if address.is_multicast or str(address) == "255.255.255.255":
+            return f"leads to {address}, at which no server is: name the server that is meant"
+    return ""
+
+
+def _host(parsed: SplitResult) -> str:
+    """Return the host as a resolver reads it; empty for none."""
+    return unicodedata.normalize("NFKC", unquote(parsed.hostname or "")).lower().rstrip(".")
+
+
+def _addresses(host: str) -> list[Address]:
+    """Return the address that a host is, and those within it; none for a name."""
+    try:
+        address: Address = ipaddress.ip_address(host.partition("%")[0])
+    except ValueError:
+        try:
+            # inet_aton takes what resolvers take: 0xa9fea9fe, 2852039166, 0251.0376.0251.0376, 169.16689662.
+            return [ipaddress.IPv4Address(socket.inet_aton(host))] if host and not re.search(r"\s", host) else []
+        except (OSError, ValueError):
+            return []
+    if isinstance(address, ipaddress.IPv4Address):
+        return [address]
+    within = [address.ipv4_mapped, address.sixtofour, *(address.teredo or ())]
+    if any(address in network for network in _IN_LAST_BITS) and not (address.is_loopback or address.is_unspecified):
+        within.append(ipaddress.IPv4Address(int(address) & 0xFFFFFFFF))
+    return [address, *(each for each in within if each is not None)]
+
+
+def _headers(spec: RLHFJobSpec) -> Iterator[Problem]:
+    for path, part in parts(spec, "spec"):
+        headers = getattr(part, "headers", None)
+        for index, header in enumerate(headers if isinstance(headers, list) else ()):
+            if header.value and _SECRET_HEADER.search(header.name):
+                message = "is stored and shown in clear text: give a secret by secretKeyRef"
+                yield Problem(f"{path}.headers[{index}].value", "***", message, severity=Severity.WARNING)
+
+
+def _variables(template: object, path: str) -> Iterator[Problem]:
+    """Yield addresses of collectors in a template's variables that are no server's."""
+    entries = dict(texts(template, path))
+    for field, name in entries.items():
+        value_field = f"{field.removesuffix('.name')}.value"
+        if name in ENDPOINTS and value_field in entries and not _WITH_USER.match(entries[value_field]):
+            yield from _address(value_field, entries[value_field])
+
+
+def _shown(url: str) -> str:
+    return _USER.sub("***@", url)
+
+
+def _without_query(parsed: SplitResult) -> str:
+    return parsed._replace(query="...", fragment="").geturl()

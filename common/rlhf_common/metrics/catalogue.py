@@ -1,0 +1,60 @@
+"""All metrics of the project, by name.
+
+Rule: a metric is in it because a module of this package declares it as a constant; nothing is listed twice. A name has
+one meaning, whoever serves it.
+"""
+
+from collections.abc import Iterator, Mapping
+from types import ModuleType
+from typing import Final
+
+from rlhf_common.metrics import (
+    fusion,
+    job,
+    operator,
+    process,
+    run,
+    samples,
+    speculation,
+    storage,
+    training,
+    worker,
+    worker_drafts,
+)
+from rlhf_common.metrics.metric import Metric, Server
+
+MODULES: Final[tuple[ModuleType, ...]] = (
+    operator,
+    job,
+    samples,
+    run,
+    fusion,
+    speculation,
+    training,
+    storage,
+    worker,
+    worker_drafts,
+    process,
+)
+"""In the order in which people read about them."""
+
+
+def _declared() -> Iterator[Metric]:
+    for module in MODULES:
+        yield from declared_in(module)
+
+
+def declared_in(module: ModuleType) -> Iterator[Metric]:
+    """Yield the metrics that a module declares, in its order."""
+    return (value for value in vars(module).values() if isinstance(value, Metric))
+
+
+METRICS: Final[tuple[Metric, ...]] = tuple(_declared())
+BY_NAME: Final[Mapping[str, Metric]] = {metric.name: metric for metric in METRICS}
+if len(BY_NAME) != len(METRICS):
+    raise ValueError("two metrics have one name")
+
+
+def served_by(server: Server) -> tuple[Metric, ...]:
+    """Return the metrics of one kind of process."""
+    return tuple(metric for metric in METRICS if server in metric.servers)

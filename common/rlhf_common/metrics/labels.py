@@ -1,0 +1,127 @@
+"""Every label that a metric of ours has, with what it may be.
+
+Rule: values are those of the code's own enumerations where there is one. `namespace`, `rlhf_job` and `pod` of a job's
+process come from the scrape; only the operator, which speaks of many jobs, sets the first two itself.
+"""
+
+from typing import Final
+
+from rlhf_common.conditions import ConditionType, RunningReason
+from rlhf_common.metrics.metric import Label
+from rlhf_common.names import PHASES, Group
+from rlhf_common.tracing.export import OUTCOMES
+
+JOBS: Final = 1000
+"""Jobs of an operator at the scale that is measured."""
+WORKERS: Final = 1024
+"""Workers of a job at the scale that is measured."""
+
+_GROUPS: Final = tuple(group.value for group in Group)
+_WORKER_GROUPS: Final = tuple(group.value for group in Group if group is not Group.COORDINATOR)
+
+STAGES: Final = ("generation", "inference", "training", "weight_update", "checkpoint", "wait", "other")
+"""Where the time of an iteration goes; they add up to it."""
+IDLE_CAUSES: Final = (
+    "tail",
+    "no_work",
+    "generation",
+    "inference",
+    "training",
+    "weight_update",
+    "checkpoint",
+    "turn",
+    "recovering",
+    "starting",
+)
+"""Why a GPU that a job holds computes nothing."""
+WAITING_REASONS: Final = tuple(
+    reason.value
+    for reason in (
+        RunningReason.PENDING,
+        RunningReason.QUEUED,
+        RunningReason.NAME_TAKEN,
+        RunningReason.RELEASED,
+        RunningReason.UNSCHEDULABLE,
+        RunningReason.STARTING,
+    )
+)
+"""Why a job does not run yet."""
+
+NAMESPACE: Final = Label("namespace", "of the job", bound="jobs", limit=JOBS)
+RLHF_JOB: Final = Label("rlhf_job", "name of the job", bound="one for each namespace and job", limit=1)
+JOB: Final = (NAMESPACE, RLHF_JOB)
+
+RESULT: Final = Label("result", "how a reconcile ended", ("ok", "conflict", "error"))
+ERROR: Final = Label("reason", "kind of error", bound="kinds of errors of the operator", limit=6)
+VERB: Final = Label("verb", "HTTP verb", bound="verbs the operator uses", limit=6)
+RESOURCE: Final = Label("resource", "kind of object", bound="kinds the operator watches or writes", limit=12)
+CODE: Final = Label("code", "HTTP status, 0 for no answer", bound="status codes the API server gave", limit=12)
+OBJECT_KIND: Final = Label("kind", "kind of object", bound="kinds the operator reads", limit=8)
+VERSION: Final = Label("version", "of the package", bound="one", limit=1)
+
+CONDITION: Final = Label("condition", "type of condition", tuple(item.value for item in ConditionType))
+STATUS: Final = Label("status", "of the condition", ("True", "False", "Unknown"))
+POD_GROUP: Final = Label("group", "group of the job's pods", _GROUPS)
+POD_PHASE: Final = Label("phase", "of the pods", ("Pending", "Running", "Succeeded", "Failed", "Unknown"))
+RESTART: Final = Label("reason", "what ended", ("failure", "disruption"))
+RESIZED_GROUP: Final = Label("group", "group that can be resized", ("generation", "inference"))
+JOB_PHASE: Final = Label("phase", "as kubectl get rlhf shows it", tuple(item.value for item in RunningReason))
+WAITING: Final = Label("reason", "why the job does not run yet", WAITING_REASONS)
+ALGORITHM: Final = Label("algorithm", "of the job", bound="one a job", limit=1)
+QUEUE: Final = Label("queue", "that admits the job, empty without one", bound="one a job", limit=1)
+
+PHASE: Final = Label("phase", "of the coordinator", PHASES)
+SAMPLE_STATE: Final = Label(
+    "state",
+    "of samples",
+    ("queued", "decoding", "migrating", "generated", "scored", "trained", "failed", "dropped", "cut"),
+)
+WORKER: Final = Label("worker", "such as generation-0", bound="workers of the job", limit=WORKERS)
+OWN_WORKER: Final = Label("worker", "such as generation-0", bound="the worker that serves it", limit=1)
+OWN_GROUP: Final = Label("group", "of the worker", bound="the worker that serves it", limit=1)
+WORKER_STATE: Final = Label("state", "of the worker", ("Missing", "Starting", "Ready", "Busy", "Lost"))
+GROUP: Final = Label("group", "group of workers", _WORKER_GROUPS)
+WEIGHT_GROUP: Final = Label("group", "group of workers that load weights", ("generation", "inference"))
+STAGE: Final = Label("stage", "of the iteration", STAGES)
+CAUSE: Final = Label("cause", "why GPUs idle", IDLE_CAUSES)
+TASK: Final = Label(
+    "task", "scoring task of the algorithm's graph", bound="tasks of the graph, of which eight may be rewards", limit=12
+)
+MOVE: Final = Label(
+    "move",
+    "what went between memories, and how",
+    (
+        "weights_stream",
+        "weights_folder",
+        "weights_host_memory",
+        "weights_device_memory",
+        "kv_cache_out",
+        "offload",
+        "onload",
+    ),
+)
+MODEL: Final = Label("model", "model role", bound="models of the algorithm's graph", limit=6)
+RUN_METRIC: Final = Label("name", "as in metrics.jsonl", bound="the first 256 names of an iteration", limit=256)
+FUSION: Final = Label("fusion", "with or without inter-stage fusion", ("with", "without"))
+MOVED_BY: Final = Label("by", "with its KV cache, or its tokens alone", ("kv", "tokens"))
+COST: Final = Label("kind", "of work", ("decode", "score", "transfer", "pause", "rebuild", "command", "contention"))
+METHOD: Final = Label("method", "of the training schedule", bound="methods of the planner", limit=8)
+FORECAST: Final = Label("source", "predicted by the schedule, or measured", ("predicted", "measured"))
+TRACKER: Final = Label("tracker", "service of spec.trackers", ("wandb", "mlflow"))
+TRACE_OUTCOME: Final = Label("outcome", "of spans of traces", OUTCOMES)
+FOLDER: Final = Label("folder", "of the job", ("run", "checkpoints"))
+DRAFTER: Final = Label("drafter", "who drafted", ("Siblings", "Ngram", "Model"))
+POSITION: Final = Label("position", "in the draft, from 0", ("0", "1-3", "4-15"))
+SHARED: Final = Label("outcome", "of tokens to draft by", ("sent", "dropped"))
+ENGINE: Final = Label("engine", "that decodes", ("torch", "vllm", "own"))
+DRAFT_BUDGET: Final = Label("budget", "most drafted tokens a sample, on average", ("0", "1", "2", "4", "8"))
+DRAFT_REASON: Final = Label(
+    "reason",
+    "why the step drafted or did not",
+    ("Fixed", "Unmeasured", "Faster", "Slower", "Probe"),
+)
+ENGINE_REASON: Final = Label(
+    "reason",
+    "why this engine decodes",
+    ("Named", "TensorParallel", "EngineArgs", "Environment", "NoGpu", "Deterministic", "NotServed", "Served"),
+)

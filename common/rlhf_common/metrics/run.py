@@ -1,0 +1,321 @@
+"""What an iteration came to: reward, divergence, lengths, losses. metrics.jsonl and TensorBoard have the same numbers.
+
+Rule: values are those of the last finished iteration; what is not finite, or was not measured, has no series. A run
+metric of another name, such as one of a user's algorithm, is a series of `rlhf_iteration_metric` alone.
+"""
+
+from functools import partial
+from typing import Final
+
+from rlhf_common.metrics import labels
+from rlhf_common.metrics.metric import Metric, MetricKind, Server, Unit
+
+_NONE: Final = "no iteration is finished, or it has no such number"
+_gauge = partial(Metric, kind=MetricKind.GAUGE, servers=(Server.COORDINATOR,), absent=_NONE)
+_of_model = partial(_gauge, labels=(labels.MODEL,))
+
+ITERATION_METRIC: Final = _gauge(
+    "rlhf_iteration_metric",
+    unit=Unit.NUMBER,
+    meaning="Every metric of the last finished iteration, by its name in metrics.jsonl.",
+    source="metrics.jsonl",
+    normal="read the metrics that have names of their own; this one is for what a user's algorithm adds",
+    labels=(labels.RUN_METRIC,),
+)
+ITERATION_LAST: Final = _gauge(
+    "rlhf_iteration_last_seconds",
+    unit=Unit.SECONDS,
+    meaning="Time of the last finished iteration.",
+    source="from the end of the one before to its own",
+    normal="steady; longer as responses get longer",
+    run_metric="seconds/iteration",
+)
+SAMPLES_PER_SECOND: Final = _gauge(
+    "rlhf_iteration_samples_per_second",
+    unit=Unit.SAMPLES_PER_SECOND,
+    meaning="Samples trained per second of the last finished iteration.",
+    source="batch size / rlhf_iteration_last_seconds",
+    normal="steady",
+    run_metric="samples_per_second",
+)
+TOKENS_PER_SECOND: Final = _gauge(
+    "rlhf_iteration_tokens_per_second",
+    unit=Unit.TOKENS_PER_SECOND,
+    meaning="Response tokens per second of the last finished iteration.",
+    source="response tokens / rlhf_iteration_last_seconds",
+    normal="steady",
+    run_metric="tokens_per_second",
+)
+CONTROL: Final = _gauge(
+    "rlhf_control_ratio",
+    unit=Unit.RATIO,
+    meaning="Share of the last iteration that the coordinator itself added to its critical path.",
+    source="time from the message that ended a phase to the commands of the next one / time of the iteration",
+    normal="below 0.01",
+    run_metric="control_share",
+)
+
+# ---------------------------------------------------------------- rewards, divergence, lengths
+
+REWARD: Final = _gauge(
+    "rlhf_reward_mean",
+    unit=Unit.REWARD,
+    meaning="Mean reward of the samples that have one.",
+    source="scores of the iteration",
+    normal="rises and levels off; a jump is often a broken reward",
+    run_metric="reward",
+)
+REWARD_STD: Final = _gauge(
+    "rlhf_reward_std",
+    unit=Unit.REWARD,
+    meaning="Standard deviation of the reward over samples.",
+    source="scores of the iteration, divided by their number",
+    normal="above 0: at 0 there is nothing to learn from",
+    run_metric="reward_std",
+)
+EVALUATION_REWARD: Final = _gauge(
+    "rlhf_evaluation_reward_mean",
+    unit=Unit.REWARD,
+    meaning="Mean reward of the last evaluation.",
+    source="scores of responses that are not trained on",
+    normal="rises with rlhf_reward_mean; where that rises alone, the policy fits its prompts or its sampling",
+    run_metric="evaluation/reward",
+)
+EVALUATION_BEST: Final = _gauge(
+    "rlhf_evaluation_best_reward",
+    unit=Unit.REWARD,
+    meaning="Mean reward of the best evaluation so far.",
+    source="the evaluations of the run",
+    normal="not far above rlhf_evaluation_reward_mean",
+    run_metric="evaluation/best_reward",
+)
+EVALUATION_WAITED: Final = _gauge(
+    "rlhf_evaluation_waited_seconds",
+    unit=Unit.SECONDS,
+    meaning="Time for which the iteration waited for the last evaluation.",
+    source="when nothing else of the iteration was left to do",
+    normal="0, or little: else evaluate fewer prompts, or add generation workers",
+    run_metric="evaluation/waited_seconds",
+)
+KL: Final = _gauge(
+    "rlhf_kl",
+    unit=Unit.NATS,
+    meaning="Divergence of the policy from the reference, summed over a response, mean over responses.",
+    source="log p - log q of the sampled tokens",
+    normal="rises slowly; stays near algorithm.*.klTarget where there is one",
+    run_metric="kl",
+)
+KL_PER_TOKEN: Final = _gauge(
+    "rlhf_kl_per_token",
+    unit=Unit.NATS,
+    meaning="Divergence of the policy from the reference, mean over tokens.",
+    source="log p - log q of the sampled tokens",
+    normal="0 to 0.1; far above that the policy has left the reference",
+    run_metric="kl_per_token",
+)
+KL_COEFFICIENT: Final = _of_model(
+    "rlhf_kl_coefficient",
+    unit=Unit.NUMBER,
+    meaning="Weight of the divergence in the loss or the reward.",
+    source="the algorithm, which adapts it where it has a target",
+    normal="constant, or moves slowly",
+    run_metric="training/{model}/kl_coefficient",
+)
+RESPONSE_MEAN: Final = _gauge(
+    "rlhf_response_tokens_mean",
+    unit=Unit.TOKENS,
+    meaning="Mean length of the iteration's responses.",
+    source="its samples",
+    normal="changes slowly; a rise with a rising reward may be reward hacking",
+    run_metric="response_tokens_mean",
+)
+RESPONSE_MAX: Final = _gauge(
+    "rlhf_response_tokens_max",
+    unit=Unit.TOKENS,
+    meaning="Length of the iteration's longest response.",
+    source="its samples",
+    normal="at most rollout.maxResponseTokens",
+    run_metric="response_tokens_max",
+)
+
+_carried = partial(_gauge, absent="rollout.maxStaleness is 0, or no iteration is finished")
+_aged = partial(
+    _gauge, absent="rollout.maxStaleness is 0 and rollout.overlapTraining Disabled, or no iteration is finished"
+)
+CARRIED: Final = _carried(
+    "rlhf_carried_samples",
+    unit=Unit.SAMPLES,
+    meaning="Samples that the iteration took up from the one before, which had cut them off, and did not begin anew.",
+    source="its first samples",
+    normal="rollout.oversample x samples of a prompt; 0 in the first iteration",
+    run_metric="samples/carried",
+)
+CARRIED_TOKENS: Final = _carried(
+    "rlhf_carried_tokens",
+    unit=Unit.TOKENS,
+    meaning="Tokens of them that earlier iterations drew.",
+    source="its first samples",
+    normal="what would be decoded in vain with rollout.maxStaleness 0",
+    run_metric="tokens_carried",
+)
+RESTARTED: Final = _carried(
+    "rlhf_restarted_samples",
+    unit=Unit.SAMPLES,
+    meaning="Samples that were begun anew, as they had a token older than rollout.maxStaleness allows.",
+    source="its first samples",
+    normal="few; many decode in vain: raise rollout.maxStaleness, or lower rollout.oversample",
+    run_metric="samples/restarted",
+)
+STALENESS_MEAN: Final = _aged(
+    "rlhf_staleness_mean",
+    unit=Unit.NUMBER,
+    meaning="Versions by which the weights that drew a trained token are older than those that are trained, mean.",
+    source="weight versions of the responses",
+    normal="well below 1, or 1 with rollout.overlapTraining; as it rises, so does clipping",
+    run_metric="staleness/mean",
+)
+STALENESS_MAX: Final = _aged(
+    "rlhf_staleness_max",
+    unit=Unit.NUMBER,
+    meaning="The same of the oldest trained token.",
+    source="weight versions of the responses",
+    normal="at most rollout.maxStaleness, or 1 with rollout.overlapTraining",
+    run_metric="staleness/max",
+)
+
+# ---------------------------------------------------------------- what training measured
+
+LOSS: Final = _of_model(
+    "rlhf_loss",
+    unit=Unit.NUMBER,
+    meaning="Loss, mean over optimizer steps.",
+    source="the training ranks",
+    normal="a policy's near 0, a critic's falls",
+    run_metric="training/{model}/loss",
+)
+GRADIENT_NORM: Final = _of_model(
+    "rlhf_gradient_norm",
+    unit=Unit.NUMBER,
+    meaning="Norm of the gradient before clipping, mean over optimizer steps.",
+    source="the training ranks",
+    normal="steady; a spike of ten times comes before a collapse",
+    run_metric="training/gradient_norm/{model}",
+)
+EXPERT_LOAD: Final = _of_model(
+    "rlhf_expert_load",
+    unit=Unit.NUMBER,
+    meaning="Tokens of the most chosen expert of any layer, as a multiple of an even share, in the last finished "
+    "iteration.",
+    source="the training ranks, by every forward of training",
+    normal="steady; as many as there are experts over those that a token takes is all tokens on the same few",
+    absent="the model has no experts, or no iteration is finished",
+    run_metric="training/train/expert_load/{model}",
+)
+EXPERTS_UNUSED: Final = _of_model(
+    "rlhf_experts_unused_ratio",
+    unit=Unit.RATIO,
+    meaning="Share of the experts that no token chose in the last finished iteration, of the layer with most of them.",
+    source="the training ranks, by every forward of training",
+    normal="0 in long batches; when it grows, the router uses fewer experts than it did, and nothing brings them back",
+    absent="the model has no experts, or no iteration is finished",
+    run_metric="training/train/experts_unused/{model}",
+)
+LEARNING_RATE: Final = _of_model(
+    "rlhf_learning_rate",
+    unit=Unit.NUMBER,
+    meaning="Learning rate of the last optimizer step.",
+    source="the schedule of the manifest",
+    normal="as the manifest says",
+    run_metric="training/learning_rate/{model}",
+)
+ENTROPY: Final = _of_model(
+    "rlhf_policy_entropy",
+    unit=Unit.NATS,
+    meaning="Entropy of the policy's next-token distribution, mean over tokens.",
+    source="the training ranks",
+    normal="falls slowly; near 0 the policy explores no more",
+    run_metric="training/{model}/entropy",
+)
+CLIPPED: Final = _of_model(
+    "rlhf_clip_ratio",
+    unit=Unit.RATIO,
+    meaning="Share of tokens whose loss was clipped.",
+    source="the training ranks",
+    normal="below 0.3",
+    run_metric="training/{model}/clip_fraction",
+)
+APPROXIMATE_KL: Final = _of_model(
+    "rlhf_policy_update_kl",
+    unit=Unit.NATS,
+    meaning="Divergence of the policy that sampled from the one being trained, mean over tokens and steps.",
+    source="k3 estimator: r - 1 - log r with r the ratio of probabilities",
+    normal="below 0.02; more means that steps are too large",
+    run_metric="training/{model}/approximate_kl",
+)
+RATIO_MAX: Final = _of_model(
+    "rlhf_policy_probability_max_ratio",
+    unit=Unit.RATIO,
+    meaning="Largest ratio of a token's probability while training to that when it was sampled.",
+    source="the training ranks",
+    normal="below 10",
+    run_metric="training/{model}/ratio_max",
+)
+MISMATCH: Final = _of_model(
+    "rlhf_policy_mismatch",
+    unit=Unit.NATS,
+    meaning="How much log-probabilities of the generation engine differ from the trainer's, at the same weights.",
+    source=(
+        "mean of |log p trainer - log p engine| over tokens of the first optimizer step of an iteration, "
+        "with oldLogProbabilities Trainer over all of its tokens"
+    ),
+    normal="below 1e-4 in float32, 0.01 in bfloat16; above that the policy gradient is biased",
+    run_metric="training/{model}/mismatch",
+)
+MISMATCH_MAX: Final = _of_model(
+    "rlhf_policy_mismatch_max",
+    unit=Unit.NATS,
+    meaning="The largest such difference of one token.",
+    source="maximum of |log p trainer - log p engine| over the same tokens",
+    normal="below 1",
+    run_metric="training/{model}/mismatch_max",
+)
+MISMATCH_KL: Final = _of_model(
+    "rlhf_policy_mismatch_kl",
+    unit=Unit.NATS,
+    meaning="Divergence of the trainer's policy from the generation engine's, at the same weights, mean over tokens.",
+    source="k3 estimator over the same tokens",
+    normal="below 1e-3; above 0.01 importance weights (mismatchCorrection) or another precision are needed",
+    run_metric="training/{model}/mismatch_kl",
+)
+MISMATCH_CORRECTED: Final = _of_model(
+    "rlhf_policy_mismatch_corrected_ratio",
+    unit=Unit.RATIO,
+    meaning="Share of tokens whose ratio to the engine was outside the limits of mismatchCorrection.",
+    source="tokens truncated or masked / tokens of the iteration; needs oldLogProbabilities Trainer",
+    normal="below 0.01; with SequenceMask it rises with the length of responses",
+    run_metric="training/{model}/mismatch_corrected",
+)
+EXPLAINED_VARIANCE: Final = _of_model(
+    "rlhf_value_explained_variance",
+    unit=Unit.NUMBER,
+    meaning="Share of the variance of returns that the critic explains.",
+    source="1 - Var(return - value) / Var(return)",
+    normal="rises towards 1; below 0 the critic is worse than a constant",
+    run_metric="training/{model}/explained_variance",
+)
+RETURN_MEAN: Final = _of_model(
+    "rlhf_return_mean",
+    unit=Unit.REWARD,
+    meaning="Mean return that the critic is trained on.",
+    source="the training ranks",
+    normal="follows the reward",
+    run_metric="training/{model}/return_mean",
+)
+VALUE_MEAN: Final = _of_model(
+    "rlhf_value_mean",
+    unit=Unit.REWARD,
+    meaning="Mean value that the critic predicts.",
+    source="the training ranks",
+    normal="near rlhf_return_mean",
+    run_metric="training/{model}/value_mean",
+)

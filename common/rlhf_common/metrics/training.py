@@ -1,0 +1,201 @@
+"""Metrics of training by the coordinator: steps, bubbles, the schedule, the group of ranks, the draft model.
+
+Rule: a step is one optimizer step, a mini-batch through every pipeline; all ranks of a group take it together, so one
+rank speaks for all.
+"""
+
+from functools import partial
+from typing import Final
+
+from rlhf_common.metrics import buckets, labels
+from rlhf_common.metrics.metric import Metric, MetricKind, Server, Unit
+
+_gauge = partial(Metric, kind=MetricKind.GAUGE, servers=(Server.COORDINATOR,))
+_counter = partial(Metric, kind=MetricKind.COUNTER, servers=(Server.COORDINATOR,))
+
+STEP_SECONDS: Final = Metric(
+    "rlhf_training_step_seconds",
+    MetricKind.HISTOGRAM,
+    Unit.SECONDS,
+    (Server.COORDINATOR,),
+    "Time of one optimizer step.",
+    "measured by rank 0 of every training; exemplars name worker and iteration",
+    "steady, near rlhf_training_predicted_step_seconds; it follows the lengths of responses",
+    buckets=buckets.STEP_SECONDS,
+)
+PREDICTED_STEP: Final = _gauge(
+    "rlhf_training_predicted_step_seconds",
+    unit=Unit.SECONDS,
+    meaning="Time of an optimizer step that the schedule in force was chosen for.",
+    source="measured times of stages and transfers, simulated under the schedule",
+    normal="within 25% of the median of rlhf_training_step_seconds",
+    absent="the schedule was not chosen by measurement",
+)
+BUBBLE: Final = _gauge(
+    "rlhf_training_bubble_ratio",
+    unit=Unit.RATIO,
+    meaning="Share of a training step in which a rank waits for others, as predicted by the schedule and as measured.",
+    source="measured: mean over ranks of time without computation / time of steps, of the last finished iteration",
+    normal="(stages - 1) / (micro-batches + stages - 1) for a serial schedule; less for a fused one",
+    labels=(labels.FORECAST,),
+    absent="not measured yet, or not predicted",
+)
+SCHEDULE: Final = _gauge(
+    "rlhf_training_schedule",
+    unit=Unit.STATE,
+    meaning="1 for the method of the schedule in force; the others have no series.",
+    source="the choice of the coordinator",
+    normal="changes at most once, in the first iteration",
+    labels=(labels.METHOD,),
+    one_a_set=True,
+)
+SKIPPED_STEPS: Final = _gauge(
+    "rlhf_training_skipped_steps",
+    unit=Unit.NUMBER,
+    meaning="Optimizer steps of the last finished iteration left out because every sample of them abstained.",
+    source="the training ranks",
+    normal="0",
+    absent="no iteration is finished",
+    run_metric="training/train/skipped_steps",
+)
+CRITIC_OVERLAP: Final = _gauge(
+    "rlhf_training_critic_overlap_seconds",
+    unit=Unit.SECONDS,
+    meaning="Time for which the critics of the last reported iteration were trained beside the next one's decoding.",
+    source="the training ranks: from the order to train critics until they are trained",
+    normal="the critics' share of training; less than generation, which else waits for scores",
+    absent="spec.training.criticOverlap is Disabled, or the last iteration trained all models at once",
+    run_metric="training/critic_overlap_seconds",
+)
+CRITIC_OVERLAP_ON: Final = _gauge(
+    "rlhf_training_critic_overlap_on",
+    unit=Unit.NUMBER,
+    meaning="Whether the last iteration chose to train its critics beside the next one's decoding: 1 or 0.",
+    source="the coordinator, where spec.training.criticOverlap is Auto",
+    normal="1 where that is faster; 0 else, but for one iteration now and then that measures it",
+    absent="spec.training.criticOverlap is Disabled or Enabled",
+    run_metric="critic_overlap/on",
+)
+ROLLOUT_OVERLAP: Final = _gauge(
+    "rlhf_rollout_overlap_seconds",
+    unit=Unit.SECONDS,
+    meaning="Time for which the last reported iteration was trained on while the next one was decoded and scored.",
+    source="the training ranks: what they trained, less what the coordinator then waited for them",
+    normal="all of training, where that is shorter than generation and scoring",
+    absent="spec.rollout.overlapTraining is Disabled, or a checkpoint or an evaluation followed the last iteration",
+    run_metric="rollout/overlap_seconds",
+)
+PADDING: Final = _gauge(
+    "rlhf_training_padding_ratio",
+    unit=Unit.RATIO,
+    meaning="Share of the tokens that the ranks computed in the last finished iteration which was padding.",
+    source="the training ranks: 1 - tokens of samples / tokens of micro-batches, each as wide as its longest sample",
+    normal="0 with spec.training.packing; else under 0.3: above, set that, or lower microBatchTokens or microBatchSize",
+    absent="no iteration is finished, or it took no step",
+    run_metric="training/train/padding",
+)
+MICRO_BATCHES: Final = _gauge(
+    "rlhf_training_micro_batches",
+    unit=Unit.NUMBER,
+    meaning="Micro-batches of a mini-batch, all data parallel copies together; mean of the last finished iteration.",
+    source="the training ranks",
+    normal="miniBatchSize / microBatchSize; more where spec.training.microBatchTokens asks for it",
+    absent="no iteration is finished, or it took no step",
+    run_metric="training/train/micro_batches",
+)
+LARGEST_MICRO_BATCH: Final = _gauge(
+    "rlhf_training_largest_micro_batch_tokens",
+    unit=Unit.NUMBER,
+    meaning="Tokens of the largest micro-batch of the last finished iteration, padding included.",
+    source="the training ranks",
+    normal="at most spec.training.microBatchTokens, unless one sample is longer",
+    absent="no iteration is finished, or it took no step",
+    run_metric="training/train/largest_micro_batch_tokens",
+)
+HOST_OPTIMIZER: Final = _gauge(
+    "rlhf_training_host_optimizer_bytes",
+    unit=Unit.BYTES,
+    meaning="AdamW's moments in host memory of the training rank that has most there.",
+    source="the training ranks",
+    normal="constant: what `rlhf plan` says",
+    absent="spec.training.parallelism.offloadOptimizer is false, or no iteration is finished",
+    run_metric="training/train/host_optimizer_bytes",
+)
+NONFINITE_STEPS: Final = _counter(
+    "rlhf_nonfinite_steps_total",
+    unit=Unit.NUMBER,
+    meaning="Optimizer steps of the job that were skipped, because a loss or gradient was infinite or NaN.",
+    source="the training ranks, over all of the job",
+    normal="0; a few in float16",
+    absent="no iteration is finished",
+    run_metric="nonfinite_steps",
+)
+GROUP_RESTARTS: Final = _counter(
+    "rlhf_training_group_restarts_total",
+    unit=Unit.NUMBER,
+    meaning="Restarts of the training group, since the coordinator started.",
+    source="the scheduler",
+    normal="one for each lost rank",
+)
+GROUP_EPOCH: Final = _gauge(
+    "rlhf_training_group_epoch",
+    unit=Unit.NUMBER,
+    meaning="Number of the training group: each that forms has a higher one.",
+    source="the coordinator",
+    normal="1, and one more for each group that formed",
+)
+_UNTRAINED: Final = "no draft model is trained, or no iteration is finished"
+DRAFT_LOSS: Final = _gauge(
+    "rlhf_draft_model_loss_nats",
+    unit=Unit.NUMBER,
+    meaning="Cross entropy of the draft model's next token to the policy's, per token of the last finished iteration.",
+    source="the training ranks that hold the policy's last stage",
+    normal="falls at first, then follows the policy's entropy at a distance",
+    absent=_UNTRAINED,
+    run_metric="training/draft/loss",
+)
+DRAFT_DIVERGENCE: Final = _gauge(
+    "rlhf_draft_model_divergence_nats",
+    unit=Unit.NUMBER,
+    meaning="What of that is above the policy's own entropy: how far the draft model is from the policy.",
+    source="the training ranks that hold the policy's last stage",
+    normal="falls; where it rises the policy moves faster than the draft model learns",
+    absent=_UNTRAINED,
+    run_metric="training/draft/divergence",
+)
+DRAFT_AGREEMENT: Final = _gauge(
+    "rlhf_draft_model_agreement_ratio",
+    unit=Unit.RATIO,
+    meaning="Share of tokens at which the draft model's most probable token is the policy's.",
+    source="the training ranks that hold the policy's last stage",
+    normal="rises; drafts are accepted about as often at temperature 0",
+    absent=_UNTRAINED,
+    run_metric="training/draft/agreement",
+)
+DRAFT_STEP_SECONDS: Final = _gauge(
+    "rlhf_draft_model_step_seconds",
+    unit=Unit.SECONDS,
+    meaning="Longest time of one mini-batch of the last finished iteration that training the draft model took.",
+    source="measured around its passes and its optimizer step, of the slowest rank",
+    normal="a small part of rlhf_training_step_seconds, beside which it comes; it follows the lengths of responses",
+    absent=_UNTRAINED,
+    run_metric="training/draft/step_seconds_max",
+)
+DRAFT_SKIPPED: Final = _gauge(
+    "rlhf_draft_model_skipped_steps",
+    unit=Unit.NUMBER,
+    meaning="Steps of the draft model of the last finished iteration that were skipped: its gradient was not finite.",
+    source="the training ranks that hold the policy's last stage",
+    normal="0",
+    absent=_UNTRAINED,
+    run_metric="training/draft/skipped_steps",
+)
+DRAFT_BYTES: Final = _gauge(
+    "rlhf_draft_model_published_bytes",
+    unit=Unit.BYTES,
+    meaning="Size of the draft model as generation workers load it with each version of the policy.",
+    source="its parameters, in the number type of the job",
+    normal="constant",
+    absent=_UNTRAINED,
+    run_metric="training/draft/published_bytes",
+)

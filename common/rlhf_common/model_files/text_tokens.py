@@ -1,0 +1,107 @@
+"""From text to tokens and back, by a tokenizer of transformers that the caller has.
+
+A prompt begins as the tokenizer begins a text, once, and nothing ends it: the model is to continue it. The text of a
+response has all of its tokens but those that end it. Rule: pure; coordinator and workers read and write text by these
+functions, so that all of them see the same. Must never let a tokenizer add or drop a token in silence.
+"""
+
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from rlhf_common.model_files.model_limits import end_ids
+
+TURN: Final = "rlhf-turn-0f6b"
+"""Stands for a turn of the assistant when a chat template is tried; no template writes it of its own."""
+PROBES: Final = ("a", "0", "的", "\n")
+"""Texts by which a tokenizer shows what it adds to a text: the first one that it has tokens for."""
+
+
+@dataclass(frozen=True, slots=True)
+class AddedTokens:
+    """Tokens that a tokenizer adds to every text."""
+
+    start: list[int]
+    end: list[int]
+
+
+def added_tokens(tokenizer: Any) -> AddedTokens:
+    """Return the tokens that the tokenizer adds before and after a text.
+
+    Raises ValueError where it does not leave the text's own tokens as they are.
+    """
+    probe, alone = next(
+        (probe, ids)
+        for probe in PROBES
+        if (ids := tokenizer([probe], add_special_tokens=False)["input_ids"][0]) or probe == PROBES[-1]
+    )
+    [whole] = tokenizer([probe], add_special_tokens=True)["input_ids"]
+    for start in range(len(whole) - len(alone) + 1):
+        end = start + len(alone)
+        if whole[start:end] == alone and (alone or not whole):
+            return AddedTokens(list(whole[:start]), list(whole[end:]))
+    raise ValueError(f"its tokenizer gives {probe!r} the tokens {alone}, and with special tokens {whole}")
+
+
+def prompt_tokens(tokenizer: Any, texts: Sequence[str]) -> list[list[int]]:
+    """Return the tokens of plain texts that a model is to continue.
+
+    Each begins with the tokenizer's first token, once, also where the text names it, and has no last one. Raises
+    ValueError as `added_tokens`.
+    """
+    own: list[list[int]] = tokenizer(list(texts), add_special_tokens=False)["input_ids"]
+    added = added_tokens(tokenizer)
+    return [_started(ids, added) if ids else _of_empty_text(tokenizer, added) for ids in own]
+
+
+def _started(ids: list[int], added: AddedTokens) -> list[int]:
+    start = added.start
+    written = next(length for length in range(len(start), -1, -1) if ids[:length] == start[:length])
+    return [*start, *ids[written:]]
+
+
+def _of_empty_text(tokenizer: Any, added: AddedTokens) -> list[int]:
+    """Return the first token alone, where the tokenizer begins an empty text, too."""
+    [ids] = tokenizer([""], add_special_tokens=True)["input_ids"]
+    return list(ids[: max(0, len(ids) - len(added.end))])
+
+
+def response_text(tokenizer: Any, tokens: Sequence[int], ends: Collection[int]) -> str:
+    """Return the text of a response without the `ends` after its last other token. Other special tokens are text."""
+    length = len(tokens)
+    while length and tokens[length - 1] in ends:
+        length -= 1
+    own = list(tokens[:length])
+    return str(tokenizer.decode(own, skip_special_tokens=False, clean_up_tokenization_spaces=False))
+
+
+def text_ends(tokenizer: Any, generation_ends: Any = None, stop_ids: Collection[int] = ()) -> frozenset[int]:
+    """Return the ids that are no text at the end of a response: padding, and ends of a sequence.
+
+    `generation_ends`: those of the model's generation defaults. `stop_ids`: those that the manifest adds. A special
+    token among them is an end, too. Where the tokenizer has a chat template, only one that ends a turn is an end: a tag
+    such as </tool_call> stays.
+    """
+    marks = turn_marks(tokenizer, tokenizer.apply_chat_template) if stop_ids and tokenizer.chat_template else []
+    known = tokenizer.added_tokens_decoder if stop_ids else {}
+    named = [token for token in stop_ids if token in known and known[token].special]
+    return frozenset(
+        [
+            *end_ids(tokenizer.eos_token_id, tokenizer.pad_token_id, generation_ends),
+            *(token for token in named if token in marks or not marks),
+        ]
+    )
+
+
+def turn_marks(tokenizer: Any, render: Callable[..., Any]) -> list[int]:
+    """Return the added tokens that a chat template writes after a response; none where it refuses the trial.
+
+    `render`: as the tokenizer's `apply_chat_template`.
+    """
+    messages = [{"role": "user", "content": TURN}, {"role": "assistant", "content": TURN}]
+    try:
+        _, _, end = str(render(messages, tokenize=False, add_generation_prompt=False)).rpartition(TURN)
+    except Exception:  # templates are user data and raise anything
+        return []
+    [written] = tokenizer([end], add_special_tokens=False)["input_ids"]
+    return [token for token in written if token in tokenizer.added_tokens_decoder]

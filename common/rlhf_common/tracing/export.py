@@ -1,0 +1,203 @@
+"""Spans on their way to a collector: a bounded queue, and a thread that sends what is in it.
+
+Rule: `add` never waits and never raises; what finds no room is dropped, and what the collector does not take is lost,
+both counted and said once. `close` waits for a bounded time. The thread belongs to nobody: a process that dies loses
+what is queued, and nothing else.
+"""
+
+import logging
+import threading
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import islice
+from typing import Any, Final, Protocol, TypeVar
+
+from rlhf_common.tracing.settings import SERVICE_NAME, endpoint_of
+from rlhf_common.tracing.span import Attribute, TraceSpan
+
+log = logging.getLogger(__name__)
+
+QUEUED: Final = 4096
+"""Things that wait, each a span, or what an iteration's spans of samples are made of."""
+BATCH: Final = 512
+"""Spans in one call."""
+CALL_SECONDS: Final = 10.0
+"""For one call with what the library tries again, where OTEL_EXPORTER_OTLP_TIMEOUT does not say otherwise."""
+CLOSE_SECONDS: Final = 5.0
+"""For what is left when a process ends; an end waits no longer."""
+AFTER_FAILURE_SECONDS: Final = 1.0
+"""The same where the collector did not take the last spans."""
+OUTCOMES: Final = ("exported", "dropped", "failed")
+
+Made = Iterable[TraceSpan]
+T = TypeVar("T")
+
+
+class Sender(Protocol):
+    """Sends spans; the library's exporter behind one small interface."""
+
+    def send(self, spans: Sequence[TraceSpan]) -> bool:
+        """Return whether the collector took them; may block for CALL_SECONDS."""
+
+    def stop(self) -> None:
+        """Give up what is under way; called from another thread."""
+
+
+class SpanExport:
+    """The queue and its thread."""
+
+    def __init__(self, sender: Sender, where: str, queued: int = QUEUED) -> None:
+        """`where`: the endpoint, for words."""
+        self._sender, self._where, self._room = sender, where, queued
+        self._waiting: deque[tuple[int, Callable[[], Made]]] = deque()
+        self._changed = threading.Condition()
+        self._closing = False
+        self._failing = False
+        self._counts: Counter[str] = Counter()
+        self._thread = threading.Thread(target=self._run, name="trace export", daemon=True)
+        self._thread.start()
+
+    def add(self, span: TraceSpan) -> None:
+        """Queue a span."""
+        self.add_made(1, lambda: (span,))
+
+    def add_made(self, size: int, make: Callable[[], Made]) -> None:
+        """Queue spans that the thread makes; `size` is what they count as when there is no room for them."""
+        with self._changed:
+            if len(self._waiting) >= self._room or self._closing:
+                self._counts["dropped"] += size
+                return
+            self._waiting.append((size, make))
+            self._changed.notify()
+
+    def counts(self) -> dict[str, int]:
+        """Return outcome -> spans, since the process started."""
+        with self._changed:
+            return {outcome: self._counts[outcome] for outcome in OUTCOMES}
+
+    def close(self, seconds: float = CLOSE_SECONDS) -> None:
+        """Send what is left, for a bounded time, and end the thread."""
+        with self._changed:
+            self._closing = True
+            self._changed.notify()
+        self._thread.join(min(seconds, AFTER_FAILURE_SECONDS) if self._failing else seconds)
+        if self._thread.is_alive():
+            log.warning("%s did not take all spans in time: the last ones are lost", self._where)
+        self._sender.stop()
+
+    def _run(self) -> None:
+        while self._wait():
+            for size, make in self._take():
+                try:
+                    self._send(make())
+                except Exception:  # a span that cannot be made costs that span
+                    log.exception("spans could not be made, and are dropped")
+                    self._count("dropped", size)
+
+    def _wait(self) -> bool:
+        """Wait for something to send; False: there is nothing, and nothing comes."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._waiting or self._closing)
+            return bool(self._waiting)
+
+    def _take(self) -> list[tuple[int, Callable[[], Made]]]:
+        """Take what waits; single spans become one batch."""
+        with self._changed:
+            taken = [self._waiting.popleft() for _ in range(min(BATCH, len(self._waiting)))]
+        singles = [make for size, make in taken if size == 1]
+        rest = [(size, make) for size, make in taken if size != 1]
+        if singles:
+            rest.insert(0, (len(singles), lambda: [span for make in singles for span in make()]))
+        return rest
+
+    def _send(self, spans: Made) -> None:
+        left = iter(spans)
+        while batch := list(islice(left, BATCH)):
+            try:
+                sent = self._sender.send(batch)
+            except Exception as error:  # whatever a library raises
+                sent = self._lost(f"{type(error).__name__}: {error}")
+            else:
+                sent = sent or self._lost("it cannot be reached, or refuses them")
+            self._count("exported" if sent else "failed", len(batch))
+            if sent and self._failing:
+                self._failing = False
+                log.info("%s takes spans again", self._where)
+
+    def _lost(self, why: str) -> bool:
+        if not self._failing:
+            self._failing = True
+            log.warning("spans are lost until %s takes them: %s", self._where, why)
+        return False
+
+    def _count(self, outcome: str, spans: int) -> None:
+        with self._changed:
+            self._counts[outcome] += spans
+
+
+class OtlpSender:
+    """The library's exporter by gRPC."""
+
+    def __init__(self, endpoint: str, resource: Mapping[str, Attribute], scope: str) -> None:
+        """Raises ModuleNotFoundError where the library is missing, and ValueError for variables that it cannot read."""
+        from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter
+        from opentelemetry.sdk.resources import Resource
+        from opentelemetry.sdk.util.instrumentation import InstrumentationScope
+
+        # What it says of each call that fails is said here, once.
+        logging.getLogger("opentelemetry").setLevel(logging.CRITICAL)
+        self._exporter = OTLPSpanExporter(endpoint=endpoint)
+        self._resource = Resource.create(dict(resource))
+        self._scope = InstrumentationScope(scope)
+
+    def send(self, spans: Sequence[TraceSpan]) -> bool:
+        """Send them in one call."""
+        from opentelemetry.sdk.trace.export import SpanExportResult
+
+        return self._exporter.export([self._readable(span) for span in spans]) is SpanExportResult.SUCCESS
+
+    def stop(self) -> None:
+        """Close the connection."""
+        self._exporter.shutdown()
+
+    def _readable(self, span: TraceSpan) -> Any:
+        from opentelemetry.sdk.trace import ReadableSpan
+        from opentelemetry.trace import SpanContext, Status, StatusCode, TraceFlags
+
+        def context(number: int) -> SpanContext:
+            return SpanContext(span.trace, number, is_remote=False, trace_flags=TraceFlags(TraceFlags.SAMPLED))
+
+        return ReadableSpan(
+            name=span.name,
+            context=context(span.span),
+            parent=context(span.parent) if span.parent else None,
+            resource=self._resource,
+            attributes=dict(span.attributes),
+            status=Status(StatusCode.ERROR, span.failure) if span.failure else Status(StatusCode.UNSET),
+            start_time=span.start_ns,
+            end_time=max(span.start_ns, span.end_ns),
+            instrumentation_scope=self._scope,
+        )
+
+
+def open_where_set(environ: Mapping[str, str], given: str, opened: Callable[[str], T]) -> T | None:
+    """Return what is opened for the endpoint that is given, or else for that of the environment; None where there is
+    none. A process never fails for its traces: whatever keeps them from being opened is said in one line."""
+    endpoint = endpoint_of(environ, given)
+    if endpoint.problem:
+        log.warning("no traces are sent: %s", endpoint.problem)
+    if not endpoint.url:
+        return None
+    try:
+        return opened(endpoint.url)
+    except Exception as error:  # whatever a library makes of its variables
+        log.warning("no traces are sent to %s: %s: %s", endpoint.url, type(error).__name__, error)
+        return None
+
+
+def open_export(
+    endpoint: str, service: str, environ: Mapping[str, str], resource: Mapping[str, Attribute]
+) -> SpanExport:
+    """Begin to send the spans of a process. Raises ModuleNotFoundError, and ValueError."""
+    named = {} if environ.get(SERVICE_NAME) else {"service.name": service}
+    return SpanExport(OtlpSender(endpoint, {**named, **resource}, service), endpoint)

@@ -1,0 +1,33 @@
+"""The roles of a worker on the wire: what it does (generation, inference, training), not what a model is (actor, ...).
+
+Rule: a role that this version does not know is refused, never dropped.
+"""
+
+from collections.abc import Collection, Mapping
+from typing import Final
+
+from rlhf_common import control_pb2 as pb
+from rlhf_common.names import Group
+
+WIRE: Final[Mapping[Group, "pb.WorkerRole.ValueType"]] = {
+    Group.GENERATION: pb.WORKER_ROLE_GENERATION,
+    Group.INFERENCE: pb.WORKER_ROLE_INFERENCE,
+    Group.TRAINING: pb.WORKER_ROLE_TRAINING,
+}
+"""Each role has the name of the group whose workers begin with it."""
+_ROLES: Final = {number: role for role, number in WIRE.items()}
+_NAMES: Final = ", ".join(WIRE)
+
+
+def roles_of(state: pb.WorkerState) -> frozenset[Group]:
+    """Return the roles that a worker holds; ValueError names one that is not known."""
+    unknown = [number for number in state.roles if number not in _ROLES]
+    if unknown:
+        raise ValueError(f"state.roles holds {unknown[0]}, must be of {_NAMES}")
+    return frozenset(_ROLES[number] for number in state.roles)
+
+
+def write_roles(state: pb.WorkerState, roles: Collection[str]) -> None:
+    """Fill in the roles of a worker."""
+    del state.roles[:]
+    state.roles.extend(WIRE[Group(role)] for role in sorted(roles))

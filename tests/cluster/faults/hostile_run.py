@@ -1,0 +1,318 @@
+"""One run with a hostile tenant: three healthy jobs train beside it, and what it must not touch is compared in the end.
+
+Rule: the tenant posts for a stated time, at a steady pace, and keeps no more objects than a quota would let it; the
+healthy jobs are gated, so that they are at work from its first object to its last, however fast the machine is. In the
+end they are Complete with the weights of `rlhf run`; one operator process served all the while; its memory is flat; and
+of every object that is nobody's of ours the uid, the content and the resourceVersion are those of its creation.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import statistics
+import time
+from collections import Counter, deque
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+import yaml
+from kubernetes import client, config
+from tests.cluster import images
+from tests.cluster.cluster import Cluster
+from tests.cluster.faults.hostile import Hostile, Post
+from tests.cluster.jobs_in_pods.gated_job import NAME, OPEN, GatedJob
+from tests.cluster.operating.job_fixture import ROOT
+from tests.cluster.operator_process import OperatorProcess
+from tests.cluster.processes import wait_until
+from tests.support.jobs.chaos import digest
+
+Json = dict[str, Any]
+
+HEALTHY: Final = 3
+"""Jobs beside the tenant, each in a namespace of its own."""
+TENANT: Final = "hostile"
+KEPT: Final = {"Pod": 60, "RLHFJob": 30}
+"""Objects that the tenant leaves there, as under a quota; of more it deletes the oldest."""
+PACE_SECONDS: Final = 0.15
+"""Between two posts: about five a second, beside what the machine has to do for the jobs."""
+LEAST_POSTS: Final = 50
+"""Objects that the API server has taken when the tenant stops, however slow the machine."""
+SAMPLE_SECONDS: Final = 5.0
+LEAST_SAMPLES: Final = 9
+"""Of memory while the tenant has as many objects as it keeps, however long a slow machine takes until it has them."""
+FLAT: Final = 1.1
+"""Memory is flat when the median of the last third of these samples is at most this share of the middle third's: what
+grows on is kept for objects that are gone."""
+PATIENCE: Final = 900.0  # seconds for any fact
+PATHS: Final = {
+    "Pod": "/api/v1/namespaces/{}/pods",
+    "ConfigMap": "/api/v1/namespaces/{}/configmaps",
+    "Secret": "/api/v1/namespaces/{}/secrets",
+    "Service": "/api/v1/namespaces/{}/services",
+    "NetworkPolicy": "/apis/networking.k8s.io/v1/namespaces/{}/networkpolicies",
+    "RLHFJob": "/apis/rlhf.dev/v1alpha1/namespaces/{}/rlhfjobs",
+}
+
+
+@dataclass
+class TenantOutcome:
+    """What a run came to."""
+
+    seed: int
+    minutes: float = 0.0
+    """Asked for."""
+    posted: dict[str, int] = field(default_factory=dict)
+    """Kind -> objects that the API server took."""
+    refused: int = 0
+    """Posts that the API server itself refused."""
+    trained: list[int] = field(default_factory=list)
+    """Iterations of the healthy jobs while the tenant posted."""
+    weights: list[str] = field(default_factory=list)
+    restarts: list[tuple[int, int]] = field(default_factory=list)
+    """(failures, disruptions) of the healthy jobs."""
+    operators: int = 0
+    """Processes that served; 1: it never restarted."""
+    bugs: int = 0
+    """Reconciles that failed with an error of our own."""
+    healthy: bool = False
+    """/healthz said ok in the end."""
+    memory: list[float] = field(default_factory=list)
+    """MB resident in the operator, every SAMPLE_SECONDS."""
+    filling: int = 0
+    """The first of these, while the tenant had fewer objects than it keeps."""
+    foreign: int = 0
+    """Objects that were compared."""
+    changed: list[str] = field(default_factory=list)
+    """Of them, those that are another, or that our field managers wrote to."""
+    seconds: float = 0.0
+
+    @property
+    def growth(self) -> float:
+        """Median memory of the last third by that of the middle third, since the tenant keeps no more objects."""
+        steady = self.memory[self.filling :]
+        third = len(steady) // 3
+        if not third:
+            return 0.0
+        return statistics.median(steady[-third:]) / statistics.median(steady[third:-third])
+
+    @property
+    def flat(self) -> bool:
+        """Memory did not grow."""
+        return 0.0 < self.growth <= FLAT
+
+    def written(self) -> Json:
+        """As JSON."""
+        return asdict(self) | {"growth": round(self.growth, 3), "flat": self.flat}
+
+
+class Tenant:
+    """Posts, and remembers what has to stay."""
+
+    def __init__(self, cluster: Cluster, namespace: str, outcome: TenantOutcome) -> None:
+        self._api: Any = config.new_client_from_config(str(cluster.kubeconfig))
+        self._namespace, self._outcome = namespace, outcome
+        self._posted = Counter[str]()
+        self._kept: dict[str, deque[str]] = {kind: deque() for kind in KEPT}
+        self.foreign: dict[tuple[str, str, str], Json] = {}
+        """(namespace, kind, name) -> object as it was answered."""
+
+    @property
+    def full(self) -> bool:
+        """It has as many objects as it keeps: one more costs an older one."""
+        return all(len(self._kept[kind]) >= most for kind, most in KEPT.items())
+
+    def ask(self, method: str, path: str, body: Json | None = None, kind: str = "application/json") -> Json:
+        """One request; raises ApiException."""
+        url = self._api.configuration.host + path
+        answer = self._api.call_api(method, url, header_params={"Content-Type": kind}, body=body)
+        content = answer.read()
+        if answer.status >= 300:
+            raise client.ApiException(status=answer.status, reason=content[:200])
+        return dict(json.loads(content))
+
+    def post(self, given: Post) -> None:
+        """Posts it; that it is refused is counted, and is nothing else."""
+        name = str(given.body["metadata"]["name"])
+        place = PATHS[given.kind].format(self._namespace)
+        try:
+            if given.edit and name in self._kept["RLHFJob"]:
+                spec = {"spec": {"generation": given.body["spec"]["generation"]}}
+                self.ask("PATCH", f"{place}/{name}", spec, "application/merge-patch+json")
+            else:
+                self._created(given, self.ask("POST", place, given.body))
+            if given.status is not None:
+                patch = {"status": given.status}
+                self.ask("PATCH", f"{place}/{name}/status", patch, "application/strategic-merge-patch+json")
+        except client.ApiException:
+            self._outcome.refused += 1
+        self._outcome.posted = dict(self._posted)
+
+    def _created(self, given: Post, answer: Json) -> None:
+        self._posted[given.kind] += 1
+        name = str(given.body["metadata"]["name"])
+        if given.foreign:
+            self.foreign[self._namespace, given.kind, name] = answer
+        if given.kind in self._kept:
+            kept = self._kept[given.kind]
+            kept.append(name)
+            if len(kept) > KEPT[given.kind]:
+                self._delete(given.kind, kept.popleft())
+
+    def _delete(self, kind: str, name: str) -> None:
+        options = {"propagationPolicy": "Background"} | ({"gracePeriodSeconds": 0} if kind == "Pod" else {})
+        try:
+            self.ask("DELETE", f"{PATHS[kind].format(self._namespace)}/{name}", options)
+        except client.ApiException:
+            self._outcome.refused += 1
+
+    def guard(self, body: Json) -> None:
+        """Creates an object of somebody who has nothing to do with any job."""
+        meta = body["metadata"]
+        answer = self.ask("POST", PATHS[body["kind"]].format(meta["namespace"]), body)
+        self.foreign[meta["namespace"], body["kind"], meta["name"]] = answer
+
+    def compare(self) -> list[str]:
+        """Foreign objects that are not as they were, and pods of the tenant's that our field managers wrote to."""
+        result = []
+        for (namespace, kind, name), before in self.foreign.items():
+            try:
+                after = self.ask("GET", f"{PATHS[kind].format(namespace)}/{name}")
+            except client.ApiException as error:
+                result.append(f"{kind} {namespace}/{name}: {error.status}")
+                continue
+            if after != before:
+                result.append(f"{kind} {namespace}/{name}: {_differs(before, after)}")
+        for item in self.ask("GET", PATHS["Pod"].format(self._namespace))["items"]:
+            managers = {entry["manager"] for entry in item["metadata"].get("managedFields") or []}
+            written = sorted(manager for manager in managers if manager.startswith("rlhf-operator"))
+            if written and not _of_a_job(item):
+                result.append(f"Pod {item['metadata']['name']}: written by {', '.join(written)}")
+        return result
+
+
+def _of_a_job(pod: Json) -> bool:
+    """It was made by the operator, for a job of the tenant's."""
+    managed = pod["metadata"].get("labels", {}).get("app.kubernetes.io/managed-by")
+    return bool(managed == "rlhf-operator")
+
+
+def _differs(before: Json, after: Json) -> str:
+    reported = [key for key in before.keys() | after.keys() if before.get(key) != after.get(key)]
+    return f"{', '.join(sorted(reported))} changed; owners: {after['metadata'].get('ownerReferences')}"
+
+
+def resident(pid: int) -> float:
+    """MB of memory of a process."""
+    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith("VmRSS:")) / 1024
+
+
+def run(cluster: Cluster, folder: Path, iterations: int, outcome: TenantOutcome, *, minutes: float) -> None:
+    """The tenant for so long beside healthy jobs of so many iterations; raises when one fails or the operator ends."""
+    start, outcome.minutes = time.monotonic(), minutes
+    places = [f"healthy-{outcome.seed}-{number}" for number in range(HEALTHY)]
+    arguments = (f"--coordinator-image={images.MOUNTED}", f"--worker-image={images.MOUNTED}")
+    jobs = [_job(cluster, place, folder / place, iterations) for place in places]
+    cluster.add_namespace(TENANT)
+    tenant = Tenant(cluster, TENANT, outcome)
+    for place in (*places, TENANT):
+        for body in _unrelated(place):
+            tenant.guard(body)
+    # One that holds a Lease may lose it on a busy machine, and begins anew for that and not for the tenant.
+    with OperatorProcess(cluster, *arguments, "--no-leader-election") as operator:
+        outcome.operators, pid = 1, operator.pid
+        for job in jobs:
+            job.apply()
+            job.allow(1)
+        wait_until("the healthy jobs to train", lambda: all(job.trained() for job in jobs), PATIENCE, every=1)
+        targets = [(NAME, job.uid(f"rlhfjob/{NAME}")) for job in jobs]
+        hostile = Hostile(outcome.seed, TENANT, _manifest(), targets, images.PYTHON)
+        _post(tenant, hostile, operator, jobs, iterations, outcome)
+        for job in jobs:
+            job.allow(OPEN)
+
+        def complete() -> bool:
+            failed = [job.condition("Failed").get("message") for job in jobs]
+            assert not any(job.condition("Failed").get("status") == "True" for job in jobs), failed
+            return all(job.condition("Complete").get("status") == "True" for job in jobs)
+
+        wait_until("the healthy jobs to be Complete", complete, PATIENCE, check=operator.check, every=1)
+        outcome.healthy = operator.healthy()
+        outcome.operators += operator.pid != pid
+        outcome.bugs = operator.log.read_text(errors="replace").count("reconcile failed")
+        outcome.restarts = [job.restarts() for job in jobs]
+        outcome.weights = [digest(job.folder / "checkpoints") for job in jobs]
+        outcome.foreign, outcome.changed = len(tenant.foreign), tenant.compare()
+    outcome.seconds = round(time.monotonic() - start, 1)
+
+
+def _post(
+    tenant: Tenant,
+    hostile: Hostile,
+    operator: OperatorProcess,
+    jobs: list[GatedJob],
+    iterations: int,
+    outcome: TenantOutcome,
+) -> None:
+    begun = sampled = time.monotonic()
+    until = begun + outcome.minutes * 60
+    for move in hostile.moves():
+        for item in move:
+            tenant.post(item)
+            time.sleep(PACE_SECONDS)
+        now = time.monotonic()
+        if now - sampled >= SAMPLE_SECONDS:
+            sampled = now
+            operator.check()
+            outcome.memory.append(round(resident(operator.pid), 1))
+            outcome.filling += not tenant.full
+            outcome.trained = [job.trained() for job in jobs]
+            share = min((now - begun) / (outcome.minutes * 60), 1.0)
+            for job in jobs:
+                job.allow(1 + int(share * (iterations - 1)))
+            print(f"[{now - begun:6.1f} s] {outcome.memory[-1]} MB, trained {outcome.trained}", flush=True)
+        steady = len(outcome.memory) - outcome.filling
+        if now >= until and steady >= LEAST_SAMPLES and sum(outcome.posted.values()) > LEAST_POSTS:
+            return
+        assert now < begun + outcome.minutes * 60 + PATIENCE, f"the tenant has posted {outcome.posted} and keeps on"
+
+
+def _job(cluster: Cluster, place: str, folder: Path, iterations: int) -> GatedJob:
+    job = GatedJob(cluster, place, folder, forgiven=1000, iterations=iterations)
+    spec = job.manifest["spec"]
+    spec["generation"]["replicas"] = 1
+    # Three coordinators, each asking for a core, would wait for one another on a small machine.
+    small = {"name": "worker", "resources": {"requests": {"cpu": "50m", "memory": "128Mi"}}}
+    spec["coordinator"] = {"template": {"spec": {"containers": [small]}}}
+    return job
+
+
+def _manifest() -> Json:
+    """A job that would be right, for the tenant to bend."""
+    job: Json = yaml.safe_load((ROOT / "examples" / "ppo.yaml").read_text())
+    job["spec"] |= {"generation": {"replicas": 2}, "inference": {"replicas": 1}}
+    job["spec"]["training"] = {"parallelism": {"pipeline": 2}, "microBatchSize": 8}
+    return job
+
+
+def _unrelated(namespace: str) -> list[Json]:
+    """What anybody may have in a namespace, under names that jobs might derive."""
+    core: list[Json] = [
+        {"apiVersion": "v1", "kind": "Secret", "metadata": {"name": "wild-certificates"}, "stringData": {"a": "b"}},
+        {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "settings-job"}, "data": {"a": "b"}},
+        {"apiVersion": "v1", "kind": "Service", "metadata": {"name": "db"}, "spec": {"ports": [{"port": 5432}]}},
+        {
+            "apiVersion": "networking.k8s.io/v1",
+            "kind": "NetworkPolicy",
+            "metadata": {"name": "default-deny"},
+            "spec": {"podSelector": {"matchLabels": {"app": "db"}}, "policyTypes": ["Ingress"]},
+        },
+    ]
+    return [item | {"metadata": {**item["metadata"], "namespace": namespace}} for item in core]
+
+
+def load() -> Json:
+    """Of the machine."""
+    return {"cores": os.cpu_count(), "load": round(os.getloadavg()[0], 1)}

@@ -1,0 +1,152 @@
+"""A cluster as people observe it: the release with dashboards and alerts, Prometheus, Alertmanager, jobs that train.
+
+Owns how the parts are put together, and nothing of what is asserted about them. The rule: dashboards and rules are
+taken from the objects that the chart made in the cluster, as Grafana's sidecar and the Prometheus operator take them,
+never from files of the checkout. `make observe` and the tests bring up this very thing.
+"""
+
+from __future__ import annotations
+
+import json
+from contextlib import ExitStack
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import yaml
+from tests.cluster import environment, images, toolchain
+from tests.cluster.cluster import Cluster
+from tests.cluster.jobs_in_pods.gated_job import NAME, GatedJob
+from tests.cluster.monitored.monitoring import SCRAPE, Monitoring
+from tests.cluster.monitored.page import DashboardServer
+from tests.cluster.processes import wait_until
+from tests.cluster.releases.chart import CHART, HOME, RELEASE
+
+NAMESPACE = "team-rl"
+PATIENCE = 600.0  # seconds for any step: a job of six processes on two cores, beside other work
+PAGE_PORT = 7  # of the slot, by index
+FOUND_BY = "grafana_dashboard=1"
+"""The label that Grafana's sidecar looks for."""
+SHAPE: dict[str, Any] = {"iterations": 100_000, "batch": 32, "responses": 120, "every": 4}
+MEASURED = {"interStage": {"mode": "Auto"}}
+"""Costs are measured and times predicted; whether it is worth while to move samples depends on the machine."""
+EVALUATED = {"every": 2, "promptCount": 4}
+CORRECTED = {"oldLogProbabilities": "Trainer", "mismatchCorrection": {"mode": "Truncate"}}
+FUSED = {"interStage": {"mode": "Fixed", "threshold": 6, "pool": 1, "transfer": "KV"}}
+"""Every tail moves."""
+
+
+class Observed:
+    """Everything of it, between `start` and `stop`."""
+
+    def __init__(self, folder: Path, *, interval: str = "2s") -> None:
+        """`folder`: the job's files, dashboards and rules. `interval`: between two scrapes."""
+        self.folder, self.interval = folder, interval
+        self._steps = ExitStack()
+
+    def __enter__(self) -> Self:
+        try:
+            return self._start()
+        except BaseException:
+            self._steps.close()
+            raise
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._steps.__exit__(kind, value, trace)
+
+    def _start(self) -> Self:
+        archives = [images.mounted(Path(environment.PYTHON).parent), images.operator(), images.coordinator()]
+        self.cluster = self._steps.enter_context(Cluster(level="node", gpus=0, images=archives))
+        for path in toolchain.monitor_definitions():
+            self.cluster.kubectl("apply", "--server-side", f"--filename={path}")
+            self.cluster.wait_defined(path.stem.partition("_")[2] + ".monitoring.coreos.com")
+        self._install()
+        self.dashboards = self._dashboards()
+        self.monitoring = Monitoring(self.cluster, scrape=SCRAPE, rules=[self._rules()], interval=self.interval)
+        self._steps.enter_context(self.monitoring)
+        port = self.cluster.port(PAGE_PORT)
+        server = DashboardServer(self.folder / "dashboards", self.monitoring.prometheus.url, port=port)
+        self.server = self._steps.enter_context(server)
+        self.job = self._train()
+        return self
+
+    def _install(self) -> None:
+        """The release, in its namespace, with everything on that can be observed."""
+        self.cluster.add_namespace(HOME, {"pod-security.kubernetes.io/enforce": "restricted"})
+        values: dict[str, Any] = {
+            "image": {"registry": "localhost"},
+            "metrics": {"serviceMonitor": {"enabled": True}, "podMonitor": {"enabled": True}},
+            "dashboards": {"enabled": True},
+            "alerts": {"enabled": True},
+        }
+        named = {"operator": images.OPERATOR, "coordinator": images.COORDINATOR, "worker": images.MOUNTED}
+        for name, image in named.items():
+            repository, _, tag = image.removeprefix("localhost/").partition(":")
+            values["image"][name] = {"repository": repository, "tag": tag}
+        given = self.folder / "values.json"
+        given.write_text(json.dumps(values))
+        self.cluster.helm("install", RELEASE, str(CHART), f"--namespace={HOME}", f"--values={given}")
+        self.cluster.wait_defined("rlhfjobs.rlhf.dev")
+
+    def _dashboards(self) -> list[str]:
+        """What Grafana's sidecar finds in the cluster, written to files; answers their names."""
+        folder = self.folder / "dashboards"
+        folder.mkdir()
+        found = self.cluster.get("configmaps", f"--namespace={HOME}", f"--selector={FOUND_BY}")["items"]
+        for item in found:
+            for name, text in item["data"].items():
+                (folder / name).write_text(text)
+        return sorted(path.stem for path in folder.iterdir())
+
+    def _rules(self) -> Path:
+        """A rule file of what the chart's PrometheusRule says."""
+        found = self.cluster.get("prometheusrules.monitoring.coreos.com", f"--namespace={HOME}")["items"]
+        path = self.folder / "rules.yaml"
+        path.write_text(yaml.safe_dump({"groups": [group for item in found for group in item["spec"]["groups"]]}))
+        return path
+
+    def _train(self) -> GatedJob:
+        """A job that trains with fusion and checkpoints until it is deleted, and one that waits for GPUs."""
+        job = GatedJob(self.cluster, NAMESPACE, self.folder / "job", forgiven=1000, **SHAPE)
+        job.manifest["spec"] |= {"fusion": MEASURED, "evaluation": EVALUATED}
+        for algorithm in job.manifest["spec"]["algorithm"].values():
+            algorithm |= CORRECTED
+        job.allow(SHAPE["iterations"])
+        job.apply()
+        waiting = json.loads(json.dumps(job.manifest))
+        waiting["metadata"]["name"] = "waiting"
+        own = job.folder / "waiting"
+        own.mkdir()
+        own.chmod(0o777)
+        waiting["spec"]["checkpoints"]["path"] = str(own)
+        small = {"name": "worker", "resources": {"requests": {"cpu": "50m", "memory": "128Mi"}}}
+        waiting["spec"]["coordinator"] = {"template": {"spec": {"containers": [small]}}}
+        for group in ("generation", "inference", "training"):
+            waiting["spec"][group]["gpusPerReplica"] = 1  # of which the node has none
+        self.cluster.apply(waiting)
+        return job
+
+    def until_trained(self, iterations: int) -> None:
+        """Wait until the job has trained so many iterations."""
+
+        def trained() -> bool:
+            failed = self.job.condition("Failed")
+            assert failed.get("status") != "True", failed["message"]
+            return self.job.trained() >= iterations
+
+        wait_until(f"{iterations} iterations", trained, PATIENCE, every=1.0, check=self.cluster.check)
+
+    def change(self) -> None:
+        """Have every tail move, by which its coordinator starts anew, and give inference another worker."""
+        self.job.patch(fusion=FUSED, inference={"replicas": 2})
+
+    def lose(self, worker: str) -> None:
+        """Kill a worker's pod, and wait until its successor runs."""
+        before = self.job.uid(f"pod/{NAME}-{worker}")
+        self.job.kubectl("delete", f"pod/{NAME}-{worker}", "--grace-period=0", "--force")
+        again = f"another pod of {worker} to run"
+        wait_until(
+            again, lambda: self.job.container(worker) and self.job.uid(f"pod/{NAME}-{worker}") != before, PATIENCE
+        )

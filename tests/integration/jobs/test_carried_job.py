@@ -1,0 +1,105 @@
+"""A job that carries what it cuts off into its next iteration, in real local runs: processes are killed, and one goes
+on without its journal. Responses are long enough that many of them are cut off half-way."""
+
+import shutil
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.support.jobs.chaos import Kills, run_job
+from tests.support.jobs.local_job import write_job
+
+from rlhf_coordinator.reports.sample_table import SampleRow, read_table, table_files
+from rlhf_coordinator.reports.trackers.metrics_jsonl import read_metrics
+
+pytestmark = [pytest.mark.full, pytest.mark.timeout(1800)]
+
+ITERATIONS, BATCH, SIBLINGS, MORE = 24, 16, 4, 2
+PROMPTS = 40
+"""Lines of the file."""
+SEED = 11
+"""Of the moments of kills."""
+FIELDS = (
+    "spec.deterministic=false",
+    f"spec.rollout.oversample={MORE}",
+    "spec.rollout.maxStaleness=2",
+    "spec.prompts.shuffle=false",
+    "spec.samples={every: 1, perIteration: 64}",
+    "spec.checkpoints={path: kept, every: 4}",
+)
+
+
+def job(folder: Path) -> Path:
+    return write_job(folder, algorithm="grpo", iterations=ITERATIONS, batch=BATCH, responses=160, learning_rate=4e-3)
+
+
+def options(*fields: str) -> list[str]:
+    return [part for field in (*FIELDS, *fields) for part in ("--set", field)]
+
+
+def rows_of(run: Path) -> list[SampleRow]:
+    return [row for path in table_files(run).values() for row in read_table(path)]
+
+
+def assert_trained_once_or_on_the_way(rows: list[SampleRow]) -> None:
+    """Of all prompts that were begun, in the order of the file, the last cut is what is missing, and nothing is
+    there twice."""
+    begun = Counter(number % PROMPTS + 1 for number in range(ITERATIONS * BATCH // SIBLINGS + MORE))
+    trained = Counter(row.line for row in rows)
+    assert all(count % SIBLINGS == 0 for count in trained.values()), trained
+    prompts = Counter({line: count // SIBLINGS for line, count in trained.items()})
+    assert not prompts - begun
+    assert (begun - prompts).total() == MORE
+    assert Counter(row.iteration for row in rows) == dict.fromkeys(range(ITERATIONS), BATCH)
+
+
+def assert_carried(lines: list[dict[str, Any]]) -> None:
+    for line in lines:
+        assert line["samples/cut"] == MORE * SIBLINGS
+        assert line["samples/carried"] + line["samples/restarted"] == (MORE * SIBLINGS if line["iteration"] else 0)
+        assert 0 <= line["staleness/mean"] <= line["staleness/max"] <= 2
+        assert line["samples/failed"] == line["samples/abstained"] == 0
+        assert line["training/actor/mismatch_max"] < 1e-3, "of what the trained weights drew"
+    assert sum(line["tokens_carried"] for line in lines) > 0
+    assert max(line["staleness/max"] for line in lines) >= 1
+
+
+def assert_spans_rise(rows: list[SampleRow]) -> None:
+    """Some responses were gone on with by the next weights, and every span is of a version that may be trained on."""
+    for row in rows:
+        versions = [version for version, _ in row.weight_versions]
+        assert versions == sorted(set(versions)), row.weight_versions
+        assert row.iteration - 2 <= versions[0] <= versions[-1] <= row.iteration
+        assert sum(tokens for _, tokens in row.weight_versions) == row.response_tokens
+    assert any(len(row.weight_versions) > 1 for row in rows)
+
+
+def test_what_is_cut_off_is_trained_on_once_whoever_is_killed_and_the_reward_rises(tmp_path: Path) -> None:
+    among = ["generation-1", "coordinator", "training-1"]
+    kills = Kills(SEED, 4, among, first=(*among, "coordinator"), longest_calm_seconds=0.5, iterations_between=3)
+    ended = run_job(job(tmp_path), tmp_path / "run", options=options(), kills=kills)
+    assert (ended.code, len(ended.kills)) == (0, 4), f"{ended.kills}\n{ended.output[-3000:]}"
+    lines, rows = list(read_metrics(tmp_path / "run" / "metrics.jsonl")), rows_of(tmp_path / "run")
+    assert [line["iteration"] for line in lines] == list(range(ITERATIONS))
+    assert_carried(lines)
+    assert_spans_rise(rows)
+    assert_trained_once_or_on_the_way(rows)
+    first, last = (sum(line["reward"] for line in part) / len(part) for part in (lines[:4], lines[-4:]))
+    assert last > first + 0.05, [line["reward"] for line in lines]
+
+
+def test_a_job_whose_journal_is_gone_takes_up_what_its_checkpoint_carries(tmp_path: Path) -> None:
+    manifest, run = job(tmp_path), tmp_path / "run"
+    stopped = run_job(manifest, run, options=options(), interrupt_after=7)
+    closed = [line["iteration"] for line in read_metrics(run / "metrics.jsonl")]
+    assert 7 <= len(closed) < ITERATIONS, stopped.output[-3000:]
+    shutil.rmtree(run / "journal")
+    ended = run_job(manifest, run, options=[*options(), "--resume"])
+    assert ended.code == 0, ended.output[-3000:]
+    lines, rows = list(read_metrics(run / "metrics.jsonl")), rows_of(run)
+    assert [line["iteration"] for line in lines] == list(range(ITERATIONS))
+    assert lines[len(closed)]["tokens_carried"] > 0, "the first iteration of the new journal"
+    assert_carried(lines)
+    assert_spans_rise(rows)
+    assert_trained_once_or_on_the_way(rows)

@@ -1,0 +1,60 @@
+"""A real job whose critic trains beside the next decoding, whoever is killed then: the same weights and reports."""
+
+from pathlib import Path
+
+import pytest
+from tests.support.jobs.chaos import Kills, lines, run_job, trained
+from tests.support.jobs.local_job import write_job
+
+from rlhf_coordinator.reports.trackers.timeline_json import read_spans
+
+pytestmark = pytest.mark.full
+
+ITERATIONS = 6
+EVERY = 4
+"""Iterations from one checkpoint to the next, after which all is trained at once."""
+VICTIMS = ("coordinator", "training-1", "generation-0")
+OF_TRAINING = tuple(f"training/{part}/" for part in ("actor", "critic", "gradient_norm", "learning_rate", "train"))
+SAME = ("reward", "tokens_cut", "response_tokens_", "kl", *OF_TRAINING)
+TIMES = ("seconds", "time_ns")
+
+
+def reports(run_dir: Path) -> list[dict[str, float]]:
+    """What may not differ of every iteration."""
+    return [
+        {name: value for name, value in line.items() if name.startswith(SAME) and not name.endswith(TIMES)}
+        for line in lines(run_dir)
+    ]
+
+
+@pytest.mark.timeout(1800)
+def test_critics_that_train_beside_decoding_change_nothing_whoever_dies_meanwhile(tmp_path: Path) -> None:
+    manifest = write_job(tmp_path, iterations=ITERATIONS)
+
+    def options(name: str, overlap: str) -> list[str]:
+        checkpoints = f"spec.checkpoints.path={tmp_path / name / 'checkpoints'}"
+        settings = (checkpoints, f"spec.checkpoints.every={EVERY}", f"spec.training.criticOverlap={overlap}")
+        return [part for setting in settings for part in ("--set", setting)]
+
+    off = run_job(manifest, tmp_path / "off", options=options("off", "Disabled"))
+    assert off.code == 0, off.output[-3000:]
+    undisturbed = run_job(manifest, tmp_path / "on", options=options("on", "Enabled"))
+    kills = Kills(3, len(VICTIMS), VICTIMS, first=VICTIMS, at_event="critics-behind")
+    killed = run_job(manifest, tmp_path / "killed", options=options("killed", "Enabled"), kills=kills)
+    once = Kills(3, 1, VICTIMS, first=VICTIMS[:1], at_event="critics-behind")
+    chosen = run_job(manifest, tmp_path / "auto", options=options("auto", "Auto"), kills=once)
+    for ended, name in ((undisturbed, "on"), (killed, "killed"), (chosen, "auto")):
+        assert ended.code == 0, f"{ended.kills}\n{ended.output[-3000:]}"
+        assert trained(tmp_path / name) == trained(tmp_path / "off"), ended.kills
+        assert reports(tmp_path / name) == reports(tmp_path / "off"), ended.kills
+    assert len(killed.kills) == len(VICTIMS)
+    assert len(chosen.kills) == 1
+    assert [line["critic_overlap/on"] for line in lines(tmp_path / "auto")][:3] == [0, 0, 1], "the third one is a probe"
+
+    beside = ["training/critic_overlap_seconds" in line for line in lines(tmp_path / "on")]
+    assert beside == [(number + 1) % EVERY != 0 and number + 1 < ITERATIONS for number in range(ITERATIONS)]
+    spans = list(read_spans(tmp_path / "on" / "timeline.json"))
+    for number in (place for place, apart in enumerate(beside) if apart):
+        generating = min(s.start for s in spans if s.name == "Generating" and s.iteration == number + 1)
+        critic = min(s.start for s in spans if s.name == "train/critic/F" and s.iteration == number)
+        assert generating < critic, "the next iteration has begun before critics train"

@@ -1,0 +1,32 @@
+"""A job that begins more prompts than it trains on, in a real local run whose processes are killed."""
+
+from pathlib import Path
+
+import pytest
+from tests.support.jobs.chaos import Kills, run_job
+from tests.support.jobs.local_job import write_job
+
+from rlhf_coordinator.reports.trackers.metrics_jsonl import read_metrics
+
+pytestmark = [pytest.mark.full, pytest.mark.timeout(1800)]
+
+ITERATIONS = 8
+BATCH, SIBLINGS, MORE = 16, 4, 2
+SEED = 11
+"""Of the moments of kills."""
+
+
+def test_every_iteration_trains_on_a_whole_batch_and_cuts_off_the_rest(tmp_path: Path) -> None:
+    manifest = write_job(tmp_path, algorithm="grpo", iterations=ITERATIONS, batch=BATCH, every=2)
+    fields = ("spec.deterministic=false", f"spec.rollout.oversample={MORE}", "spec.samples.every=1")
+    options = [part for field in fields for part in ("--set", field)]
+    kills = Kills(SEED, 2, ["training-1", "coordinator"], longest_calm_seconds=0.5, iterations_between=1)
+    ended = run_job(manifest, tmp_path / "run", options=options, kills=kills)
+    assert (ended.code, len(ended.kills)) == (0, 2), f"{ended.kills}\n{ended.output[-3000:]}"
+    lines = read_metrics(tmp_path / "run" / "metrics.jsonl")
+    assert [line["iteration"] for line in lines] == list(range(ITERATIONS))
+    for line in lines:
+        assert line["samples/cut"] == MORE * SIBLINGS
+        assert line["tokens_cut"] >= 0
+        assert line["samples/failed"] == line["samples/abstained"] == 0
+        assert line["training/reward/mean"] == pytest.approx(line["reward"], abs=1e-6), "the ranks saw the same batch"

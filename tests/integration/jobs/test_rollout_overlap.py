@@ -1,0 +1,57 @@
+"""A real job whose iterations decode while the one before is trained on: the same weights whoever is killed then."""
+
+from pathlib import Path
+
+import pytest
+from tests.support.jobs.chaos import Kills, lines, run_job, trained
+from tests.support.jobs.local_job import write_job
+
+from rlhf_coordinator.reports.trackers.timeline_json import read_spans
+
+pytestmark = pytest.mark.full
+
+ITERATIONS = 7
+EVERY = 5
+"""Iterations from one checkpoint to the next, before which nothing is trained beside decoding."""
+BESIDE = [True, True, True, True, False, True, False]
+"""Which iterations are trained on while the next one decodes."""
+VICTIMS = ("coordinator", "training-1", "generation-0", "inference-0")
+SAME = ("reward", "staleness/", "response_tokens_", "kl", "training/actor/", "training/critic/", "training/gradient")
+
+
+def reports(run_dir: Path) -> list[dict[str, float]]:
+    """What may not differ of every iteration."""
+    return [
+        {name: value for name, value in line.items() if name.startswith(SAME) and "seconds" not in name}
+        for line in lines(run_dir)
+    ]
+
+
+@pytest.mark.timeout(900)
+def test_iterations_decode_beside_training_by_weights_one_version_older_whoever_dies_meanwhile(tmp_path: Path) -> None:
+    manifest = write_job(tmp_path, iterations=ITERATIONS)
+
+    def options(name: str) -> list[str]:
+        checkpoints = f"spec.checkpoints.path={tmp_path / name / 'checkpoints'}"
+        settings = (checkpoints, f"spec.checkpoints.every={EVERY}", "spec.rollout.overlapTraining=Enabled")
+        fast = ("spec.fusion.intraStage.mode=Disabled",)
+        return [part for setting in (*settings, *fast) for part in ("--set", setting)]
+
+    undisturbed = run_job(manifest, tmp_path / "undisturbed", options=options("undisturbed"))
+    assert undisturbed.code == 0, undisturbed.output[-3000:]
+    kills = Kills(3, len(VICTIMS), VICTIMS, first=VICTIMS, at_event="training-behind")
+    killed = run_job(manifest, tmp_path / "killed", options=options("killed"), kills=kills)
+    assert killed.code == 0, f"{killed.kills}\n{killed.output[-3000:]}"
+    assert len(killed.kills) == len(VICTIMS)
+    assert trained(tmp_path / "killed") == trained(tmp_path / "undisturbed") != {}, killed.kills
+    assert reports(tmp_path / "killed") == reports(tmp_path / "undisturbed"), killed.kills
+
+    said = lines(tmp_path / "undisturbed")
+    assert [line["staleness/max"] for line in said] == [0.0, *map(float, BESIDE[:-1])]
+    assert [line["staleness/mean"] for line in said] == [line["staleness/max"] for line in said]
+    assert ["rollout/overlap_seconds" in line for line in said] == BESIDE
+    spans = list(read_spans(tmp_path / "undisturbed" / "timeline.json"))
+    for number in (place for place, apart in enumerate(BESIDE) if apart):
+        generating = min(s.start for s in spans if s.name == "Generating" and s.iteration == number + 1)
+        ends = max(s.start + s.seconds for s in spans if s.name == "train/actor/F" and s.iteration == number)
+        assert generating < ends, "the next iteration has begun before training ends"

@@ -1,0 +1,50 @@
+"""Real jobs whose ranks compute every layer together, share their moments out, or keep them in host memory: they end,
+and a rank killed on the way changes no weight."""
+
+from pathlib import Path
+
+import pytest
+from tests.support.jobs.chaos import assert_killed_ranks_change_no_weight, lines
+from tests.support.jobs.local_job import write_job
+
+pytestmark = pytest.mark.full
+
+HELD = "training/train/host_optimizer_bytes"
+SEED = 22
+"""Of the moments of kills; printed with every kill when the test fails."""
+
+
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize(
+    ("backend", "parallelism"),
+    [
+        ("megatron", {"pipeline": 1, "tensor": 2}),
+        ("megatron", {"pipeline": 1, "tensor": 2, "criticTensor": 1, "sequenceParallel": "Enabled"}),
+        ("megatron", {"pipeline": 2, "tensor": 1, "criticTensor": 2}),
+        ("torch", {"pipeline": 1, "data": 2, "shardOptimizer": "true"}),
+    ],
+)
+def test_ranks_killed_once_go_on_from_a_checkpoint_to_the_same_weights(
+    backend: str, parallelism: dict[str, object], tmp_path: Path
+) -> None:
+    manifest = write_job(tmp_path, iterations=3, every=1)
+    assert_killed_ranks_change_no_weight(manifest, tmp_path, options_of(backend, parallelism), SEED)
+
+
+@pytest.mark.timeout(900)
+def test_ranks_with_moments_in_host_memory_killed_once_end_with_the_weights_of_moments_on_the_device(
+    tmp_path: Path,
+) -> None:
+    manifest = write_job(tmp_path, iterations=3, every=1)
+    options = options_of("torch", {"pipeline": 1, "data": 2, "shardOptimizer": "true"})
+    host = ["--set", "spec.training.parallelism.offloadOptimizer=true"]
+    assert_killed_ranks_change_no_weight(manifest, tmp_path, options, SEED, otherwise=host)
+    held = [line[HELD] for line in lines(tmp_path / "killed")]
+    assert len(held) == 3
+    assert held[0] == held[1] == held[2] > 0
+    assert not any(HELD in line for line in lines(tmp_path / "undisturbed"))
+
+
+def options_of(backend: str, parallelism: dict[str, object]) -> list[str]:
+    chosen = {f"parallelism.{name}": value for name, value in parallelism.items()} | {"backend": backend}
+    return [part for name, value in chosen.items() for part in ("--set", f"spec.training.{name}={value}")]

@@ -1,0 +1,233 @@
+"""Runs a job by `rlhf run` and kills its processes at random moments; says what the job made of it.
+
+Rule: only processes that the run itself started are killed, by pid: a process of a job is a child of the
+run's process with the group and index variables in its environment. The moments and the victims come from a seed.
+A job whose reward is `held` does not end before all was done to it: its last responses are scored after that.
+"""
+
+import hashlib
+import json
+import os
+import random
+import re
+import signal
+import subprocess
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import yaml
+from tests.support.jobs.forked_runs import ForkedRun, start_run
+from tests.support.jobs.local_job import HOLD, PROCESSES
+
+from rlhf_common.names import Env
+
+FORK_SERVER = b"rlhf_workers.fork_server"
+"""Argument of the process that workers are forked from; each bears its worker's name."""
+SHORTEST_CALM_SECONDS = 0.2
+"""Least time between two kills; the longest is the caller's: kills fall into work, recovery and start."""
+RUN_TIMEOUT_SECONDS = 600.0
+"""A run that takes longer hangs."""
+
+
+@dataclass(frozen=True)
+class Kills:
+    """What to do to a run."""
+
+    seed: int
+    count: int
+    among: Sequence[str]
+    """Names of the processes that may be killed."""
+    first: Sequence[str] = ()
+    """Victims of the first kills, in order; the others are random."""
+    longest_calm_seconds: float = 6.0
+    iterations_between: int = 0
+    """Iterations trained before each kill since the one before, so that it meets a job at work; 0: also recovery."""
+    at_event: str = ""
+    """Kind of event in events.jsonl at which to kill, without further calm: its next one since the kill before."""
+    in_phases: Sequence[str] = ()
+    """Phases of the job at whose beginning to kill, one a kill, each in a later iteration, without further calm."""
+
+
+@dataclass
+class Ended:
+    """How a run ended, and what was done to it."""
+
+    code: int = -1
+    seconds: float = 0.0
+    output: str = ""
+    kills: list[str] = field(default_factory=list)
+    """`<seconds since start> <worker>`."""
+    summary: dict[str, Any] = field(default_factory=dict)
+    weights: str = ""
+    """SHA-256 over the files of the last checkpoint's actor."""
+
+
+def processes(runner: int) -> dict[str, int]:
+    """Name -> pid of the processes of a job whose `rlhf run` has pid `runner`, ranks of a launcher included."""
+    result: dict[str, int] = {}
+    for child in _children(runner):
+        try:
+            environment = dict(
+                entry.split("=", 1) for entry in Path(f"/proc/{child}/environ").read_text().split("\0") if "=" in entry
+            )
+            if FORK_SERVER in Path(f"/proc/{child}/cmdline").read_bytes().split(b"\0"):
+                result |= {Path(f"/proc/{worker}/comm").read_text().strip(): worker for worker in _children(child)}
+                continue
+        except OSError:  # it ended while we looked
+            continue
+        if Env.GROUP in environment:
+            group, index = environment[Env.GROUP], environment.get(Env.INDEX, "0")
+            if Env.RANKS in environment:
+                result |= {f"{group}-pod-{index}": child} | processes(child)
+                continue
+            result["coordinator" if group == "coordinator" else f"{group}-{index}"] = child
+    return result
+
+
+def _children(pid: int) -> list[int]:
+    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+def digest(checkpoints: Path) -> str:
+    """SHA-256 of the newest checkpoint's actor weights; empty when there is none."""
+    folders = sorted(folder for folder in checkpoints.glob("iteration-*") if folder.is_dir())
+    if not folders:
+        return ""
+    sha = hashlib.sha256()
+    for file in sorted((folders[-1] / "actor").glob("*.safetensors")):
+        sha.update(file.name.encode())
+        sha.update(file.read_bytes())
+    return sha.hexdigest()
+
+
+def trained(run_dir: Path) -> dict[str, str]:
+    """SHA-256 of every file of weights and moments in the newest checkpoint."""
+    newest = max(run_dir.glob("checkpoints/iteration-*"))
+    files = sorted(newest.rglob("*.safetensors"))
+    return {str(file.relative_to(newest)): hashlib.sha256(file.read_bytes()).hexdigest() for file in files}
+
+
+def lines(run_dir: Path) -> list[dict[str, Any]]:
+    """What a run has reported of its iterations."""
+    return [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
+
+
+def assert_killed_ranks_change_no_weight(
+    manifest: Path, folder: Path, options: Sequence[str], seed: int, *, otherwise: Sequence[str] = ()
+) -> None:
+    """Run a job of two ranks undisturbed, and again, by the options of `otherwise` besides, with each rank killed once:
+    it ends in the same weights."""
+    undisturbed = run_job(manifest, folder / "undisturbed", options=options)
+    assert undisturbed.code == 0, undisturbed.output[-4000:]
+    ranks = ("training-1", "training-0")
+    kills = Kills(seed, len(ranks), PROCESSES, first=ranks, longest_calm_seconds=0.5, iterations_between=1)
+    killed = run_job(manifest, folder / "killed", options=[*options, *otherwise], kills=kills)
+    assert killed.code == 0, f"{killed.kills}\n{killed.output[-4000:]}"
+    assert len(killed.kills) == len(ranks), killed.kills
+    assert killed.weights == undisturbed.weights != "", killed.kills
+
+
+def run_job(
+    manifest: Path,
+    run_dir: Path,
+    *,
+    options: Sequence[str] = (),
+    kills: Kills | None = None,
+    interrupt_after: int | None = None,
+    executed: bool = False,
+) -> Ended:
+    """`rlhf run` of a manifest, disturbed by `kills` if given, or interrupted as by Ctrl-C after so many iterations.
+
+    A run past its time-out is ended and reported as -1. `executed`: never forked (`forked_runs`).
+    """
+    log, hold = run_dir.with_suffix(".out"), manifest.with_name(HOLD)
+    log.parent.mkdir(parents=True, exist_ok=True)
+    last = int(yaml.safe_load(manifest.read_text())["spec"]["iterations"]) - 1
+    if kills is not None or interrupt_after is not None:
+        hold.write_text(f"{run_dir.absolute() / 'metrics.jsonl'}\n{last}\n")
+    ended = Ended()
+    started = time.monotonic()
+    runner = start_run(["run", str(manifest), "--run-dir", str(run_dir), "--plain", *options], log, executed=executed)
+    try:
+        if kills is not None:
+            _disturb(runner, run_dir, kills, last, started, ended)
+            hold.unlink()
+        if interrupt_after is not None:
+            while runner.poll() is None and _trained(run_dir) < interrupt_after:
+                time.sleep(0.05)
+            runner.send_signal(signal.SIGINT)
+        ended.code = runner.wait(timeout=RUN_TIMEOUT_SECONDS - (time.monotonic() - started))
+    except subprocess.TimeoutExpired:
+        pass
+    finally:
+        hold.unlink(missing_ok=True)
+        if runner.poll() is None:
+            runner.send_signal(signal.SIGINT)
+            time.sleep(1)
+            runner.kill()
+            runner.wait()
+    ended.seconds = time.monotonic() - started
+    ended.output = log.read_text()
+    summary = run_dir / "summary.json"
+    ended.summary = json.loads(summary.read_text()) if summary.is_file() else {}
+    ended.weights = digest(run_dir / "checkpoints")
+    return ended
+
+
+def _trained(run_dir: Path) -> int:
+    recorded = run_dir / "metrics.jsonl"
+    return recorded.read_text().count("\n") if recorded.is_file() else 0
+
+
+def _recorded(run_dir: Path, kind: str) -> int:
+    events = run_dir / "events.jsonl"
+    return events.read_text().count(f'"kind": "{kind}"') if kind and events.is_file() else 0
+
+
+def _begun(run_dir: Path, phase: str) -> int:
+    """The last iteration that came to this phase; -1: none."""
+    log = run_dir / "logs" / "coordinator.log"
+    result = re.findall(rf" {phase} \(iteration (\d+)\)", log.read_text()) if log.is_file() else []
+    return int(result[-1]) if result else -1
+
+
+def _disturb(
+    runner: subprocess.Popen[bytes] | ForkedRun, run_dir: Path, kills: Kills, last: int, started: float, ended: Ended
+) -> None:
+    """Kills until there were enough or the run is over; a victim that is down just then is waited for.
+
+    A job that has come to the scores of its `last` iteration is held there: nothing more is waited for before a kill.
+    """
+    rng = random.Random(kills.seed)
+    reported, iteration = 0, -1
+
+    def goes_on() -> bool:
+        return runner.poll() is None and _begun(run_dir, "Scoring") < last
+
+    for number in range(kills.count):
+        calm = rng.uniform(SHORTEST_CALM_SECONDS, kills.longest_calm_seconds)
+        everyone = sorted(kills.among)
+        victim = kills.first[number] if number < len(kills.first) else rng.choice(everyone)
+        trained = _trained(run_dir) + kills.iterations_between
+        while goes_on() and _trained(run_dir) < trained:
+            time.sleep(0.05)
+        while goes_on() and kills.at_event and _recorded(run_dir, kills.at_event) == reported:
+            time.sleep(0.002)
+        reported = _recorded(run_dir, kills.at_event)
+        phase = kills.in_phases[number] if number < len(kills.in_phases) else ""
+        iteration = max(trained, iteration + 1)
+        while goes_on() and phase and _begun(run_dir, phase) < iteration:
+            time.sleep(0.002)
+        time.sleep(0.0 if kills.at_event or phase else calm)
+        while runner.poll() is None and time.monotonic() - started < RUN_TIMEOUT_SECONDS:
+            pid = processes(runner.pid).get(victim)
+            if pid is not None:
+                os.kill(pid, signal.SIGKILL)
+                ended.kills.append(f"{time.monotonic() - started:.1f}s {victim}")
+                break
+            time.sleep(0.05)
+        if runner.poll() is not None:
+            return

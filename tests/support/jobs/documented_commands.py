@@ -1,0 +1,96 @@
+"""Every command of the documentation, and the register that says which test runs it, or why none does.
+
+A command is a line of a fenced block `sh` in the README or below docs/, without its comment; lines that end in a
+backslash go on. Decision pages are left out: they say what was thought, not what to type.
+"""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import typer
+import yaml
+from typer.core import TyperGroup
+
+from rlhf_cli.main import app
+
+ROOT: Final = Path(__file__).resolve().parents[3]
+REGISTER: Final = Path(__file__).with_suffix(".yaml")
+_BLOCK: Final = re.compile(r"^```sh\n(.*?)^```", re.MULTILINE | re.DOTALL)
+SHELL_FENCES: Final = re.compile(r"^\s*```(bash|console|shell|zsh)\b", re.MULTILINE)
+"""Blocks that this module would not read: the documentation writes ```sh."""
+
+
+@dataclass(frozen=True)
+class DocumentedCommand:
+    """One line to type."""
+
+    page: str
+    text: str
+
+
+@dataclass(frozen=True)
+class Entry:
+    """What becomes of the commands that a pattern matches whole."""
+
+    pattern: re.Pattern[str]
+    pages: str
+    """Where they stand: the beginning of a page's path."""
+    run_by: str = ""
+    """Test file, or path of CI, that runs them."""
+    shows: str = ""
+    """What of the command stands in that file; nothing where the file runs commands of this register."""
+    not_run: str = ""
+    """Why no test does."""
+
+    def holds(self, command: DocumentedCommand) -> bool:
+        """Return whether this entry is about a command."""
+        return command.page.startswith(self.pages) and self.pattern.fullmatch(command.text) is not None
+
+
+def pages() -> list[Path]:
+    """Return the pages whose commands count."""
+    found = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
+    return [page for page in found if ROOT / "docs" / "decisions" not in page.parents]
+
+
+def documented_commands() -> list[DocumentedCommand]:
+    """Return all commands, in the order of pages and lines."""
+    return [
+        DocumentedCommand(str(page.relative_to(ROOT)), line)
+        for page in pages()
+        for block in _BLOCK.findall(page.read_text())
+        for line in _lines(block)
+    ]
+
+
+def register() -> list[Entry]:
+    """Return the entries of documented_commands.yaml."""
+    return [
+        Entry(re.compile(item.pop("command")), item.pop("pages", ""), **item)
+        for item in yaml.safe_load(REGISTER.read_text())
+    ]
+
+
+def parse_rlhf(arguments: Sequence[str]) -> None:
+    """Read the arguments of `rlhf` as it does, which raises for an option that it does not have."""
+    verb, rest = verb_of(arguments)
+    verb.make_context(verb.name, rest)
+
+
+def verb_of(arguments: Sequence[str]) -> tuple[Any, list[str]]:
+    """Return the verb of `rlhf`, below its group if it has one, and what is left of the arguments; KeyError: there is
+    no such verb."""
+    verb: Any = typer.main.get_command(app)
+    rest = list(arguments)
+    while isinstance(verb, TyperGroup):
+        verb = verb.commands[rest.pop(0)]
+    return verb, rest
+
+
+def _lines(block: str) -> list[str]:
+    whole = block.replace("\\\n", " ").splitlines()
+    texts = [re.sub(r"\s+", " ", re.sub(r"(^|\s)#.*$", "", line)).strip() for line in whole]
+    return [text for text in texts if text]

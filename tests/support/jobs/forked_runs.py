@@ -1,0 +1,158 @@
+"""Starts `rlhf run` for a test: forked of a process that has imported everything, or executed.
+
+Rule: a run is forked where nothing tells it from one that a shell starts (`run_server`), of a process that began in its
+very environment: libraries read theirs when they are imported. The first place, an environment and a folder, has such a
+process at once, each other from its second run on: a place that one test makes for one run is executed in, at the same
+cost, and one that lasts, as after a library that a test imports has added to the environment, is forked for. Executed
+is also what a test asks for, and every run outside pytest: benchmarks measure what people type. Must never outlive
+pytest.
+"""
+
+import atexit
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from threading import Lock
+from typing import Any, Final
+
+OF_A_TEST: Final = "PYTEST_CURRENT_TEST"
+"""The variable that is set in tests, and differs between any two; no run looks at it."""
+
+MOST_SERVERS: Final = 3
+"""Each holds every library in memory for as long as pytest runs."""
+
+Place = tuple[str, dict[str, str]]
+"""Folder and environment."""
+
+
+class ForkedRun:
+    """A forked `rlhf run`, with as much of Popen as a test of a job uses."""
+
+    def __init__(self, server: "RunServerClient", pid: int) -> None:
+        """`server`: that forked it."""
+        self.pid = pid
+        self.returncode: int | None = None
+        self._server = server
+        self._process = os.pidfd_open(pid)
+
+    def poll(self) -> int | None:
+        """Return how it ended, negative for a signal; None while it runs."""
+        return self._ended(0)
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Wait for its end and return how it ended. Raises TimeoutExpired after `timeout` seconds."""
+        code = self._ended(timeout)
+        if code is None:
+            raise subprocess.TimeoutExpired("rlhf run", timeout or 0.0)
+        return code
+
+    def send_signal(self, number: int) -> None:
+        """Send it a signal unless it has ended."""
+        if self.poll() is None:
+            signal.pidfd_send_signal(self._process, number)
+
+    def kill(self) -> None:
+        """End it at once."""
+        self.send_signal(signal.SIGKILL)
+
+    def _ended(self, seconds: float | None) -> int | None:
+        if self.returncode is None and select.select([self._process], [], [], seconds)[0]:
+            self.returncode = self._server.code(self.pid)
+            os.close(self._process)
+        return self.returncode
+
+
+class RunServerClient:
+    """The process that runs are forked of, and what it says of them."""
+
+    def __init__(self) -> None:
+        """Start it, in this environment and folder."""
+        self.place = place()
+        self._lock = Lock()
+        self._codes: dict[int, int] = {}
+        self._server = subprocess.Popen(
+            [sys.executable, "-m", "tests.support.jobs.run_server", "rlhf_workers.fork_server"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            cwd=Path(__file__).resolve().parents[3],
+        )
+        atexit.register(self.close)
+        self._said()
+
+    def start(self, arguments: Sequence[str], log: Path) -> ForkedRun:
+        """Fork a run that prints into a log."""
+        order = {"name": "rlhf", "environment": dict(os.environ), "folder": str(Path.cwd()), "log": str(log.absolute())}
+        with self._lock:
+            assert self._server.stdin is not None
+            self._server.stdin.write(json.dumps(order | {"cores": None, "arguments": list(arguments)}).encode() + b"\n")
+            self._server.stdin.flush()
+            while "pid" not in (said := self._said()):
+                pass
+            return ForkedRun(self, said["pid"])
+
+    def code(self, pid: int) -> int:
+        """Return how a run ended that has ended."""
+        with self._lock:
+            while pid not in self._codes:
+                self._said()
+            return self._codes.pop(pid)
+
+    def close(self) -> None:
+        """End it, and with it its runs."""
+        self._server.kill()
+        self._server.wait()
+
+    def _said(self) -> dict[str, Any]:
+        assert self._server.stdout is not None
+        line = self._server.stdout.readline()
+        assert line, "the process that runs are forked of has died"
+        said: dict[str, Any] = json.loads(line)
+        if "ended" in said:
+            self._codes[said["ended"]] = said["code"]
+        return said
+
+
+def place() -> Place:
+    """Return what a process inherits of this one: its folder and environment."""
+    return str(Path.cwd()), {name: value for name, value in os.environ.items() if name != OF_A_TEST}
+
+
+class RunServers:
+    """The processes that runs are forked of, one a place."""
+
+    def __init__(self) -> None:
+        """None yet."""
+        self._servers: list[RunServerClient] = []
+        self._seen: list[Place] = []
+
+    def of_this_place(self) -> RunServerClient | None:
+        """Return it; None where a run is to be executed."""
+        wanted = place()
+        for server in self._servers:
+            if server.place == wanted:
+                return server
+        if self._servers and (wanted not in self._seen or len(self._servers) == MOST_SERVERS):
+            self._seen.append(wanted)
+            return None
+        self._servers.append(RunServerClient())
+        return self._servers[-1]
+
+
+_servers: Final = RunServers()
+
+
+def start_run(arguments: Sequence[str], log: Path, *, executed: bool) -> "subprocess.Popen[bytes] | ForkedRun":
+    """Start `rlhf` with arguments; what it prints goes to a new log."""
+    log.unlink(missing_ok=True)
+    if not executed and OF_A_TEST in os.environ:
+        server = _servers.of_this_place()
+        if server is not None:
+            return server.start(arguments, log)
+    command = [sys.executable, "-m", "rlhf_cli.main", *arguments]
+    with log.open("wb") as out:
+        return subprocess.Popen(command, stdout=out, stderr=subprocess.STDOUT)

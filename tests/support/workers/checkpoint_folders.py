@@ -1,0 +1,40 @@
+"""Checkpoint folders as training ranks leave them, a few bytes large."""
+
+import hashlib
+from pathlib import Path
+
+from rlhf_common import control_pb2 as pb
+from rlhf_coordinator.storage import checkpoint
+
+
+def part(folder: Path, name: str, data: bytes, model: str = "", parameters: tuple[str, ...] = ()) -> pb.CheckpointFile:
+    """Write one file of a checkpoint and return how its rank reports it."""
+    (folder / name).parent.mkdir(parents=True, exist_ok=True)
+    (folder / name).write_bytes(data)
+    digest = hashlib.sha256(data).hexdigest()
+    return pb.CheckpointFile(path=name, bytes=len(data), sha256=digest, model=model, parameters=parameters)
+
+
+def source(tmp_path: Path) -> dict[str, str]:
+    """Make a folder of an actor's model and return it by model."""
+    folder = tmp_path / "policy"
+    folder.mkdir(exist_ok=True)
+    for name in ("config.json", "tokenizer.json", "model.safetensors", "pytorch_model.bin"):
+        (folder / name).write_text(name)
+    return {"actor": str(folder)}
+
+
+def make_checkpoint(tmp_path: Path, version: int, stages: int = 2) -> checkpoint.Checkpoint:
+    """Make the whole checkpoint of `version`, by `stages` pipeline stages, in `checkpoints` below `tmp_path`."""
+    path = tmp_path / "checkpoints"
+    temporary = checkpoint.prepare(path, version)
+    results = [
+        pb.CheckpointResult(
+            files=[
+                part(temporary, f"actor/model-stage-0000{s}.safetensors", bytes([s] * 9), "actor", (f"p{s}", f"q{s}")),
+                part(temporary, f"optimizer/stage-{s}.safetensors", b"moments"),
+            ]
+        )
+        for s in range(stages)
+    ]
+    return checkpoint.finish(temporary, path, version, results, source(tmp_path), {"seed": 5})

@@ -1,0 +1,97 @@
+"""Requests for tests, and running an engine until it is done."""
+
+import random
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+
+import numpy as np
+from tests.support.model_folders.models import SPECIAL, VOCABULARY
+
+from rlhf_common.samples import ResponsePart, SampleKey, SampleRequest
+from rlhf_workers.generation.engine import Engine
+from rlhf_workers.generation.torch_engine.engine import TorchEngine
+
+ROUNDING = 1e-4
+"""Of log-probabilities: another width may change the last bits of float32."""
+MakeEngine = Callable[..., TorchEngine]
+"""Builds an engine: make_engine("llama", deterministic=True, slots=4, temperature=0)."""
+
+
+def requests(count: int, *, seed: int = 0, longest: int = 40, response: int = 40) -> list[SampleRequest]:
+    """Samples with random prompts of 1 to `longest` tokens and random keys."""
+    random = np.random.default_rng(seed)
+    return [
+        SampleRequest(
+            SampleKey(0, index, 0),
+            random.integers(len(SPECIAL), VOCABULARY, random.integers(1, longest + 1)).astype(np.int32),
+            int(random.integers(2**63)),
+            response,
+        )
+        for index in range(count)
+    ]
+
+
+def finish(engine: Engine, samples: Sequence[SampleRequest] = ()) -> dict[int, ResponsePart]:
+    """Submits `samples` and steps until the engine holds nothing; responses by sample number, each exactly once."""
+    engine.submit(samples)
+    done: dict[int, ResponsePart] = {}
+    while engine.held:
+        for response in engine.step().finished:
+            assert response.key.sample not in done
+            done[response.key.sample] = response
+    return done
+
+
+def resumed(request: SampleRequest, given: ResponsePart) -> SampleRequest:
+    """The request that goes on from withdrawn tokens, under the next attempt."""
+    return replace(
+        request,
+        key=request.key._replace(attempt=given.key.attempt + 1),
+        tokens=given.tokens,
+        log_probabilities=given.log_probabilities,
+        versions=given.versions,
+    )
+
+
+def same_bits(one: ResponsePart, other: ResponsePart) -> bool:
+    """Equal tokens, log-probabilities to the last bit, and reason."""
+    return (
+        one.tokens.tobytes() == other.tokens.tobytes()
+        and one.log_probabilities.tobytes() == other.log_probabilities.tobytes()
+        and one.finish_reason == other.finish_reason
+    )
+
+
+def same_tokens(done: Mapping[int, ResponsePart], wanted: Mapping[int, ResponsePart]) -> None:
+    """Responses are alike, their log-probabilities but for rounding."""
+    assert done.keys() == wanted.keys()
+    for number, response in done.items():
+        other = wanted[number]
+        assert response.tokens.tolist() == other.tokens.tolist()
+        assert response.versions == other.versions
+        assert response.finish_reason == other.finish_reason
+        assert np.abs(response.log_probabilities - other.log_probabilities).max(initial=0) < ROUNDING
+
+
+def disturb(
+    engine: TorchEngine,
+    other: TorchEngine,
+    moves: random.Random,
+    by_number: dict[int, SampleRequest],
+    done: dict[int, ResponsePart],
+) -> None:
+    """One sample of an engine is paused for a step, or goes to the other, by its tokens or with its cache."""
+    key = moves.choice(sorted(engine._state.held))
+    match moves.randrange(3):
+        case 0:
+            engine.moves.pause(key, True)
+            for response in engine.step().finished:
+                done[response.key.sample] = response
+            engine.moves.pause(key, False)
+        case 1:
+            other.submit([resumed(by_number[given.key.sample], given) for given in engine.withdraw([key])])
+        case 2 if (stop := engine.moves.cached(key)) and other.moves.reserve():
+            request = engine.moves.carried(key)
+            moved = replace(request, key=key._replace(attempt=key.attempt + 1))
+            other.moves.admit(moved, engine.moves.export(key, 0, stop))
+            engine.withdraw([key])
