@@ -1,8 +1,8 @@
 """A training rank's weight source as a process that a test may kill.
 
 `python -m tests.support.workers.weight_lender [FILE VERSION]` prints its port, then obeys lines: `version N` holds that
-version from then on, `halt N` sends no more than N chunks of any stream that is asked for from then on, and says so when
-it has come to that.
+version from then on, `halt N` sends no more than N chunks of any stream asked for from then on, and says so when it
+has come to that.
 """
 
 import asyncio
