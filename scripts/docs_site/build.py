@@ -145,4 +145,4 @@ def build(root: Path, site: Path) -> str:
 
 
 if __name__ == "__main__":
-    sys.exit(build(ROOT, Path(sys.argv[1]) if len(sys.argv) > 1 else ROOT / "site"))
+    sys.exit(build(ROOT, Path(sys.argv[1]) if len(sys.argv) > 1 else ROOT / "site") or None)
