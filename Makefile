@@ -73,6 +73,7 @@ lint: go
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	$(BIN)/python scripts/plain_english.py
 	PYTHONPATH=observability $(BIN)/lint-imports --config observability/importlinter.toml
 	PATH="$(CURDIR)/$(BIN):$$PATH:/usr/local/go/bin" go -C .github/actionlint tool actionlint -shellcheck= -pyflakes=
 
