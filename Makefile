@@ -108,7 +108,6 @@ stubs: env
 
 crd: env
 	$(BIN)/python -m rlhf_api.crd
-	$(BIN)/python -m rlhf_api.crd charts/rlhf-operator/definition/rlhfjobs.yaml
 	$(BIN)/python -m rlhf_api.field_reference
 
 ## The chart's rules, values and schema of alerts, and the tables of docs/alerts.md.
