@@ -337,9 +337,7 @@ class Compute:
 
     def _observe(self) -> None:
         versions = {name: role.versions() for name, role in self._roles.items()}
-        trained = max(
-            versions.pop(Group.TRAINING, {}).values(), default=0
-        )  # all models of a rank have the same version
+        trained = max(versions.pop(Group.TRAINING, {}).values(), default=0)  # all models of a rank have one version
         used = {model: version for held in versions.values() for model, version in held.items() if version >= 0}
         active = sum(role.active() for role in self._roles.values())
         learns = any(isinstance(role, DraftsBySiblings) and role.learns_siblings for role in self._roles.values())

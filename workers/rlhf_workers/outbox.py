@@ -27,8 +27,10 @@ BATCH_BYTES: Final = 4 * 1024 * 1024
 """Bytes sent at once, far below the message limit of the stream, so that a heartbeat never waits long."""
 
 GATHER_SECONDS: Final = 0.02
-"""That a message waits for others of the same piece of work, seen at the next one: each waking takes the interpreter
-from what computes, and each batch is work of the coordinator."""
+"""Seconds that a message waits for others of the same step, checked at the next one.
+
+Each waking takes the interpreter from the compute thread, and each batch is work for the coordinator.
+"""
 
 
 class SessionOutbox:

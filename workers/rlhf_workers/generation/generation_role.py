@@ -146,9 +146,7 @@ class GenerationRole:
                 self._measuring = None
                 outbox.done(done)
             return True
-        if (
-            not self._engine.held or self._engine.version == NO_VERSION
-        ):  # without a version, samples wait for a complete one
+        if not self._engine.held or self._engine.version == NO_VERSION:  # NO_VERSION: samples wait for weights
             self._activity.flush(outbox)
             self._drafting.report(self._iteration, self._clock_ns(), outbox, idle=True)
             return moved
