@@ -142,8 +142,8 @@ class Agent:
         )
 
     async def _until_free(self) -> None:
-        """Wait for SIGTERM; a rank also waits until its coordinator releases it, disconnects, or the grace is nearly
-        over.
+        """Wait for SIGTERM; a rank also waits for its coordinator to release it or disconnect, until its grace nearly
+        ends.
 
         Draining a node stops the coordinator at the same time, and it needs the ranks for its checkpoint.
         """

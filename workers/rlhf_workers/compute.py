@@ -104,9 +104,7 @@ class Compute:
         on_fatal: Callable[[pb.Failure], None],
         build: Build = build_role,
     ) -> None:
-        """`on_fatal` is called from the compute thread when a role fails outside a command; the process must end
-        then.
-        """
+        """`on_fatal` is called from the compute thread when a role fails outside a command: the process must end."""
         self.snapshot = WorkerSnapshot()
         self.weight_provider: WeightProvider | None = None
         self._device = device
@@ -200,7 +198,7 @@ class Compute:
         return stack_of(self._thread.ident)
 
     def roles(self) -> list[WorkerRole]:
-        """Return the present roles, for a thread that only reads them."""
+        """Return the current roles, for a thread that only reads them."""
         return list(self._roles.values())
 
     def close(self, timeout: float) -> bool:

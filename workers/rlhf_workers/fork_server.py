@@ -66,7 +66,7 @@ class ForkServer:
         self._pending = b""
 
     def serve(self) -> None:
-        """Serves until the input ends."""
+        """Serve until the input ends."""
         self._say({"ready": True})
         while True:
             for key, _ in self._selector.select():

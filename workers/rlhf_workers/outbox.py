@@ -193,7 +193,7 @@ class SessionOutbox:
 
     @property
     def tokens(self) -> int:
-        """Tokens counted since the process started."""
+        """Return the tokens counted since the process started."""
         with self._lock:
             return self._tokens
 

@@ -24,7 +24,7 @@ class WorkStage:
         self._reached = f" {100 * min(1.0, done / whole):.0f}%" if whole > 0 else ""
 
     def says(self, what: str) -> None:
-        """Set the description of the present work."""
+        """Set the description of the current work."""
         self._what, self._reached = what, ""
 
     @property
@@ -49,6 +49,6 @@ def stage(what: str) -> Iterator[WorkStage]:
 
 
 def present_stage() -> str:
-    """Return the description of the present work; empty if there is none."""
+    """Return the description of the current work; empty if there is none."""
     stages = list(_stages)
     return stages[-1].text if stages else ""

@@ -1,10 +1,10 @@
 """Interface between the agent (streams, threads, sessions) and a worker's work (engines, scorers, trainers).
 
 Rule: the compute thread executes the commands and steps of every role, so a role needs no locks for them; a Protocol
-says where other threads call. A role never touches gRPC streams; it reports through the Outbox. A worker may have
-several roles, such as generation and inference. The compute thread steps generation first, the others when generation
-had no work. When a session breaks, the agent calls `give_back`, drops the Outbox except the CommandDone of a running
-command, and registers again; the coordinator then sends commands anew.
+says where other threads call. A role reports to the coordinator through the Outbox, never through a stream. A worker
+may have several roles, such as generation and inference. The compute thread steps generation first, the others when
+generation had no work. When a session breaks, the agent calls `give_back`, drops the Outbox except the CommandDone of
+a running command, and registers again; the coordinator then sends commands anew.
 
 Abilities of some roles are separate Protocols, found by isinstance. Model roles (actor, critic, ...) are unrelated.
 """
@@ -23,10 +23,10 @@ class Outbox(Protocol):
     """Thread-safe way to report to the coordinator; never blocks the compute thread."""
 
     def progress(self, message: pb.SampleProgress) -> None:
-        """Reports the tokens decoded since the last progress of this sample."""
+        """Report the tokens decoded since the last progress of this sample."""
 
     def finished(self, message: pb.FinishedSample) -> None:
-        """Reports a complete response."""
+        """Report a complete response."""
 
     def failed(self, message: pb.FailedSample) -> None:
         """Report that this worker cannot decode a sample and has dropped it."""
@@ -38,7 +38,7 @@ class Outbox(Protocol):
         """Report that an unfinished sample was scored as far as it goes, or is not here."""
 
     def done(self, message: pb.CommandDone) -> None:
-        """Answers a command."""
+        """Answer a command."""
 
     def span(self, name: str, start_ns: int, end_ns: int, iteration: int, **attributes: str) -> None:
         """Report a span for the timeline; times are nanoseconds since the Unix epoch."""
@@ -47,7 +47,7 @@ class Outbox(Protocol):
         """Report the measured cost of some work, for the cost model."""
 
     def count(self, tokens: int) -> None:
-        """Adds to the tokens of the heartbeat."""
+        """Add to the tokens of the heartbeat."""
 
     def moved(self, what: str, size: int, seconds: float) -> None:
         """Add moved bytes and their seconds, by kind of move."""
@@ -81,7 +81,7 @@ class WorkerRole(Protocol):
         """Return the number of active samples, for the heartbeat."""
 
     def offload(self) -> None:
-        """Leave device memory while no sample is active; later work loads what it needs. Does nothing on a CPU."""
+        """Leave device memory while no sample is active; later work loads what it needs. On a CPU, do nothing."""
 
     def close(self) -> None:
         """Free devices and sockets; called once, at a clean exit."""

@@ -296,9 +296,7 @@ class KvMoves(Protocol):
         """Bytes of keys and values of one token in all layers."""
 
     def cached(self, key: SampleKey) -> int | None:
-        """Return the positions in the sample's cache, 0 while it waits for a slot; None if it is not here or
-        finished.
-        """
+        """Return the positions in the sample's cache, 0 while it waits for a slot; None if it is gone or finished."""
 
     def carried(self, key: SampleKey) -> SampleRequest:
         """Return the request that continues the sample elsewhere."""
@@ -310,9 +308,7 @@ class KvMoves(Protocol):
         """Pause or resume a sample; a paused one is not decoded and keeps its slot."""
 
     def reserve(self) -> bool:
-        """Reserve a slot for a sample that arrives; return False if none is free. Present samples are never
-        displaced.
-        """
+        """Reserve a slot for a sample that arrives; return False if none is free. Never displaces a sample."""
 
     def release(self) -> None:
         """Release a reserved slot."""

@@ -93,9 +93,7 @@ class QueueTimes:
                 self._waited[key] = max(1, now_ns - taken) / 1e9
 
     def of_finished(self, key: SampleKey) -> float:
-        """Return the seconds that a finished sample waited; 0 if the engine does not report it or it came from
-        elsewhere.
-        """
+        """Return the seconds that a finished sample waited; 0 if unknown or if it came from another worker."""
         self._taken.pop(key, None)
         return self._waited.pop(key, 0.0)
 

@@ -1,6 +1,6 @@
 """Runs a model over the next tokens of several samples, on top of their stored keys and values.
 
-Rule: a key is stored at its token's position, so one mask rule serves every pass. In a pass of its own, a sample's
+Rule: a key is stored at its token's position, so one mask rule serves every pass. In a pass without others, a sample's
 result depends on its tokens, the start of the pass and its width, and on nothing else. A sample computed block by
 block therefore has the same bits whenever its blocks are computed. Samples change only after a whole pass succeeded.
 Must never depend on the cache's own idea of length.

@@ -1,4 +1,4 @@
-"""Partial scores of unfinished samples in the present iteration, per task, within a budget of bytes.
+"""Partial scores of unfinished samples of the current iteration, per task, within a budget of bytes.
 
 Rule: memory pressure costs time, never results: dropped prefixes are computed again. The least recently used sample is
 dropped first, with all its tasks. Samples of one iteration are stored, as the next one has other responses and
@@ -62,9 +62,7 @@ class PartialScoreStore:
         self._dropped: list[int] = []
 
     def enter(self, iteration: int) -> bool:
-        """Start work of this iteration and drop earlier ones; return False if the iteration itself is an earlier
-        one.
-        """
+        """Start work of this iteration and drop earlier ones; return False if a later one has started."""
         if iteration > self._iteration:
             self.clear()
             self._iteration = iteration

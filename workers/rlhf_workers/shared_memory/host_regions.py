@@ -1,10 +1,10 @@
 """Host memory that two processes of one machine map: a sealed memory file in its owner's file descriptors.
 
-Rule: a file is sealed against shrinking before its handle is sent. A borrower maps, for reading, a regular file with
-these seals and with the announced size and inode, so that its owner can do nothing that makes reading fail. The file
-has no path and vanishes when the last process that maps it ends. Borrowers need the owner's PID namespace and the
-permission to read its /proc. Memory that a device copies is pinned once; if pinning fails, it is used unpinned, which
-is slower, and the log reports that.
+Rule: a file is sealed against shrinking before its handle is sent. A borrower checks that it is a regular file with
+these seals, the announced size and inode, and maps it for reading. Its owner can then do nothing that makes reading
+fail. The file has no path and vanishes when the last process that maps it ends. Borrowers need the owner's PID
+namespace and user. Memory that a device copies is pinned once; if pinning fails, it is used unpinned, which is slower,
+and the log reports that.
 """
 
 import fcntl
@@ -32,7 +32,7 @@ SEALS: Final = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 MACHINE: Final = Path("/proc/meminfo")
 CONTAINER: Final = Path("/sys/fs/cgroup")
 SPARE_SHARE: Final = 2
-"""One n-th of the free bytes may be lent at once; reaching the memory limit would kill the process."""
+"""Divisor of the free bytes for the maximum to lend at once; reaching the memory limit would kill the process."""
 KEPT: Final = 16
 """Pinned regions of other processes that stay mapped; enough for the training ranks of a machine."""
 HOST: Final = torch.device("cpu")

@@ -23,7 +23,7 @@ class EventLoopThread:
         self._thread = threading.Thread(target=self._loop.run_forever, name=name, daemon=True)
 
     def start(self) -> None:
-        """Starts the thread."""
+        """Start the thread."""
         self._thread.start()
 
     def run(self, work: Coroutine[Any, Any, T]) -> Future[T]:

@@ -183,8 +183,7 @@ class UserProcess:
         """End the process and close its pipes."""
         if self._process.returncode is None:
             with contextlib.suppress(ProcessLookupError):
-                # Process.kill would poll and take the exit status of a dead child from asyncio, which then reports
-                # 255.
+                # Process.kill would poll and take the exit status of a dead child; asyncio then reports 255.
                 os.kill(self._process.pid, signal.SIGKILL)
         await self._process.wait()
         assert self._process.stdin is not None

@@ -1,8 +1,8 @@
 """Fetches the weights of one model version: from borrowed memory of peers, streams, or a Hugging Face folder.
 
-Rule: all or nothing. `fetch_weights` returns every tensor, each checked against its source's checksum, or raises
-WorkError with the source's name. If memory cannot be borrowed, the weights are streamed. Waits end: a silent peer is
-cut off and tried again a few times. Must never read pickled files.
+Rule: all or nothing. `fetch_weights` returns every tensor, or raises WorkError with the source's name. Tensors of
+peers are checked against their announced checksums. If memory cannot be borrowed, the weights are streamed. Waits end:
+a silent peer is cut off and tried again a few times. Must never read pickled files.
 """
 
 import logging

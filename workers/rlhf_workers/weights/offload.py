@@ -171,7 +171,7 @@ class OffloadableWeights:
         return not self._frozen
 
     def _place(self, tensors: list[torch.Tensor], *, filled: bool = False) -> None:
-        """Assign tensors a place in host memory; `filled`: copy their present CPU content there."""
+        """Assign tensors a place in host memory; `filled`: copy their current CPU content there."""
         ends = [0]
         for tensor in tensors:
             ends.append(-(-(ends[-1] + tensor.nbytes) // ALIGNMENT) * ALIGNMENT)

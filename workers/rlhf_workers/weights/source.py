@@ -49,7 +49,7 @@ class _Described:
 class WeightSourceService:
     """Methods of the WeightSource service; `Fetch` yields messages as encoded bytes.
 
-    Every call asks for the worker's present training role.
+    Every call asks for the worker's current training role.
     """
 
     def __init__(self, provider: Callable[[], WeightProvider | None], copies: WeightCopies | None = None) -> None:

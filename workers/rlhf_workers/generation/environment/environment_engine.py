@@ -210,7 +210,7 @@ class EnvironmentEngine:
         self._untold[request.key] = known_response(request, "")
 
     def _check_answers(self, response: ResponsePart, steps: Sequence[AnsweredTurn]) -> None:
-        """Raise EngineError if answers in the response differ from the environment's present ones."""
+        """Raise EngineError if answers in the response differ from the environment's current ones."""
         parts = written(response.tokens, response.log_probabilities)
         for number, (turn, known, step) in enumerate(zip(parts.turns, parts.answers, steps, strict=False)):
             given = self._tokens(response.key, step, turn[-1:])

@@ -1,6 +1,6 @@
 """Splits a response into turns and answers, and builds its continuation after an answer.
 
-Rule: pure. The log-probability of a token (`NOT_SAMPLED`) is the only mark of who wrote it, so a response reads the
+Rule: pure. The log-probability of a token (`NOT_SAMPLED`) is the only mark of who wrote it. So a response reads the
 same after a move, from the journal, or after its return. Answers separate turns and are never empty.
 """
 

@@ -1,9 +1,10 @@
 """Takes samples that arrive with their KV caches: the destination's side, on the compute thread.
 
 Rule: an offer is accepted only if the cache can be read here (same layout, same weight version) and a slot is free;
-present samples are never displaced. A sample is fenced by (iteration, sample, attempt): one that was withdrawn, or is
-known with the same or a higher attempt, is refused at the offer. An admitted sample is reported to the coordinator,
-with all its tokens, before the source gets its receipt. Must never reserve a slot for an arrival that ended.
+samples here are never displaced. A sample is fenced by (iteration, sample, attempt): one that was withdrawn, or is
+known with the same or a higher attempt, is refused at the offer. A withdrawal ends an arrival. An admitted sample is
+reported to the coordinator, with all its tokens, before the source gets its receipt. Must never reserve a slot for an
+arrival that ended.
 """
 
 import time

@@ -31,7 +31,7 @@ IDLE_SECONDS: Final = 30.0
 COMPUTE_SECONDS: Final = 10.0
 """Seconds to wait for the compute thread, which may be scoring a batch."""
 MEMORY_SHARE: Final = 8
-"""One n-th of the memory may store arriving caches."""
+"""Divisor of the memory for the maximum that arriving caches may take."""
 CONTAINER_LIMIT: Final = Path("/sys/fs/cgroup/memory.max")
 """File with the container's limit in bytes, or "max"."""
 

@@ -119,8 +119,9 @@ class OutgoingMigrations:
         return worked
 
     def stop(self, keys: Iterable[SampleKey] | None, why: str) -> None:
-        """End the transfers of these samples (None: all) as not moved, unless a receipt came; answer finished
-        commands.
+        """End the transfers of these samples (None: all) as not moved, unless a receipt came.
+
+        Answers the commands that this settles.
         """
         wanted = None if keys is None else set(keys)
         for command, move in self._open():

@@ -2,8 +2,8 @@
 
 There is one suffix index per prompt group. Samples decoded here extend it themselves, all others through `learn`.
 Rule: tokens from other machines are bounded and checked, and ignored ones are counted. A group is dropped when it is
-forgotten, when a later iteration began and none of its samples is decoded here, or, least recently used first, at
-MAX_BYTES. Samples of a dropped group continue without this drafter's guesses.
+forgotten, or when a later iteration began and none of its samples is decoded here. At MAX_BYTES the least recently
+used one is dropped. Samples of a dropped group continue without this drafter's guesses.
 """
 
 from array import array

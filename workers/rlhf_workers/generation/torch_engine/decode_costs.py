@@ -2,8 +2,8 @@
 
 It runs whole engine steps on artificial samples while the engine's own are put aside, so the cost includes the host.
 Rule: no sample, cache, random number or message is left behind. Time is bounded: the grid is visited from its corners
-inward, and ends when the budget is spent. Batch 1 and the largest batch are always measured at a long and at a short
-context, and prefill at two lengths, as one point alone says nothing about others. A planner interpolates between the
+inward, and ends when the budget is spent. Batch 1 and the largest batch are measured in any case at a long and at a
+short context, and prefill at two lengths. One point shows nothing about others. A planner interpolates between the
 points.
 """
 
@@ -47,7 +47,7 @@ class MeasurableEngine(Protocol):
 
     @property
     def vocabulary(self) -> int:
-        """Width of the logits."""
+        """Return the width of the logits."""
 
     @property
     def moves(self) -> KvMoves:

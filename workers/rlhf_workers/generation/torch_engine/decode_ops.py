@@ -37,9 +37,7 @@ class DecodeOps(Protocol):
     """The operations between two matrix products."""
 
     def begin(self, positions: torch.Tensor, rows: torch.Tensor, sin: torch.Tensor) -> None:
-        """Prepare what the layers of a pass share: pool `rows` at `positions`, rotated with `sin`; called once per
-        pass.
-        """
+        """Prepare what the layers of a pass share: pool `rows` at `positions`, rotated with `sin`; once per pass."""
 
     def add_norm(self, x: torch.Tensor | None, residual: torch.Tensor, gain: torch.Tensor, eps: float) -> torch.Tensor:
         """Add x [rows, size] to `residual` in place; return its root mean square norm times `gain` [size]."""

@@ -55,9 +55,7 @@ class PassForward(Protocol):
         length: int,
         shape: SampleRows | None = None,
     ) -> torch.Tensor:
-        """Return logits likewise for rows [n] of `pool`, of which several may be equal; `shape` may describe them
-        too.
-        """
+        """Return logits likewise for rows [n] of `pool`, which may repeat; `shape` may describe them too."""
 
 
 class PassResult(Protocol):

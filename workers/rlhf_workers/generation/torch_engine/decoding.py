@@ -239,8 +239,9 @@ class Decoding:
         ended: npt.NDArray[np.bool_],
         stopped: npt.NDArray[np.bool_],
     ) -> tuple[npt.NDArray[np.bool_], npt.NDArray[np.bool_]]:
-        """Shorten responses to the first new token that completes a stop string; return [n] ended, and [n] by a
-        stop.
+        """Shorten responses to the first new token that completes a stop string.
+
+        Return [n] which ended, and [n] which ended by a stop.
         """
         table = state.table
         for at, slot in enumerate(slots):

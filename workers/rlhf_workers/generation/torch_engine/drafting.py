@@ -111,9 +111,7 @@ class Drafting:
                     self.speculator.extend(state.table.key(slot), tokens)
 
     def verified(self, outcomes: Sequence[Verified], report: StepReport, seconds: float) -> None:
-        """Report the outcomes of a step and its seconds, except for steps with replays or captures, which are
-        untypical.
-        """
+        """Report the outcomes of a step and its seconds, except for untypical steps with replays or captures."""
         report.draft_ns = int(self._seconds * 1e9)
         if self.speculator is not None and report.rows and not (report.replayed or report.capture_ns):
             self.speculator.verified(outcomes, report.pass_rows, report.positions, self._seconds, seconds)

@@ -2,7 +2,7 @@
 
 Rule: a prompt is prefilled without its last token; that token and every response token go through a decode pass, so
 `Decoding` does all sampling. Fast mode also prefills a resumed sample's tokens. Deterministic mode replays them
-through decode passes, and runs only shapes proven alike (`Tiles`), so a sample's bits do not depend on batch, order,
+through decode passes, and runs shapes proven alike (`Tiles`). A sample's bits then do not depend on batch, order,
 worker, drafts or interruptions. Known tokens are forced, never sampled again. Must never finish a sample twice or lose
 one. If the process dies, the coordinator has every token that `progress` returned.
 
@@ -65,8 +65,7 @@ class TorchEngine:
         version: int = 0,
         field: str = "spec.models.actor.path",
     ) -> None:
-        """`model` is in eval mode on its device; WorkError if it cannot be decoded (or, if `deterministic`,
-        reproduced).
+        """`model` is in eval mode on its device; WorkError if it cannot be decoded, or reproduced if `deterministic`.
 
         `static_shapes`: decode passes have few shapes, captured where possible. `fused_kernels`: kernels run several
         steps of the model each. Neither works with `deterministic`, which needs the proven shapes and sums.

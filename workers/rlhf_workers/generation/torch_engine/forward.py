@@ -81,8 +81,7 @@ class CausalForward:
     def decode(
         self, pool: KvPool, first: int, tokens: torch.Tensor, positions: torch.Tensor, length: int
     ) -> torch.Tensor:
-        """Return logits [n, vocabulary] after feeding tokens [n] at positions [n] to rows first .. first+n-1 of
-        `pool`.
+        """Return logits [n, vocabulary] after feeding tokens [n] at positions [n] to pool rows first .. first+n-1.
 
         Keys 0 .. length-1 are read, so every position must be below `length`.
         """

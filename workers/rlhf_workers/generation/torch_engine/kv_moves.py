@@ -1,9 +1,9 @@
 """Moves samples of the torch engine with their caches, out and in.
 
 Rule: a copy has the bits of the cache, for all layers and all positions (also those that a sliding window hides). An
-arriving sample is placed by its own position, like an undisturbed one, so in deterministic mode every later pass has
-the shape and the bits that it would have had. It takes a reserved slot and never displaces another. Must never change
-a sample that it copies.
+arriving sample is placed by its own position, like an undisturbed one. In deterministic mode later passes then have
+the same shapes and bits as without the move. It takes a reserved slot and never displaces another. Must never change a
+sample that it copies.
 """
 
 import hashlib
@@ -40,7 +40,7 @@ class TorchKvMoves:
         deterministic: bool,
         staging: KvStaging | None = None,
     ) -> None:
-        """`state` returns the engine's present state; `check` and `complete_reason` are its rules for a request."""
+        """`state` returns the engine's current state; `check` and `complete_reason` are its rules for a request."""
         self.shapes: tuple[KvShape, ...] = forward.kv_shapes
         self.layout = _fingerprint(forward, self.shapes, limits, deterministic)
         self._limits = limits

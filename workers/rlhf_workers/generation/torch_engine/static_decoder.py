@@ -2,7 +2,7 @@
 
 A step of a small model is hundreds of kernels of a few microseconds, and launching them takes longer than running
 them. Rule: rows and keys are padded to buckets; padding rows use pool rows without a sample, which are never read. A
-shape runs uncaptured at first and is captured when it recurs, as most do not. Graphs contain addresses: of weights,
+shape runs uncaptured at first and is captured when it recurs; most occur once. Graphs contain addresses: of weights,
 which are replaced in place, of the pool, whose serial number changes with its storage, and of the buffers here. Call
 `drop_graphs` before moving weights. If capture fails, passes run uncaptured, and the log says so once. Must never
 replay a graph over freed memory.

@@ -48,8 +48,7 @@ class Tiles:
 
     @torch.inference_mode()
     def require(self) -> None:
-        """Raise WorkError NotReproducible if a row's bits depend on its place or neighbours in a tile, or if trials
-        fail.
+        """Raise WorkError NotReproducible unless trials show that a row's bits ignore its place and neighbours.
 
         The error is for CPUs. On other devices, which do not promise bitwise results, a warning is logged.
         """
@@ -136,9 +135,7 @@ class Tiles:
 
     @torch.inference_mode()
     def _try_decode(self, width: int, capacity: int) -> bool:
-        """Compare a pass over `width` random rows with tiles: logits, log-probabilities, and written keys and
-        values.
-        """
+        """Compare a pass over `width` random rows with tiles: logits, log-probabilities, written keys and values."""
         pool = self._random_pool(width, capacity)
         tokens, positions = self._random_inputs(width, capacity)
         wide = self._forward.decode(pool, 0, tokens, positions, capacity)
@@ -194,8 +191,9 @@ class Tiles:
         )
 
     def _random_counts(self, rows: int, most: int) -> npt.NDArray[np.int64]:
-        """Return the rows of each sample of a tile, at most what fits into its cache; their sum must fit into all
-        caches.
+        """Return the rows of each sample of a tile, at most what fits into its cache.
+
+        Their sum must fit into all caches.
         """
         long = min(rows, LONG_RUN)
         counts = np.bincount(self._numbers.integers(TILE_ROWS, size=rows - long), minlength=TILE_ROWS)

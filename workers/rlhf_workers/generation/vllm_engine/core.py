@@ -138,7 +138,7 @@ class _SampledCore(EngineCore):  # type: ignore[misc]  # vLLM's classes have no 
 
 
 class VllmCore:
-    """One model, its caches and its present samples."""
+    """One model, its caches and its current samples."""
 
     def __init__(self, arguments: Mapping[str, Any], parameters: SamplingParameters, *, moves: bool = False) -> None:
         """`arguments` are vLLM's EngineArgs; vLLM's errors pass through.
@@ -280,9 +280,7 @@ class VllmCore:
             self._core.collective_rpc("rlhf_free_caches")
 
     def wake_weights(self) -> None:
-        """Move the weights back to the device, before the caches, so that loading new weights needs no peak of
-        memory.
-        """
+        """Move the weights back to the device, before the caches, so that new weights can be loaded without a peak."""
         if self._sleeps:
             self._core.wake_up(tags=["weights"])
 
@@ -297,7 +295,7 @@ class VllmCore:
 
     @contextmanager
     def aside(self) -> Iterator[None]:
-        """Put the present requests aside inside; afterwards the core continues them with their caches."""
+        """Put the current requests aside inside; afterwards the core continues them with their caches."""
         scheduler = self._core.scheduler
         kept = {name: getattr(scheduler, name) for name in _QUEUES}
         self._counts = False

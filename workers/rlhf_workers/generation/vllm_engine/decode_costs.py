@@ -4,7 +4,7 @@ Artificial requests go through scheduler, model and sampler while the engine's o
 the cost is that of real work. A decode point takes blocks for its contexts and reads their old content, without a
 prefill. Rule: no request, block or cached prefix is left behind. Time is bounded: the grid is visited from its corners
 inward, one point per step of the iterator, and ends when the budget is spent, but not before the corners. A batch that
-does not fit beside the present caches is made smaller.
+does not fit beside the current caches is made smaller.
 """
 
 import time
@@ -35,7 +35,7 @@ class MeasurableCore(Protocol):
         """Return how many more requests of `tokens` tokens fit into the caches."""
 
     def aside(self) -> AbstractContextManager[None]:
-        """Put the present requests aside inside."""
+        """Put the current requests aside inside."""
 
     def add(self, request: CoreRequest) -> None:
         """Add a request."""

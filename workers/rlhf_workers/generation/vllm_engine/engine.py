@@ -146,7 +146,7 @@ class VllmEngine:
         return given + [self._drop(name).response() for name in names]
 
     def load_weights(self, tensors: Mapping[str, torch.Tensor], version: int) -> int:
-        """See Engine; present samples keep the keys and values of their tokens, as in the torch engine.
+        """See Engine; current samples keep the keys and values of their tokens, as in the torch engine.
 
         Raises WorkError WeightsMismatch if nothing has changed, WeightsTorn if the replacement failed half-way: then
         no sample is taken or decoded until a complete version is loaded.
@@ -178,9 +178,7 @@ class VllmEngine:
         return self._core.drafts.widths
 
     def close(self) -> None:
-        """Release memory, executor processes and the process's group of ranks; the engine must not be used
-        afterwards.
-        """
+        """Release memory, executor processes and the process's group of ranks; the engine is unusable afterwards."""
         self._core.close()
 
     # ------------------------------------------------------------ abilities

@@ -59,7 +59,7 @@ class ExpectedWeights:
         require_context(context_length(self._model.config.get_text_config()), limits)
 
     def check(self, tensors: Mapping[str, torch.Tensor], *, what: str) -> "CheckedWeights":
-        """Return a complete set; WorkError, starting with `what`, for a missing, misshapen, unknown or non-float
+        """Return a complete set; WorkError that starts with `what` for a missing, misshapen, foreign or integer
         tensor.
         """
         pairs = matched_weights(self._model, tensors, what=what)

@@ -3,7 +3,7 @@
 Rule: the transferred format is neutral, [heads, tokens, size] per layer, joined over the executor processes, so
 workers with another number of GPUs can read it. An arriving sample waits in vLLM's queue with its cache, which is
 loaded when it gets blocks: none of its tokens is computed again. It is accepted only while blocks for the longest
-sample are free, so that no present sample loses its own. Must never change a sample that it copies.
+sample are free, so that no sample here loses its own. Must never change a sample that it copies.
 """
 
 import hashlib

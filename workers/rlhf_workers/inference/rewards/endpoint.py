@@ -39,8 +39,9 @@ class EndpointReward:
         *,
         field: str,
     ) -> None:
-        """`settings`: headers of the endpoint. `field`: manifest field of the reward. WorkError for an invalid
-        header.
+        """`settings`: headers of the endpoint. `field`: manifest field of the reward.
+
+        Raises WorkError for an invalid header.
         """
         timeout = f"{field}.timeoutSeconds"
         self._server = JsonRequests(endpoint.url, timeout_seconds, settings, f"{field}.endpoint", timeout)
