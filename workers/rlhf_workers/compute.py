@@ -1,7 +1,7 @@
 """The compute thread of a worker: holds the roles, executes commands in order, and steps the roles.
 
 Generation steps first, because other workers wait for its samples; scoring steps when generation has no work. Other
-threads submit commands, read the frozen `Snapshot`, or ask for the samples (`reset`); some read a role (`roles`,
+threads submit commands, read the frozen `WorkerSnapshot`, or ask for the samples (`reset`); some read a role (`roles`,
 `weight_provider`). This module must never touch gRPC. If the process dies, the coordinator's ledger and journal still
 have everything it held; this module writes nothing to disk.
 """
