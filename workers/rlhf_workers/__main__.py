@@ -1,6 +1,7 @@
-"""`python -m rlhf_workers`: one worker process, told by its environment (`names.Env`) who it is and whom to dial.
+"""Entry point of one worker process: `python -m rlhf_workers`.
 
-Rule: only what must come first is here: log format, thread count, exit code. The last log line says why it ended.
+The environment (`names.Env`) names the worker and the coordinator. This module sets the log format and the thread
+count before it loads the agent, and chooses the exit code. The last log line says why the process ended.
 """
 
 import logging
@@ -13,7 +14,7 @@ log = logging.getLogger("rlhf_workers")
 
 
 def main() -> int:
-    """Exit code of the process (`names.ExitCode`)."""
+    """Run the worker and return the exit code (`names.ExitCode`)."""
     started = time.monotonic()
     from rlhf_common.names import ExitCode
     from rlhf_workers.addresses import AddressInUseError, open_endpoint
@@ -28,15 +29,15 @@ def main() -> int:
         log.error("%s", error)
         return ExitCode.USAGE
     configure_logs(settings.worker, json_lines=settings.json_logs)
-    # Nothing is held yet; the agent installs its own handler once there is something to close.
+    # Nothing needs closing yet. The agent installs its own handler later.
     signal.signal(signal.SIGTERM, lambda *_: os._exit(ExitCode.OK))
-    # Before torch is loaded: its thread pools are sized once.
+    # Set before torch is loaded: it sizes its thread pools once.
     os.environ["OMP_NUM_THREADS"] = str(settings.threads)
-    # Before gRPC is: it reports every connection that a restarted peer closed, in a format of its own.
+    # Set before gRPC is loaded: it reports every connection that a restarted peer closed, in its own format.
     os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
 
     try:
-        # Before torch is loaded: a kubelet asks from now on.
+        # Open the endpoint before torch is loaded: the kubelet probes it from now on.
         endpoint = open_endpoint(settings.metrics)
         with uncollected():
             import torch
@@ -60,6 +61,6 @@ def main() -> int:
 
 if __name__ == "__main__":
     exit_code = main()
-    # A compute thread that is still busy must not delay the end, nor run while the interpreter is torn down.
+    # A compute thread that is still busy must not delay the exit, nor run while the interpreter shuts down.
     sys.stdout.flush()
     os._exit(exit_code)

@@ -1,4 +1,7 @@
-"""Addresses that a worker binds: its HTTP endpoint, and why one cannot be had. Imports nothing that is slow to load."""
+"""Opens the HTTP endpoint of a worker and explains why an address cannot be bound.
+
+Imports nothing that is slow to load.
+"""
 
 import errno
 import os
@@ -10,11 +13,14 @@ from rlhf_workers.settings import SettingsError, split_address
 
 
 class AddressInUseError(OSError):
-    """Another process listens where this one should."""
+    """Another process already listens at this address."""
 
 
 def open_endpoint(address: str) -> Endpoint | None:
-    """The HTTP endpoint at host:port, none for an empty address. AddressInUseError or SettingsError."""
+    """Return the HTTP endpoint at host:port; None for an empty address.
+
+    Raises AddressInUseError or SettingsError when the address cannot be bound.
+    """
     if not address:
         return None
     host, port = split_address(Env.METRICS, address)
@@ -25,7 +31,7 @@ def open_endpoint(address: str) -> Endpoint | None:
 
 
 def why_not_bound(variable: str, address: str) -> Exception:
-    """AddressInUseError when the address is taken, SettingsError when it is not this machine's or not allowed."""
+    """Return AddressInUseError if the address is taken, else SettingsError with the reason."""
     host, port = split_address(variable, address)
     try:
         family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]

@@ -1,9 +1,10 @@
-"""The worker's agent: dials the coordinator for ever, keeps one session, stands between gRPC and the compute thread.
+"""The worker's agent: dials the coordinator and connects its session with the compute thread.
 
-Rule: the asyncio loop (main thread) owns every stream; the compute thread owns every role; the outbox and
-`Compute.submit` join the two. Exit is obeyed at once, whatever the compute thread does; so is SIGTERM, except by a
-training rank, which says so and stays while it may be needed. When a session breaks, samples are given back and the
-worker registers anew; a running Train goes on. The worker knows nothing of Kubernetes.
+The asyncio loop (main thread) owns every stream, the compute thread owns every role. They meet in the outbox and in
+`Compute.submit`. The agent obeys Exit at once, even if the compute thread is busy. SIGTERM ends the worker at once
+too, except for a training rank: it reports that it is leaving and stays while the coordinator may need it. When a
+session breaks, the worker returns its samples and registers again; a running Train continues. The worker knows nothing
+about Kubernetes.
 """
 
 import asyncio
@@ -48,23 +49,23 @@ from rlhf_workers.worker_role import KeepsWeights
 log = logging.getLogger(__name__)
 
 BACKOFF_SECONDS: Final = (0.1, 1.0)
-"""First and longest pause between two dials: a restarted coordinator is met again within a second."""
+"""Shortest and longest pause in seconds between two dials; a restarted coordinator is found within a second."""
 REPEAT_LOG_SECONDS: Final = 10.0
-"""How often a waiting worker says what it waits for."""
+"""Seconds between two log lines of a worker that waits for the coordinator."""
 INCOMPATIBLE_SECONDS: Final = 10.0
-"""Between two dials of a worker whose version does not work with the coordinator's: a human has to change an image."""
+"""Seconds between two dials when the versions do not match: someone has to change an image."""
 GIVE_BACK_SECONDS: Final = 1.0
-"""A decode step is over by then; a compute thread that needs longer runs a command that goes on across sessions."""
+"""Seconds that a reset may take; a decode step ends sooner, a longer command continues across sessions."""
 CLOSE_SECONDS: Final = 10.0
-"""Time roles get to free devices and sockets at SIGTERM, well under the kubelet's grace of 30 s."""
+"""Seconds that roles get to free devices and sockets at SIGTERM, well under the kubelet's grace period of 30 s."""
 RESERVE_SECONDS: Final = 20.0
-"""Of its grace a rank that stays keeps this for its end: closing takes up to half of it."""
+"""Seconds of its grace period that a staying rank reserves for shutdown; closing takes up to half of them."""
 LEAVING_SECONDS: Final = 0.2
-"""Time the word gets to leave that it was asked to end: no sample is blamed for its end then."""
+"""Seconds for the leaving heartbeat to be sent, so that the coordinator blames no sample for the exit."""
 LONG_SECONDS: Final = 10.0
-"""Of a piece of work, when the worker is told to end in it: it may be what it is told to end for."""
+"""Seconds after which running work is logged with its stack when Exit arrives: it may be the reason for the Exit."""
 ALARM_SECONDS: Final = 1.0
-"""Time the last words of a broken worker get to leave."""
+"""Seconds for the last report of a failed worker to be sent."""
 
 
 class Agent:
@@ -92,7 +93,7 @@ class Agent:
         self._held = _nothing_held()
 
     async def run(self) -> ExitCode:
-        """Serves until SIGTERM (OK) or until told otherwise; raises what start-up cannot do."""
+        """Serve until SIGTERM (OK) or until the coordinator ends the worker; raise errors of the start-up."""
         for number in (signal.SIGTERM, signal.SIGINT):
             self._loop.add_signal_handler(number, self._stop.set)
         server = await start_server(
@@ -141,9 +142,10 @@ class Agent:
         )
 
     async def _until_free(self) -> None:
-        """Until SIGTERM, and for a rank until its coordinator lets it go or has gone, or its grace is nearly over.
+        """Wait for SIGTERM; a rank also waits for its coordinator to release it or disconnect, until its grace nearly
+        ends.
 
-        When a node is drained the coordinator is asked to end at the same time, and needs the ranks for its checkpoint.
+        Draining a node stops the coordinator at the same time, and it needs the ranks for its checkpoint.
         """
         await self._stop.wait()
         self._leaving = True
@@ -158,7 +160,7 @@ class Agent:
                     await self._parted.wait()
 
     async def _watch_steps(self) -> None:
-        """Until a decode step hangs, which ends the worker."""
+        """Watch for a decode step that hangs, and end the worker then."""
         while not self._fatal.done():
             await asyncio.sleep(LOOK_SECONDS)
             limit = self._job.spec.run_policy.hang_timeout_seconds if self._job is not None else 0
@@ -168,7 +170,7 @@ class Agent:
                 self._end_for(failure)
 
     def _end_for(self, failure: pb.Failure) -> None:
-        """What breaks first is why it ends. Called from any thread."""
+        """End the worker for this failure; later failures are ignored. Called from any thread."""
         if not self._fatal.done():
             self._fatal.set_result(failure)
 
@@ -211,7 +213,10 @@ class Agent:
             pause = min(2 * pause, BACKOFF_SECONDS[1])
 
     async def _one_session(self) -> tuple[bool, str]:
-        """(whether the coordinator welcomed this worker, why the session ended). Raises IncompatibleError."""
+        """Run one session; return whether the coordinator welcomed this worker, and why the session ended.
+
+        Raises IncompatibleError.
+        """
         welcomed = False
 
         def on_welcome(welcome: pb.Welcome) -> None:
@@ -341,7 +346,7 @@ def _nothing_held() -> "Future[list[pb.SampleProgress]]":
 
 
 def run_agent(settings: WorkerSettings, endpoint: Endpoint | None = None) -> ExitCode:
-    """Runs the worker until it is done; see `Agent.run`."""
+    """Run the worker until it ends; see `Agent.run`."""
 
     async def main() -> ExitCode:
         return await Agent(settings, asyncio.get_running_loop(), endpoint).run()

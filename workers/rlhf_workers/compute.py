@@ -1,9 +1,9 @@
-"""The one compute thread of a worker: it holds the roles, obeys commands in order, and steps them, decoding first: what
-a worker decodes is what others wait for, and scoring goes on when nothing is left of it.
+"""The compute thread of a worker: holds the roles, executes commands in order, and steps the roles.
 
-Rule: every method of every role is called from this thread and no other; other threads submit commands, read the frozen
-`Snapshot`, or ask for the samples back (`reset`). Must never touch gRPC. When the process dies here, everything it held
-is in the coordinator's ledger and journal; nothing on disk is half-written by this module.
+Generation steps first, because other workers wait for its samples; scoring steps when generation has no work. Other
+threads submit commands, read the frozen `WorkerSnapshot`, or ask for the samples (`reset`); some read a role (`roles`,
+`weight_provider`). This module must never touch gRPC. If the process dies, the coordinator's ledger and journal still
+have everything it held; this module writes nothing to disk.
 """
 
 import logging
@@ -42,10 +42,10 @@ from rlhf_workers.worker_role import (
 log = logging.getLogger(__name__)
 
 POLL_SECONDS: Final = 0.005
-"""Between two steps that found nothing while samples are held: results of reward calls arrive from other threads."""
+"""Seconds between two idle steps while samples are active: results of reward calls arrive from other threads."""
 
 MAX_HINTS: Final = 64
-"""Hints to draft by that wait for a long piece of work to end; at most 32 KiB each."""
+"""Sibling hints that may wait for the running command to end; at most 32 KiB each."""
 
 T = TypeVar("T")
 Build = Callable[[RLHFJob, pb.Command, torch.device, Path | None], WorkerRole]
@@ -53,17 +53,17 @@ Build = Callable[[RLHFJob, pb.Command, torch.device, Path | None], WorkerRole]
 
 @dataclass(frozen=True)
 class WorkerSnapshot:
-    """What the worker is, as of the last finished piece of work."""
+    """State of the worker after the last finished command or step."""
 
     roles: tuple[str, ...] = ()
     versions: Mapping[str, int] = field(default_factory=dict)
-    """Model -> weight version it decodes and scores by."""
+    """Weight version that it decodes and scores with, by model."""
     trained_version: int = 0
-    """Weight version of its rank."""
+    """Weight version of the training rank."""
     group_epoch: int = 0
     active: int = 0
     learns_siblings: bool = False
-    """It drafts by what others decode."""
+    """Whether it drafts from the tokens of siblings on other workers."""
 
 
 @dataclass(frozen=True)
@@ -73,7 +73,7 @@ class _Reset:
 
 @dataclass(frozen=True)
 class _Call:
-    """Work that another thread asks for."""
+    """Work requested by another thread."""
 
     work: Callable[[], Any]
     answer: "Future[Any]"
@@ -104,7 +104,7 @@ class Compute:
         on_fatal: Callable[[pb.Failure], None],
         build: Build = build_role,
     ) -> None:
-        """`on_fatal` is called from the compute thread when a role broke outside any command: the process must end."""
+        """`on_fatal` is called from the compute thread when a role fails outside a command: the process must end."""
         self.snapshot = WorkerSnapshot()
         self.weight_provider: WeightProvider | None = None
         self._device = device
@@ -122,33 +122,34 @@ class Compute:
         self._busy = 0.0
         self._since: float | None = None
         self.stepping: RunningStep | None = None
-        """The step of a role that runs now."""
+        """The role step that runs now, with its start time."""
         self._thread = threading.Thread(target=self._run, name="compute", daemon=True)
 
     # ------------------------------------------------------------ for other threads
 
     def start(self, job: RLHFJob) -> None:
-        """Starts the thread, once the job is known."""
+        """Start the thread; the job must be known."""
         self._job = job
         self._thread.start()
 
     def submit(self, command: pb.Command) -> None:
-        """Queues a command; they are obeyed in the order they come."""
+        """Queue a command; commands run in order of arrival."""
         with self._changed:
             self._queue.append(command)
             self._changed.notify()
 
     def learn(self, siblings: pb.SiblingTokens) -> None:
-        """Queues tokens to draft by; when too many wait, these are dropped."""
+        """Queue sibling tokens for drafting; drop them when too many wait."""
         with self._changed:
             if sum(isinstance(item, pb.SiblingTokens) for item in self._queue) < MAX_HINTS:
                 self._queue.append(siblings)
                 self._changed.notify()
 
     def receive(self, work: "Callable[[KvReceiver, Outbox], T]") -> "Future[T]":
-        """Calls `work` on the compute thread with the role that takes samples from peers, in the order of commands.
+        """Call `work` on the compute thread with the role that takes samples from peers, in order with the commands.
 
-        The future can be cancelled until it runs. WorkError when no role takes samples, or the session breaks before.
+        The future can be cancelled until it runs. It fails with WorkError when no role takes samples, or when the
+        session breaks first.
         """
 
         def call() -> T:
@@ -165,7 +166,7 @@ class Compute:
         return answer
 
     def reset(self) -> "Future[list[pb.SampleProgress]]":
-        """Forgets queued commands and gives back every held sample with its tokens, as soon as the thread is free."""
+        """Drop queued commands and return every active sample with its tokens, as soon as the thread is free."""
         reset = _Reset(Future())
         with self._changed:
             forgotten, self._queue = self._queue, deque([reset])
@@ -178,30 +179,30 @@ class Compute:
         return reset.held
 
     def queued_samples(self) -> int:
-        """Samples in commands that wait to be obeyed."""
+        """Return the number of samples in commands that still wait."""
         with self._changed:
             commands = [item for item in self._queue if isinstance(item, pb.Command)]
         return sum(len(command.generate.samples) + len(command.score.samples) for command in commands)
 
     def busy_seconds(self) -> float:
-        """Compute time since the process started, the work in progress included."""
+        """Return the compute seconds since the process started, including the running work."""
         return self.present_seconds() + self._busy
 
     def present_seconds(self) -> float:
-        """Seconds since the present piece of work began; 0 between two."""
+        """Return the seconds since the running work began; 0 when idle."""
         since = self._since
         return time.monotonic() - since if since is not None else 0.0
 
     def stack(self) -> list[str]:
-        """Return where the compute thread is, innermost frame last."""
+        """Return the stack of the compute thread, innermost frame last."""
         return stack_of(self._thread.ident)
 
     def roles(self) -> list[WorkerRole]:
-        """Return the roles that the worker holds now, for a thread that only reads them."""
+        """Return the current roles, for a thread that only reads them."""
         return list(self._roles.values())
 
     def close(self, timeout: float) -> bool:
-        """Ends the thread and closes the roles; False when it was still busy after `timeout` seconds."""
+        """End the thread and close the roles; return False if it is still busy after `timeout` seconds."""
         with self._changed:
             self._closing = True
             self._changed.notify()
@@ -213,7 +214,7 @@ class Compute:
 
     def _run(self) -> None:
         if self._device.type == "cuda":
-            torch.cuda.set_device(self._device)  # a thread's own setting; what names no device uses it
+            torch.cuda.set_device(self._device)  # per thread; calls that name no device use it
         worked = False
         while True:
             item = self._next(worked)
@@ -230,7 +231,7 @@ class Compute:
             role.close()
 
     def _next(self, worked: bool) -> _Item | None:
-        """The next command or reset; None to step the roles."""
+        """Return the next command or reset; None to step the roles."""
         with self._changed:
             while not self._queue and not self._closing:
                 if worked:

@@ -1,9 +1,10 @@
-"""A decode step that does not end: noticed by another thread than the one it holds, named, and the end of the worker.
+"""Detects a decode step that hangs, from another thread, and reports it so that the worker ends.
 
-A step decodes one token of each sample, and a long prompt in pieces, so minutes mean that a kernel, a peer of an
-executor or a lock never answers. Nothing inside can say so: the compute thread is in it.
-Rule: steps of generation alone. Commands have limits of their own (spec.runPolicy.startTimeoutSeconds), and a training
-step has none that could be named. Must never end a worker whose limit is 0.
+A step decodes one token of each sample, or one chunk of a long prompt. If it takes minutes, a kernel, an executor peer
+or a lock never answers. The compute thread is inside the step and cannot report it.
+
+Rule: only generation steps are checked. Commands have their own limit (spec.runPolicy.startTimeoutSeconds), and no
+limit fits every training step. A limit of 0 must never end a worker.
 """
 
 import sys
@@ -16,18 +17,18 @@ from rlhf_common.names import ExitCode, Group
 
 LIMIT_FIELD: Final = "spec.runPolicy.hangTimeoutSeconds"
 LOOK_SECONDS: Final = 1.0
-"""Between two looks; a limit is seconds to minutes."""
+"""Seconds between two checks; limits are seconds to minutes."""
 FRAMES_SHOWN: Final = 12
 """Innermost frames of the stack that are logged."""
 
 RunningStep = tuple[str, float]
-"""(role, when its step began in seconds of the monotonic clock)."""
+"""(role, start of its step in seconds of the monotonic clock)."""
 
 
 def hung_step(step: RunningStep | None, limit: float, now: float, stack: Callable[[], list[str]]) -> pb.Failure | None:
-    """Return what to report of a step that runs for longer than `limit` seconds (0: none does); None: it is well.
+    """Return the failure of a step that has run longer than `limit` seconds (0: no limit); None if there is none.
 
-    `stack`: where the step is, innermost frame last.
+    `stack` returns the stack of the step, innermost frame last.
     """
     if step is None or not limit or step[0] != Group.GENERATION or now - step[1] <= limit:
         return None
@@ -37,13 +38,13 @@ def hung_step(step: RunningStep | None, limit: float, now: float, stack: Callabl
 
 
 def stack_of(thread: int | None) -> list[str]:
-    """Return the innermost frames of a thread, the last one innermost; empty when it has ended."""
+    """Return the innermost frames of a thread, innermost last; empty when the thread has ended."""
     frame = sys._current_frames().get(thread or 0)
     return traceback.format_stack(frame)[-FRAMES_SHOWN:] if frame is not None else []
 
 
 def innermost(stack: list[str]) -> str:
-    """Return `it is at engine.py:12 in step: <its line>` of a stack."""
+    """Return `it is at engine.py:12 in step: <its line>` for a stack."""
     if not stack:
         return "its thread is gone"
     return "it is at " + " ".join(stack[-1].split())

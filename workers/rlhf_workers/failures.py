@@ -1,7 +1,6 @@
-"""What fails in a worker: `WorkError`, and any exception of a role as `pb.Failure` with the line that raised it.
+"""Converts exceptions of a role into `pb.Failure`, with the line that raised them.
 
-Rule: every exception becomes a failure that says where it came from; none is swallowed. Must never guess a field that
-does not help.
+Rule: every exception becomes a failure that says where it came from. Must never name a field that does not help.
 """
 
 import traceback
@@ -25,13 +24,13 @@ MEMORY_FIELDS: Final = {
     "become_inference": "spec.inference.gpusPerReplica",
     "become_training": "spec.training.gpusPerReplica",
 }
-"""Command or role -> the field that most directly changes its memory."""
+"""The field that changes memory use most directly, by command or role."""
 MEMORY_TEXTS: Final = ("CUDA out of memory", "HIP out of memory", "DefaultCPUAllocator: can't allocate memory")
-"""How torch's allocators begin."""
+"""Texts in the out-of-memory errors of torch's allocators."""
 
 
 class WorkError(Exception):
-    """A failure with all a user needs; becomes `pb.Failure` in CommandDone, ScoredSample, or the last log line."""
+    """A failure with everything a user needs; sent as `pb.Failure` or logged as the last line."""
 
     def __init__(
         self,
@@ -63,15 +62,18 @@ def failure_of(error: Exception, work: str) -> pb.Failure:
 
 
 def is_out_of_memory(error: Exception) -> bool:
-    """True for memory that a device or the host did not give, also where another process's error is passed on in
-    words, as vLLM's executors do. The words of the allocators say what was asked for, and what is free."""
+    """Return True if a device or the host ran out of memory.
+
+    The text is checked too: vLLM's executors pass on errors of other processes as text. Texts of the allocators say
+    how much was requested and how much is free.
+    """
     return isinstance(error, torch.cuda.OutOfMemoryError | MemoryError) or (
         isinstance(error, RuntimeError) and any(text in str(error) for text in MEMORY_TEXTS)
     )
 
 
 def device_is_lost(error: Exception) -> bool:
-    """True for an error after which every call of the process to its GPU fails: only another process can go on."""
+    """Return True if every later call of this process to its GPU will fail, so that only a new process can continue."""
     return isinstance(error, torch.AcceleratorError)
 
 

@@ -1,13 +1,13 @@
-"""Starts the workers of one machine by forking: torch and transformers are imported once, not once a process.
+"""Starts the workers of one machine by forking, so torch and transformers are imported once and not per process.
 
-`python -m rlhf_workers.fork_server` reads one JSON object a line from its standard input (`name`, `environment`,
-`folder`, `log`, `cores` or null) and forks a worker for each; on its standard output it says `{"ready": true}` once,
-then `{"pid": ...}` for every request in order, and `{"ended": pid, "code": ...}` (negative: the signal) for every end.
+`python -m rlhf_workers.fork_server` reads one JSON object per line from standard input (`name`, `environment`,
+`folder`, `log`, `cores` or null) and forks a worker for each. On standard output it writes `{"ready": true}` once,
+`{"pid": ...}` for every request in order, and `{"ended": pid, "code": ...}` for every exit (negative: the signal).
 
-Rule: one thread until the fork, or what another thread held stays held in the child; so it refuses to serve when a
-library started threads. Never for processes with an accelerator: CUDA does not survive a fork. Must never act for a
-worker beyond starting it. When this process ends, its workers are killed by the kernel, and whoever keeps them starts
-others; when the input ends, it ends.
+Rule: the process has one thread until the fork, because a lock that another thread holds stays locked in the child. It
+refuses to serve when a library started threads. It must never serve processes with an accelerator: CUDA does not
+survive a fork. It starts workers and does nothing else for them. When the server ends, the kernel kills its workers;
+the server ends when its input ends.
 """
 
 import contextlib
@@ -25,7 +25,7 @@ from rlhf_common.names import Env
 
 PR_SET_PDEATHSIG: Final = 1
 PR_SET_NAME: Final = 15
-"""prctl(2)."""
+"""Options of prctl(2)."""
 PRELOADED: Final = (
     "torch",
     "rlhf_workers.agent",
@@ -49,16 +49,16 @@ PRELOADED: Final = (
     "rlhf_workers.training.backends.torch_backend",
     "rlhf_workers.training.training_role",
 )
-"""All that a worker of any group imports."""
+"""Modules that workers of the groups import."""
 LINES_AT_ONCE: Final = 1 << 16
-"""Bytes read at a time."""
+"""Bytes per read."""
 
 
 class ForkServer:
-    """Forks workers and waits for their ends, on one thread."""
+    """Forks workers and waits for them to end, on one thread."""
 
     def __init__(self, requests: int, replies: int) -> None:
-        """File descriptors of the two pipes."""
+        """Take the file descriptors of the two pipes."""
         self._requests, self._replies = requests, replies
         self._selector = selectors.DefaultSelector()
         self._selector.register(requests, selectors.EVENT_READ)
@@ -66,7 +66,7 @@ class ForkServer:
         self._pending = b""
 
     def serve(self) -> None:
-        """Serves until the input ends."""
+        """Serve until the input ends."""
         self._say({"ready": True})
         while True:
             for key, _ in self._selector.select():
@@ -83,7 +83,7 @@ class ForkServer:
         return bool(more)
 
     def _serve_as(self, order: dict[str, Any]) -> int:
-        """What the child of an order is, once it has its place: a worker. Return its exit code."""
+        """Run the worker in the child, once its environment is set up; return its exit code."""
         del order
         from rlhf_workers.__main__ import main
 
@@ -112,7 +112,7 @@ class ForkServer:
         os.write(self._replies, json.dumps(reply).encode() + b"\n")
 
     def _become(self, order: dict[str, Any], server: int) -> NoReturn:
-        """The child: ties its life to the server's, takes its own place, and is a worker to the end."""
+        """Run the child: tie its life to the server's, set up its environment, and be a worker until it ends."""
         try:
             os.setsid()
             prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
@@ -133,7 +133,7 @@ class ForkServer:
 
 
 def take_place(order: dict[str, Any]) -> None:
-    """Give this process the folder, environment, log, cores and title that an order asks for."""
+    """Apply the folder, environment, log, cores and title of an order to this process."""
     os.chdir(order["folder"])
     os.environ.clear()
     os.environ.update(order["environment"])
@@ -147,14 +147,14 @@ def take_place(order: dict[str, Any]) -> None:
 
 
 def prctl(option: int, value: int | bytes) -> None:
-    """prctl(2); OSError when the kernel refuses."""
+    """Call prctl(2); raise OSError when the kernel refuses."""
     if ctypes.CDLL(None, use_errno=True).prctl(option, value, 0, 0, 0) != 0:
         number = ctypes.get_errno()
         raise OSError(number, os.strerror(number))
 
 
 def preload(modules: Sequence[str]) -> None:
-    """Imports all a child may need; SystemExit when that started threads."""
+    """Import the modules a child may need; raise SystemExit if that started threads."""
     from importlib import import_module
 
     from rlhf_workers.loading import uncollected
@@ -168,14 +168,14 @@ def preload(modules: Sequence[str]) -> None:
 
 
 def main(server: type[ForkServer] = ForkServer, modules: Sequence[str] = PRELOADED) -> None:
-    """Serves on the standard streams; what libraries print goes to standard error."""
+    """Serve on the standard streams; output of libraries goes to standard error."""
     replies = os.dup(1)
     os.dup2(2, 1)
     requests = os.dup(0)
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     for inherited in (requests, replies):
         os.set_inheritable(inherited, False)
-    # As a worker would before it imports these libraries.
+    # A worker also sets this before it imports these libraries.
     os.environ["OMP_NUM_THREADS"] = os.environ.get(Env.THREADS, "1")
     os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
     preload(modules)

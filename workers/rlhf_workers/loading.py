@@ -1,8 +1,8 @@
-"""Loading large libraries without the garbage collector in the way.
+"""Imports large libraries with garbage collection switched off.
 
-Importing torch and transformers makes hundreds of thousands of objects that live as long as the process; collections
-during the import walk them again and again, about an eighth of its CPU time. Rule: the collector is on again
-afterwards, and what the import made is never walked later (`gc.freeze`), which keeps later collections short.
+Importing torch and transformers creates hundreds of thousands of objects that live as long as the process. Collections
+during the import visit them repeatedly, about an eighth of its CPU time. Afterwards collection is on again, and the
+imported objects are frozen (`gc.freeze`), which shortens later collections.
 """
 
 import gc
@@ -12,7 +12,7 @@ from contextlib import contextmanager
 
 @contextmanager
 def uncollected() -> Iterator[None]:
-    """No garbage collection inside; what was made stays out of later ones."""
+    """Disable garbage collection inside; exclude the objects made so far from later collections."""
     was_on = gc.isenabled()
     gc.disable()
     try:

@@ -1,8 +1,7 @@
 """Log lines of a worker on stderr: `time level worker message`, or one JSON object per line.
 
-Rule: the last line of a process that ends with an error says why. A JSON line says the job, once the coordinator has
-told it, and the iteration that was last worked on, with its trace where the run has traces. Must never buffer:
-`os._exit` may follow any line.
+Rule: the last line of a process that fails says why. A JSON line names the job, once it is known, and the iteration of
+the last command, with its trace if the run has traces. Must never buffer: `os._exit` may follow any line.
 """
 
 import logging
@@ -18,7 +17,7 @@ _CONTEXT: Final = LogContext()
 
 
 class WorkerLogFields:
-    """What the lines of this process say of its job. Changed by the agent alone, as a whole."""
+    """The job and iteration in the log lines of this process; the agent changes them."""
 
     def __init__(self) -> None:
         self._job = ""
@@ -31,7 +30,7 @@ class WorkerLogFields:
         self._show()
 
     def say_iteration(self, command: pb.Command) -> None:
-        """Name the iteration of a command that has one, from now on."""
+        """Name the iteration of a command from now on, if it has one."""
         iteration = iteration_of(command)
         if iteration is not None and iteration != self._iteration:
             self._iteration = iteration
@@ -45,7 +44,7 @@ class WorkerLogFields:
 
 
 def iteration_of(command: pb.Command) -> int | None:
-    """Return the iteration that a command is about; None for one that is about none."""
+    """Return the iteration of a command; None if it has none."""
     match command.WhichOneof("command"):
         case "generate":
             return next((each.key.iteration for each in command.generate.samples), None)
@@ -57,7 +56,7 @@ def iteration_of(command: pb.Command) -> int | None:
 
 
 def configure_logs(worker: str, *, json_lines: bool) -> None:
-    """Root logger to stderr in the format of the job."""
+    """Send the root logger to stderr in the format of the job."""
     handler = logging.StreamHandler(sys.stderr)
     if json_lines:
         handler.setFormatter(JsonLogFormatter(worker, context=_CONTEXT))
@@ -70,7 +69,7 @@ def configure_logs(worker: str, *, json_lines: bool) -> None:
 
 
 def flush_logs() -> None:
-    """What stands between the last line and `os._exit`."""
+    """Flush all log handlers and standard streams, before `os._exit`."""
     for handler in logging.getLogger().handlers:
         handler.flush()
     sys.stdout.flush()

@@ -1,8 +1,8 @@
-"""Prometheus endpoint of one worker: what the heartbeat says, what its engine did, and what the engine itself serves.
+"""Prometheus endpoint of one worker: the heartbeat's values, its engine's totals, and the engine's own metrics.
 
-Rule: values are read when scraped, from the same counters as the heartbeat; nothing is counted twice. Names, labels and
-help come from the catalogue (`rlhf_common.metrics`). An engine's own families are served as they are, beside ours and
-not in place of them: no more than MAX_ENGINE_SERIES, and without those that have a name of ours.
+Rule: values are read at the scrape, from the same counters as the heartbeat. Names, labels and help come from the
+catalogue (`rlhf_common.metrics`). An engine's own families are served unchanged beside ours, at most MAX_ENGINE_SERIES
+series, and without families that begin with our prefixes.
 """
 
 import logging
@@ -29,13 +29,13 @@ from rlhf_workers.weights.offload import MOVES
 log = logging.getLogger(__name__)
 
 MAX_ENGINE_SERIES: Final = 2000
-"""Of an engine's own; vLLM has some 600."""
+"""Series of an engine's own families; vLLM has some 600."""
 OUR_PREFIXES: Final = ("rlhf_", "process_")
 
 
 @dataclass(frozen=True)
 class MeasuredWorker:
-    """What a worker's metrics are read from."""
+    """Sources of a worker's metrics."""
 
     name: str
     group: str
@@ -43,7 +43,7 @@ class MeasuredWorker:
     compute: Compute
     device: torch.device
     connected: Callable[[], bool]
-    """Whether it holds a session; called from any thread."""
+    """Whether the worker has a session; called from any thread."""
     certificates: Path | None = None
 
 
@@ -55,7 +55,7 @@ class WorkerCollector(Collector):
         self._engine_failed = False
 
     def collect(self) -> Iterator[Family]:
-        """Yield one family for each metric of the catalogue, then those of the engine."""
+        """Yield one family for each metric of the catalogue, then the engine's."""
         measured = self._measured
         own = (measured.name, measured.group)
         for metric, value in (*self._values(), *_device_memory(measured.device)):
@@ -86,13 +86,13 @@ class WorkerCollector(Collector):
         yield worker.CONNECTED, measured.connected()
 
     def _of_engine(self, engine: MeasuresEngine) -> Iterator[Family]:
-        """Yield what an engine serves of its own; one that fails to say it hides nothing of ours."""
+        """Yield an engine's own families; if reading them fails, ours are still served."""
         registry = engine.engine_registry
         if registry is None:
             return
         try:
             families = list(settled(lambda: list(registry.collect())))
-        except Exception as error:  # an engine is not ours
+        except Exception as error:  # third-party code may raise anything
             if not self._engine_failed:
                 log.warning("the engine's own metrics cannot be read, and are left out: %s", error)
             self._engine_failed = True
@@ -101,7 +101,7 @@ class WorkerCollector(Collector):
 
 
 def bounded(families: Iterable[Family]) -> Iterator[Family]:
-    """Yield the families of an engine, as many as may be served."""
+    """Yield an engine's families up to the limit."""
     room = MAX_ENGINE_SERIES
     for each in families:
         room -= len(each.samples)
@@ -151,5 +151,5 @@ def _device_memory(device: torch.device) -> list[tuple[Metric, float]]:
 
 
 def metrics_of(measured: MeasuredWorker) -> Application:
-    """Return what an endpoint serves as the metrics of a worker."""
+    """Return the metrics application of a worker's endpoint."""
     return text_application(registry_of([WorkerCollector(measured)]))

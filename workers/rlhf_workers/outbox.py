@@ -1,11 +1,12 @@
-"""The worker's way out: what roles report waits here until the session's writer sends it.
+"""Queue of the messages that roles report, until the session's writer sends them.
 
-Rule: a message belongs to the session it was made in. When a session breaks, `fence` drops what is unsent and what
-still comes, until the compute thread has given its samples back and calls `reopen`; only the answer of the one command
-that goes on (a Train, a load) survives, and is told to the coordinator as `WorkerState.command_id`.
-What one piece of work says is sent together at its end: the writer is woken for answers and signs of life at once, for
-all else once `GATHER_SECONDS` have passed or the piece is over. Thread-safe; never blocks the compute thread. Must
-never resend: the next Register says what the worker is.
+Rule: a message belongs to the session it was created in. When a session breaks, `fence` drops unsent messages and
+refuses new ones until the compute thread has returned its samples and calls `reopen`. The answer of one running
+command (a Train, a load) survives; the coordinator learns of it as `WorkerState.command_id`.
+
+Messages of one command or step are sent together. Answers and heartbeats wake the writer at once, other messages after
+`GATHER_SECONDS` or at the end of the step. Thread-safe; never blocks the compute thread. Must never resend: the next
+Register reports the worker's state.
 """
 
 import logging
@@ -21,20 +22,22 @@ from rlhf_common import control_pb2 as pb
 log = logging.getLogger(__name__)
 
 BATCH_MESSAGES: Final = 512
-"""Messages sent at once; what a step of a full engine has to say."""
+"""Messages sent at once; enough for a step of a full engine."""
 BATCH_BYTES: Final = 4 * 1024 * 1024
-"""Bytes sent at once, far below what a stream message may hold, so that a heartbeat never waits long."""
+"""Bytes sent at once, far below the message limit of the stream, so that a heartbeat never waits long."""
 
 GATHER_SECONDS: Final = 0.02
-"""That a message waits for others of the same piece of work, seen at the next one: each waking takes the interpreter
-from what computes, and each batch is work of the coordinator."""
+"""Seconds that a message waits for others of the same step, checked at the next one.
+
+Each waking takes the interpreter from the compute thread, and each batch is work for the coordinator.
+"""
 
 
 class SessionOutbox:
-    """Messages of the current session, in the order they were made (`worker_role.Outbox`)."""
+    """Messages of the current session, in order of creation (`worker_role.Outbox`)."""
 
     def __init__(self, worker: str, wake: Callable[[], None], now: Callable[[], float] = time.monotonic) -> None:
-        """`wake` is called, from any thread, when something new waits; `now` gives seconds."""
+        """`wake` is called from any thread when a new message waits; `now` returns seconds."""
         self._worker = worker
         self._wake = wake
         self._lock = threading.Lock()
@@ -43,8 +46,8 @@ class SessionOutbox:
         self._names: dict[int, str] = {}  # command id -> its name
         self._fenced = False
         self._now = now
-        self._gathering = 0  # identity of the thread that gathers; 0: none does
-        self._quiet_since: float | None = None  # when the first message came that nobody was woken for
+        self._gathering = 0  # identity of the thread inside `gathered`; 0: none
+        self._quiet_since: float | None = None  # when the first message arrived without waking the writer
         self._tokens = 0
         self._moves: dict[str, tuple[int, float]] = {}
         self._last_train: pb.TrainResult | None = None
@@ -52,27 +55,27 @@ class SessionOutbox:
     # ------------------------------------------------------------ for roles
 
     def progress(self, message: pb.SampleProgress) -> None:
-        """Tokens decoded since the last progress of this sample."""
+        """Report tokens decoded since the last progress of this sample."""
         self._put(pb.WorkerMessage(progress=message))
 
     def finished(self, message: pb.FinishedSample) -> None:
-        """A response is complete."""
+        """Report a complete response."""
         self._put(pb.WorkerMessage(finished=message))
 
     def failed(self, message: pb.FailedSample) -> None:
-        """Report that one sample cannot be decoded here."""
+        """Report that this worker cannot decode a sample."""
         self._put(pb.WorkerMessage(failed=message))
 
     def scored(self, message: pb.ScoredSample) -> None:
-        """Reports that one task is done (or failed, or abstained) on one sample."""
+        """Report that a task is done for a sample (or failed, or abstained)."""
         self._put(pb.WorkerMessage(scored=message))
 
     def prefix(self, message: pb.ScoredPrefix) -> None:
-        """An unfinished sample was scored as far as it goes, or is not held."""
+        """Report that an unfinished sample was scored as far as it goes, or is not here."""
         self._put(pb.WorkerMessage(prefix=message))
 
     def done(self, message: pb.CommandDone) -> None:
-        """Answers a command; a second answer, or one of a session long gone, is dropped."""
+        """Answer a command; drop a second answer, or one for an earlier session."""
         with self._lock:
             if message.WhichOneof("result") == "train" and not message.HasField("failure"):
                 self._last_train = message.train
@@ -85,26 +88,26 @@ class SessionOutbox:
         self._wake()
 
     def heartbeat(self, message: pb.Heartbeat) -> None:
-        """A sign of life that cannot wait until the next one is due."""
+        """Send a heartbeat now, before the next one is due."""
         self._put(pb.WorkerMessage(heartbeat=message), at_once=True)
 
     def span(self, name: str, start_ns: int, end_ns: int, iteration: int, **attributes: str) -> None:
-        """Something that took time, for the timeline."""
+        """Report a span for the timeline."""
         span = pb.Span(worker=self._worker, name=name, start_ns=start_ns, end_ns=end_ns, iteration=iteration)
         span.attributes.update(attributes)
         self._put(pb.WorkerMessage(span=span))
 
     def observe(self, observation: pb.Observation) -> None:
-        """Report what a stretch of work took, for the cost model."""
+        """Report the measured cost of some work, for the cost model."""
         self._put(pb.WorkerMessage(observation=observation))
 
     def count(self, tokens: int) -> None:
-        """Adds to the tokens of the heartbeat."""
+        """Add to the tokens of the heartbeat."""
         with self._lock:
             self._tokens += tokens
 
     def moved(self, what: str, size: int, seconds: float) -> None:
-        """Adds to the moves that the worker's metrics tell."""
+        """Add to the moves in the worker's metrics."""
         with self._lock:
             before, since = self._moves.get(what, (0, 0.0))
             self._moves[what] = before + size, since + seconds
@@ -113,7 +116,7 @@ class SessionOutbox:
 
     @contextmanager
     def gathered(self) -> Iterator[None]:
-        """What this thread says inside is sent together; of one thread at a time."""
+        """Send the messages of this thread together at the end; one thread at a time."""
         with self._lock:
             self._gathering = threading.get_ident()
         try:
@@ -126,7 +129,7 @@ class SessionOutbox:
                 self._wake()
 
     def begin(self, command_id: int, name: str = "") -> bool:
-        """A command will be worked on and answered once; False: its session broke meanwhile, forget it."""
+        """Register a command that will be answered once; return False if its session broke: ignore it then."""
         with self._lock:
             if self._fenced:
                 return False
@@ -134,17 +137,17 @@ class SessionOutbox:
             return True
 
     def unanswered(self) -> list[int]:
-        """Commands begun and not answered, oldest first."""
+        """Return the commands without an answer, oldest first."""
         with self._lock:
             return [command for command, answered in self._running.items() if not answered]
 
     def reopen(self) -> None:
-        """Samples were given back: from here on messages belong to the new session."""
+        """Accept messages again, for the new session; called when the samples were returned."""
         with self._lock:
             self._fenced = False
 
     def alarm(self, failure: pb.Failure) -> None:
-        """The worker itself failed and is about to end: CommandDone without a command."""
+        """Report a failure of the worker itself: CommandDone without a command."""
         with self._lock:
             self._messages.append(pb.WorkerMessage(done=pb.CommandDone(failure=failure)))
         self._wake()
@@ -152,7 +155,7 @@ class SessionOutbox:
     # ------------------------------------------------------------ for the session
 
     def unsent(self) -> list[pb.WorkerMessage]:
-        """The oldest messages, as many as fit into one Batch; `sent` removes them."""
+        """Return the oldest messages that fit into one Batch; `sent` removes them."""
         with self._lock:
             messages: list[pb.WorkerMessage] = []
             size = 0
@@ -164,7 +167,7 @@ class SessionOutbox:
             return messages
 
     def sent(self, messages: Sequence[pb.WorkerMessage]) -> None:
-        """These left; a sent answer ends its command."""
+        """Remove messages that were sent; a sent answer ends its command."""
         with self._lock:
             for message in messages:
                 self._messages.popleft()
@@ -173,7 +176,7 @@ class SessionOutbox:
                     self._names.pop(message.done.command_id, None)
 
     def fence(self) -> None:
-        """The session broke. Keeps one command at most: the oldest whose answer has not left."""
+        """Drop the messages of a broken session, except the oldest command whose answer was not sent."""
         with self._lock:
             self._fenced = True
             kept = next(iter(self._running), None)
@@ -183,14 +186,14 @@ class SessionOutbox:
             self._messages = deque(message for message in answers if message.done.command_id == kept)
 
     def running(self) -> tuple[int, str]:
-        """Id and name of the oldest command whose answer has not left; 0 and empty when there is none."""
+        """Return id and name of the oldest command whose answer was not sent; 0 and empty if there is none."""
         with self._lock:
             oldest = next(iter(self._running), 0)
             return oldest, self._names.get(oldest, "")
 
     @property
     def tokens(self) -> int:
-        """Tokens counted since the process started."""
+        """Return the tokens counted since the process started."""
         with self._lock:
             return self._tokens
 
@@ -201,7 +204,7 @@ class SessionOutbox:
 
     @property
     def last_train(self) -> pb.TrainResult | None:
-        """Return the result of the last Train that succeeded in this process."""
+        """Return the result of the last successful Train of this process."""
         with self._lock:
             return self._last_train
 

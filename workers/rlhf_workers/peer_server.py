@@ -1,6 +1,6 @@
-"""The worker's own gRPC server: WeightSource and KvSink for its peers, health and reflection for whoever probes it.
+"""The worker's gRPC server: WeightSource and KvSink for peers, health and reflection for probes.
 
-Rule: with certificates only processes of the same job get in. A port that is taken is an error at once: the server
+Rule: with certificates, only processes of the same job may connect. An occupied port is an error at once: the server
 never shares a port with another process.
 """
 
@@ -24,7 +24,7 @@ KV_SINK: Final = control_pb2.DESCRIPTOR.services_by_name["KvSink"].full_name
 
 
 class PeerServer:
-    """A started server; `port` is where it listens."""
+    """A started server that listens at `port`."""
 
     def __init__(self, server: grpc.aio.Server, health_servicer: health.aio.HealthServicer, port: int) -> None:
         self.port = port
@@ -32,13 +32,13 @@ class PeerServer:
         self._health = health_servicer
 
     async def set_serving(self, serving: bool) -> None:
-        """Sets what health probes are told."""
+        """Set the answer to health probes."""
         state = health_pb2.HealthCheckResponse.SERVING if serving else health_pb2.HealthCheckResponse.NOT_SERVING
         for service in ("", WEIGHT_SOURCE):
             await self._health.set(service, state)
 
     async def stop(self) -> None:
-        """Ends the server; calls in flight get half a second."""
+        """Stop the server; running calls get half a second."""
         await self._server.stop(0.5)
 
 
@@ -48,7 +48,7 @@ async def start_server(
     weight_source: WeightSourceService,
     kv_sink: control_pb2_grpc.KvSinkServicer | None = None,
 ) -> PeerServer:
-    """Binds and starts. AddressInUseError or SettingsError when the address cannot be bound."""
+    """Bind the address and start; raise AddressInUseError or SettingsError if it cannot be bound."""
     try:
         credentials = None if certificates is None else server_credentials(certificates)
     except ValueError as error:
@@ -72,7 +72,7 @@ async def start_server(
 
 
 def add_weight_source(weight_source: WeightSourceService, server: grpc.aio.Server) -> None:
-    """Has a server serve weights."""
+    """Add the WeightSource service to a server."""
     pb = control_pb2
     handlers: dict[str, grpc.RpcMethodHandler[Any, Any]] = {
         "Describe": grpc.unary_unary_rpc_method_handler(
@@ -87,9 +87,9 @@ def add_weight_source(weight_source: WeightSourceService, server: grpc.aio.Serve
 
 
 def free_port(host: str) -> int:
-    """A port of this machine that is free now, for a TCPStore that rank 0 opens soon after.
+    """Return a port that is free now, for a TCPStore that rank 0 opens soon after.
 
-    OSError when `host`, under which the others reach this one, cannot be found.
+    Raises OSError when `host`, the name that other ranks use for this one, cannot be resolved.
     """
     try:
         family = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)[0][0]
@@ -98,6 +98,6 @@ def free_port(host: str) -> int:
     with socket.socket(family) as probe:
         try:
             probe.bind((host, 0))
-        except OSError:  # a service's name, not an address of this machine's own
+        except OSError:  # the name of a service, not an address of this machine
             probe.bind(("", 0))
         return int(probe.getsockname()[1])

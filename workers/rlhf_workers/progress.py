@@ -1,9 +1,8 @@
-"""What a worker does in a command that takes minutes: loading weights, compiling, making room for caches; in words.
+"""Describes for people what a worker does during a command that takes minutes, such as loading weights.
 
-Whoever does such work says so by `stage`, and how far it is by `WorkStage.reached`; heartbeats tell it, and the job's
-status shows it behind what the job waits for.
-Rule: words for people, never read by a decision; bounded, and written by any thread, read by another. An inner stage
-hides the outer one while it lasts.
+The code that does such work enters `stage` and reports its progress with `WorkStage.reached`. Heartbeats carry the
+text, and the job's status shows it. Rule: no decision reads the text, and its length is bounded. Any thread may read
+it. An inner stage hides the outer one.
 """
 
 from collections.abc import Iterator
@@ -11,36 +10,36 @@ from contextlib import contextmanager
 from typing import Final
 
 MAX_CHARACTERS: Final = 160
-"""Of what is said: a status has room for a sentence."""
+"""Maximum length of the text; a status has room for one sentence."""
 
 
 class WorkStage:
-    """One stretch of work."""
+    """One stage of long work."""
 
     def __init__(self, what: str) -> None:
         self._what, self._reached = what, ""
 
     def reached(self, done: float, whole: float) -> None:
-        """Say how far it is, as a share of the whole."""
+        """Set the progress as a share of the whole."""
         self._reached = f" {100 * min(1.0, done / whole):.0f}%" if whole > 0 else ""
 
     def says(self, what: str) -> None:
-        """Say what it does now."""
+        """Set the description of the current work."""
         self._what, self._reached = what, ""
 
     @property
     def text(self) -> str:
-        """What is said of it."""
+        """The description with its progress."""
         return f"{' '.join(self._what.split())}{self._reached}"[:MAX_CHARACTERS]
 
 
 _stages: list[WorkStage] = []
-"""Outermost first. Work of commands has one thread."""
+"""Stages, outermost first. One thread executes commands."""
 
 
 @contextmanager
 def stage(what: str) -> Iterator[WorkStage]:
-    """Inside, the worker says that it does this: `loading the weights of the policy`."""
+    """Describe the work inside, for example `loading the weights of the policy`."""
     begun = WorkStage(what)
     _stages.append(begun)
     try:
@@ -50,6 +49,6 @@ def stage(what: str) -> Iterator[WorkStage]:
 
 
 def present_stage() -> str:
-    """Return what the worker does now; empty while nobody says anything."""
+    """Return the description of the current work; empty if there is none."""
     stages = list(_stages)
     return stages[-1].text if stages else ""

@@ -1,20 +1,19 @@
-"""`python -m rlhf_workers.rank_launcher`: the training ranks of one pod, each a worker process of its own.
+"""Runs the training ranks of one pod, each as a worker process: `python -m rlhf_workers.rank_launcher`.
 
-A rank is `python -m rlhf_workers`, told what it would be told in a pod of its own; the launcher starts each once and
-restarts none. What happens when a process dies:
+A rank is `python -m rlhf_workers` with the same environment as in a pod of its own. The launcher starts each rank once
+and restarts none. When a process ends:
 
-- A rank that ends with an error, or is killed: the other ranks of the pod are useless, as the group restarts together.
-  They get LEAVE_SECONDS to end as their coordinator tells them, and are killed then. The launcher ends with the exit
-  code of the rank that was the cause (128 + signal), and its last line, the pod's termination message, names that rank
-  with its last words. The container is started again, all its ranks register again, and the group goes on from its
-  last step.
-- A rank that ends well was let go. When its job is complete, or the pod is told to end, so are the others. When not,
-  they get LET_GO_SECONDS, and then the pod asks to be restarted.
-- The launcher is told to end (SIGTERM): every rank is told, and takes the time that a rank takes; it ends after them.
-- The launcher is killed: the kernel kills its ranks with it.
+- A rank ends with an error or is killed: the other ranks of the pod are useless, as the group restarts together.
+  They get LEAVE_SECONDS to end as their coordinator tells them, and are killed then. The launcher exits with the exit
+  code of the rank that was the cause (128 + signal). Its last line, the pod's termination message, names that rank
+  and its last log line. The container starts again, its ranks register, and the group continues from its last step.
+- A rank ends with success: the coordinator released it. If its job is complete, or the pod is asked to end, the other
+  ranks end too. Otherwise they get LET_GO_SECONDS, and then the pod asks to be restarted.
+- The launcher gets SIGTERM: it forwards the signal to every rank and exits after the last one.
+- The launcher is killed: the kernel kills its ranks.
 
-Rule: it imports no torch, reaps every child that a container's first process gets, and passes on what ranks write
-line by line, so that lines of two ranks never mix. Ranks are forked before there is a second thread.
+Rule: it imports no torch and reaps every child process of its container. It forwards the ranks' output line by line,
+so lines of two ranks never mix. It forks the ranks before a second thread exists.
 """
 
 import contextlib
@@ -38,33 +37,33 @@ log = logging.getLogger("rlhf_workers")
 
 COMMAND: Final = ("-m", "rlhf_workers")
 LEAVE_SECONDS: Final = 5.0
-"""Ranks get after one was lost: the coordinator tells them within a moment, and their own last words take a second."""
+"""Seconds that ranks get after one was lost: the coordinator ends them soon, and their last report takes a second."""
 LET_GO_SECONDS: Final = 60.0
-"""Ranks get after one was let go alone, which its coordinator notices by itself."""
+"""Seconds that ranks get after one was released alone, which its coordinator notices by itself."""
 LOOK_SECONDS: Final = 1.0
 HANDLED: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGCHLD)
 PR_SET_PDEATHSIG: Final = 1
-"""prctl(2)."""
+"""Option of prctl(2)."""
 CHUNK: Final = 1 << 16
-"""Bytes read at a time, and of the longest line that is passed on as a whole."""
+"""Bytes per read, and of the longest line that is forwarded whole."""
 WORDS_KEPT: Final = 2000
-"""Bytes of the last line of a rank that are kept."""
+"""Bytes stored of a rank's last line."""
 
 
 class LaunchedRank:
-    """A rank that was started."""
+    """A started rank."""
 
     def __init__(self, name: str, pid: int, output: int) -> None:
-        """`output`: file descriptor of what it writes."""
+        """`output` is the file descriptor of its output."""
         self.name, self.pid, self.output = name, pid, output
         self.code: int | None = None
         self.asked = False
-        """Whether it was asked to end."""
+        """Whether it got SIGTERM from the launcher."""
         self.last_words = ""
         self._pending = b""
 
     def pass_on(self) -> bool:
-        """Write whole lines of what it wrote; False when there will be no more."""
+        """Forward whole lines of its output; return False at the end of the output."""
         try:
             more = os.read(self.output, CHUNK)
         except BlockingIOError:
@@ -81,7 +80,7 @@ class LaunchedRank:
 
 
 def words_of(line: bytes) -> str:
-    """Return what a line of a log says: the message of a JSON line, any other as it is."""
+    """Return the text of a log line: the message of a JSON line, any other line unchanged."""
     text = line.decode(errors="replace")
     with contextlib.suppress(ValueError, KeyError, TypeError):
         text = str(json.loads(text)["message"])
@@ -89,7 +88,7 @@ def words_of(line: bytes) -> str:
 
 
 class RankLauncher:
-    """Starts the ranks of a pod, and ends with them. One thread, beside that of the endpoint."""
+    """Starts the ranks of a pod and ends with them, on one thread beside the endpoint's."""
 
     def __init__(self, environments: Sequence[RankEnvironment]) -> None:
         self._selector = selectors.DefaultSelector()
@@ -110,7 +109,7 @@ class RankLauncher:
             self._ranks.append(self._start(each))
 
     def run(self) -> tuple[int, str]:
-        """Return the exit code, and why, in words, when every rank has ended."""
+        """Wait until every rank has ended; return the exit code and the reason."""
         while any(rank.code is None for rank in self._ranks):
             for key, _ in self._selector.select(LOOK_SECONDS):
                 if key.data is None:
@@ -124,7 +123,7 @@ class RankLauncher:
         return pod_end(self._ends)
 
     def kill(self) -> None:
-        """Kill every rank that is left."""
+        """Kill every rank that still runs."""
         for rank in self._ranks:
             if rank.code is None:
                 os.kill(rank.pid, signal.SIGKILL)
@@ -140,7 +139,7 @@ class RankLauncher:
 
     def _start(self, rank: RankEnvironment) -> LaunchedRank:
         launcher, (output, written) = os.getpid(), os.pipe()
-        # What a child is told before it is itself waits until it is.
+        # Block signals until the child has its own handlers.
         before = signal.pthread_sigmask(signal.SIG_BLOCK, HANDLED)
         pid = os.fork()
         if pid == 0:
@@ -166,13 +165,13 @@ class RankLauncher:
 
     def _ended(self, rank: LaunchedRank, code: int) -> None:
         while rank.output in self._selector.get_map():
-            if not _readable(rank.output):  # a child that it left behind may still hold the other end
+            if not _readable(rank.output):  # a grandchild may still hold the other end
                 break
             if not rank.pass_on():
                 self._selector.unregister(rank.output)
         rank.code = code
         killed = self._kill_at is not None and time.monotonic() >= self._kill_at and code == -signal.SIGKILL
-        # A rank that is still loading has no handler yet.
+        # A rank that still loads has no handler for SIGTERM yet.
         ended = killed or (rank.asked and code == -signal.SIGTERM)
         self._ends.append(RankEnd(rank.name, code, rank.last_words, by_launcher=ended))
 
@@ -196,7 +195,7 @@ def _readable(descriptor: int) -> bool:
 
 
 def _become(rank: RankEnvironment, launcher: int, output: int) -> NoReturn:
-    """The child: ties its life to the launcher's, and is the rank."""
+    """Run the child: tie its life to the launcher's and execute the rank."""
     try:
         signal.set_wakeup_fd(-1)
         for number in HANDLED:
@@ -215,7 +214,7 @@ def _become(rank: RankEnvironment, launcher: int, output: int) -> NoReturn:
 
 
 def main() -> int:
-    """Run the ranks of this pod, and return the exit code of the container."""
+    """Run the ranks of this pod; return the exit code of the container."""
     try:
         environments = rank_environments(os.environ)
     except SettingsError as error:
@@ -223,7 +222,7 @@ def main() -> int:
         return ExitCode.USAGE
     launcher = RankLauncher(environments)
     try:
-        # Only now: nothing of this is needed by the ranks, and a thread of the endpoint must not be forked.
+        # Imported after the forks: the ranks need none of it, and the endpoint's thread must not be forked.
         from rlhf_workers.logs import configure_logs
 
         pod = f"{os.environ[Env.GROUP]}-pod-{os.environ[Env.INDEX]}"

@@ -1,6 +1,6 @@
-"""Which module builds which role: one table, imported when the command arrives.
+"""Table of the modules that build the roles, imported when the command arrives.
 
-Rule: importing this module loads no engine, no trainer and no transformers; a worker pays only for the role it gets.
+Rule: importing this module loads no engine, no trainer and no transformers, so a worker loads only its own role.
 """
 
 from collections.abc import Callable
@@ -22,11 +22,11 @@ BUILDERS: Final = {
     "become_inference": "rlhf_workers.inference.inference_role",
     "become_training": "rlhf_workers.training.training_role",
 }
-"""Command of the oneof -> module with `build(job, command, device, certificates) -> Role`."""
+"""Module with `build(job, command, device, certificates) -> Role`, by command of the oneof."""
 
 
 def build_role(job: RLHFJob, command: pb.Command, device: torch.device, certificates: Path | None) -> WorkerRole:
-    """The role a Become* command asks for, its models loaded; WorkError when that is not possible."""
+    """Return the role that a Become* command asks for, with its models loaded; WorkError if that fails."""
     with uncollected():
         module = import_module(BUILDERS[str(command.WhichOneof("command"))])
     builder: Builder = module.build

@@ -1,6 +1,6 @@
-"""Samples as messages of the wire, and back: the one place in a worker that knows both forms.
+"""Converts samples to protobuf messages and back.
 
-Rule: plain conversion; nothing is decided and nothing is kept here. What does not fit is refused with its name.
+Rule: conversion only; it makes no decision and has no state. A malformed field is refused by name.
 """
 
 from collections.abc import Iterable
@@ -39,7 +39,7 @@ def key_message(key: SampleKey) -> pb.SampleKey:
 
 
 def request_of(sample: pb.GenerateSample) -> SampleRequest:
-    """Return what an engine is asked to decode; ValueError where arrays are malformed."""
+    """Return the request for an engine; ValueError for malformed arrays."""
     known = bool(sample.tokens.dtype)
     return SampleRequest(
         key_of(sample.key),
@@ -70,7 +70,10 @@ def request_message(request: SampleRequest) -> pb.GenerateSample:
 
 
 def resumed_request(request: SampleRequest, progress: pb.SampleProgress) -> SampleRequest:
-    """Return `request` with the response tokens of `progress`, which begin at offset 0; ValueError when malformed."""
+    """Return `request` with the response tokens of `progress`, which begin at offset 0.
+
+    Raises ValueError for malformed arrays.
+    """
     known = pb.GenerateSample(key=progress.key, prompt=pb.Array(dtype="int32", shape=[0]), versions=progress.versions)
     known.tokens.CopyFrom(progress.tokens)
     known.log_probabilities.CopyFrom(progress.log_probabilities)
@@ -83,7 +86,7 @@ def resumed_request(request: SampleRequest, progress: pb.SampleProgress) -> Samp
 
 
 def progress_message(response: ResponsePart | SampleRequest) -> pb.SampleProgress:
-    """Return the tokens of a response from its offset on; of a request, all that it has."""
+    """Return the tokens of a response from its offset, or all tokens of a request."""
     return pb.SampleProgress(
         key=key_message(response.key),
         offset=response.offset if isinstance(response, ResponsePart) else 0,
@@ -96,8 +99,10 @@ def progress_message(response: ResponsePart | SampleRequest) -> pb.SampleProgres
 def finished_message(
     response: ResponsePart, text: str, queue_seconds: float = 0.0, drafted: tuple[int, int] = (0, 0)
 ) -> pb.FinishedSample:
-    """Return a whole response with its text, what it waited for its first new token (0: not measured), and how many
-    tokens were drafted for it here, and accepted of them."""
+    """Return the message of a complete response with its text.
+
+    `queue_seconds`: the wait for its first new token (0: not measured). `drafted`: (drafted, accepted) tokens here.
+    """
     episode = response.episode
     return pb.FinishedSample(
         key=key_message(response.key),
@@ -114,7 +119,7 @@ def finished_message(
 
 
 def scoring_sample_of(message: pb.ScoreSample) -> ScoringSample:
-    """Return the sample of a Score command; WorkError SampleInvalid names what does not fit."""
+    """Return the sample of a Score command; WorkError SampleInvalid names a malformed field."""
     return ScoringSample(
         key=key_of(message.key),
         prompt=tokens_of(message, "prompt"),
@@ -155,7 +160,7 @@ def _finish_reason(message: pb.ScoreSample) -> FinishReason:
 
 
 def tokens_of(message: pb.ScoreSample | pb.PrefixSample, name: Literal["prompt", "response"]) -> TokenArray:
-    """Return a field of a sample as int32 [n >= 1]; WorkError SampleInvalid names what does not fit."""
+    """Return a field of a sample as int32 [n >= 1]; WorkError SampleInvalid names a malformed field."""
     try:
         array: npt.NDArray[Any] = unpack(message.prompt if name == "prompt" else message.response)
     except ValueError as error:

@@ -1,7 +1,7 @@
-"""One life of the Session call: Register out, Welcome in, then commands in, messages and heartbeats out.
+"""One Session call: sends Register, receives Welcome, then exchanges commands, messages and heartbeats.
 
-Rule: a session ends at the first sign of trouble, and says why; the agent opens another. Must never act on a command
-itself, and never hold state that outlives the session.
+Rule: a session ends at the first error and gives the reason; the agent opens another. Must never execute a command
+itself, nor own state that outlives the session.
 """
 
 import asyncio
@@ -16,18 +16,18 @@ from rlhf_common.control_pb2_grpc import CoordinatorStub
 from rlhf_workers.outbox import SessionOutbox
 
 WELCOME_SECONDS: Final = 30.0
-"""From Register to Welcome; the coordinator answers in milliseconds unless it hangs."""
+"""Seconds from Register to Welcome; the coordinator answers in milliseconds unless it hangs."""
 
 SessionCall = grpc.aio.StreamStreamCall[pb.WorkerMessage, pb.CoordinatorMessage]
 BROKEN: Final = (grpc.RpcError, grpc.aio.UsageError, asyncio.InvalidStateError)
 
 
 class SessionBrokenError(Exception):
-    """Why the session ended, for the log."""
+    """The session ended; the text says why."""
 
 
 class IncompatibleError(SessionBrokenError):
-    """The coordinator is of a version that does not work with this one; another start would change nothing."""
+    """The coordinator's version does not work with this worker's; a restart would not help."""
 
 
 class CoordinatorSession:
@@ -40,7 +40,7 @@ class CoordinatorSession:
         wake: asyncio.Event,
         heartbeat: Callable[[], pb.Heartbeat],
     ) -> None:
-        """`wake` is set whenever the outbox has something new."""
+        """`wake` is set whenever the outbox has a new message."""
         self._stub = CoordinatorStub(channel)
         self._outbox = outbox
         self._wake = wake
@@ -53,7 +53,7 @@ class CoordinatorSession:
         on_command: Callable[[pb.Command], None],
         on_siblings: Callable[[pb.SiblingTokens], None],
     ) -> NoReturn:
-        """Runs until the call breaks: always ends with SessionBrokenError (or what the callbacks raise)."""
+        """Run until the call breaks; always raise SessionBrokenError or an error of the callbacks."""
         call = self._stub.Session()
         try:
             await call.write(pb.WorkerMessage(register=register))
@@ -71,7 +71,7 @@ class CoordinatorSession:
                 for task in tasks:
                     task.cancel()
                 outcomes = await asyncio.gather(*tasks, return_exceptions=True)
-            # The reader knows the status of the call; a writer that fails first only knows that it is over.
+            # The reader knows the status of the call; a writer that fails first knows only that it ended.
             raise next(outcome for outcome in outcomes if isinstance(outcome, Exception))
         except BROKEN as error:
             raise await _broken(call, error) from error

@@ -1,6 +1,6 @@
-"""What a worker process is told by its environment (`names.Env`), read once and checked.
+"""Settings of a worker process, read from its environment (`names.Env`) and checked.
 
-Rule: nothing else in the process reads the environment; a missing or malformed variable is an error that names it.
+Rule: a missing or malformed variable is an error that names it.
 """
 
 from collections.abc import Mapping
@@ -21,29 +21,29 @@ class WorkerSettings:
     """One worker's place in the job."""
 
     coordinator: str
-    """host:port to dial."""
+    """Coordinator's address, host:port."""
     group: Group
     index: int
     listen: str
-    """host:port its own gRPC server binds; port 0 takes a free one."""
+    """Address of its gRPC server, host:port; port 0 takes a free one."""
     advertise: str
-    """host:port under which peers reach it; empty or port 0: as bound."""
+    """Address under which peers reach it, host:port; empty or port 0: as bound."""
     rendezvous: str
-    """Host under which training peers reach this one."""
+    """Host under which training peers reach it."""
     certificates: Path | None
     metrics: str
-    """host:port of the Prometheus endpoint, empty for none."""
+    """Address of the Prometheus endpoint, host:port; empty for none."""
     device: str
     threads: int
     start_timeout: float | None
     """Seconds to wait for the first welcome; None waits forever."""
     json_logs: bool
     rendezvous_port: int = 0
-    """Port of a TCPStore of this worker; 0: it picks a free one."""
+    """Port of its TCPStore; 0: a free one."""
     grace: float = 0.0
-    """Seconds between SIGTERM and SIGKILL; 0: not known."""
+    """Seconds between SIGTERM and SIGKILL; 0: unknown."""
     device_sharers: int = 1
-    """Processes that are on its device, itself included."""
+    """Processes on its device, including itself."""
 
     @property
     def worker(self) -> str:
@@ -52,12 +52,12 @@ class WorkerSettings:
 
     @property
     def rendezvous_host(self) -> str:
-        """Where a TCPStore of this worker can be reached."""
+        """Host under which its TCPStore can be reached."""
         return self.rendezvous or split_address(Env.ADVERTISE, self.advertise or self.listen)[0]
 
 
 def split_address(variable: str, value: str) -> tuple[str, int]:
-    """(host, port) of `host:port`; IPv6 hosts in brackets."""
+    """Return (host, port) of `host:port`; IPv6 hosts are in brackets."""
     host, colon, port = value.rpartition(":")
     if not colon or not host or not port.isdigit() or int(port) > 65535:
         raise SettingsError(f"{variable}={value!r}: needs host:port, such as 10.0.0.7:7710")
@@ -65,12 +65,12 @@ def split_address(variable: str, value: str) -> tuple[str, int]:
 
 
 def join_address(host: str, port: int) -> str:
-    """`host:port`, an IPv6 host in brackets."""
+    """Return `host:port`, with an IPv6 host in brackets."""
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def read_settings(environ: Mapping[str, str]) -> WorkerSettings:
-    """Settings of this process; SettingsError names the variable, its value and what would be right."""
+    """Return the settings of this process; SettingsError names the variable, its value and the valid form."""
     group = _required(environ, Env.GROUP)
     if group not in WORKER_GROUPS:
         raise SettingsError(f"{Env.GROUP}={group!r}: must be one of {', '.join(WORKER_GROUPS)}")

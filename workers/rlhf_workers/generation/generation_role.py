@@ -1,9 +1,9 @@
-"""The generation role of a worker: commands in, progress and finished samples out, an engine in between.
+"""The generation role of a worker: takes commands, drives an engine, and reports progress and finished samples.
 
-Rule: speaks the wire on one side and `engine.Engine` on the other, and decides nothing about decoding. Every token
-goes out within a quarter of a second of its step, so a lost worker costs that much work; a finished sample goes out at
-once. Must never answer a command twice, and never report a sample that was withdrawn or given back. When the process
-dies here, the coordinator goes on from the tokens it was told.
+Rule: it converts between protobuf messages and `engine.Engine`, and makes no decision about decoding. Tokens are
+reported within a quarter of a second of their step, so a lost worker costs that much work; a finished sample is
+reported at once. Must never answer a command twice, nor report a sample that was withdrawn or returned. If the process
+dies, the coordinator continues from the reported tokens.
 """
 
 import logging
@@ -56,7 +56,7 @@ from rlhf_workers.worker_role import Outbox
 log = logging.getLogger(__name__)
 
 PROGRESS_NS: Final = 250_000_000
-"""Between progress messages: what a lost worker costs, at four small messages a second a sample."""
+"""Nanoseconds between progress messages: the work that a lost worker costs, at four small messages per second."""
 ACTOR: Final = GENERATE.model
 ACTOR_FIELD: Final = f"{ACTOR.manifest_path}.path"
 EXIT_CODES: Final = {"PromptLength": ExitCode.BAD_DATA, "TokenOutsideVocabulary": ExitCode.BAD_DATA} | dict.fromkeys(
@@ -83,10 +83,10 @@ class GenerationRole:
         drafting: JobDrafting | None = None,
         ends: frozenset[int] | None = None,
     ) -> None:
-        """`ends`: ids that are no text at the end of a response; None: those that the tokenizer names.
+        """`ends`: ids that are not text at the end of a response; None for the tokenizer's.
 
-        `in_use`: bytes of the engine's device that are in use, by which is told what its sleep gave back. `drafting`:
-        what the engine's speculator has to do with the rest of the job; None: it has none.
+        `in_use` returns the device bytes in use; the difference after sleep is reported. `drafting` connects the
+        engine's speculator with the job; None if it has none.
         """
         self._engine = engine
         self.engine_choice = choice
@@ -110,7 +110,7 @@ class GenerationRole:
         self._offloaded = False
 
     def handle(self, command: pb.Command, outbox: Outbox) -> None:
-        """See WorkerRole; every command but Migrate and Measure is answered before this returns."""
+        """See WorkerRole; Migrate and Measure are answered later, all other commands before this returns."""
         done = pb.CommandDone(command_id=command.id)
         try:
             match command.WhichOneof("command"):
@@ -138,7 +138,7 @@ class GenerationRole:
         outbox.done(done)
 
     def step(self, outbox: Outbox) -> bool:
-        """See WorkerRole: what moves is moved on, one engine step, and the messages that are due."""
+        """See WorkerRole: advance migrations, run one engine step, and send the messages that are due."""
         moved = self._migrations.step()
         if self._measuring is not None:
             done = next(self._measuring)
@@ -146,7 +146,7 @@ class GenerationRole:
                 self._measuring = None
                 outbox.done(done)
             return True
-        if not self._engine.held or self._engine.version == NO_VERSION:  # then samples wait for a whole version
+        if not self._engine.held or self._engine.version == NO_VERSION:  # NO_VERSION: samples wait for weights
             self._activity.flush(outbox)
             self._drafting.report(self._iteration, self._clock_ns(), outbox, idle=True)
             return moved
@@ -173,7 +173,7 @@ class GenerationRole:
             self._progress_ns = end_ns
             for response in self._engine.progress():
                 outbox.progress(progress_message(response))
-        if not (report.decoded or report.prefilled or report.finished):  # all that is held is on its way out
+        if not (report.decoded or report.prefilled or report.finished):  # all its samples are leaving
             return moved
         self._activity.add(report, self._iteration, start_ns, end_ns, outbox)
         self._drafting.report(self._iteration, end_ns, outbox)
@@ -200,7 +200,7 @@ class GenerationRole:
         return None if speculator is None else speculator.totals
 
     def give_back(self) -> list[pb.SampleProgress]:
-        """See WorkerRole; what is on its way out or in is not moved."""
+        """See WorkerRole; migrations end without moving their samples."""
         self._migrations.stop(None, "the source's session broke")
         self.receiver.clear()
         self._drafting.begin_session()
@@ -216,12 +216,12 @@ class GenerationRole:
 
     @property
     def loads_while_offloaded(self) -> bool:
-        """See LoadsWhileOffloaded: by what engine can."""
+        """See LoadsWhileOffloaded; it depends on the engine."""
         takes = isinstance(self._engine, TakesWeightsWhileOffloaded) and self._engine.takes_weights_while_offloaded
         return self._offloaded and takes
 
     def offload(self) -> None:
-        """See WorkerRole: weights to host memory, key-value cache gone."""
+        """See WorkerRole: move weights to host memory and free the KV cache."""
         self._sleep()
         self._offloaded = True
 
@@ -233,8 +233,7 @@ class GenerationRole:
             self._engine.close()
 
     def load(self, command: pb.LoadWeights, outbox: Outbox | None) -> pb.LoadResult:
-        """Fetches and loads a version of the actor, and of a draft model that is trained with it: both whole, or
-        neither."""
+        """Fetch and load a version of the actor, and of a draft model trained with it: both or neither."""
         if command.model != ACTOR:
             raise WorkError("WrongModel", f"the generation role holds the actor, not {command.model!r}")
         start_ns = self._clock_ns()
@@ -290,7 +289,7 @@ class GenerationRole:
         outbox.observe(pb.Observation(start_ns=start_ns, end_ns=end_ns, iteration=self._iteration, onload=onload))
 
     def _measure(self, engine: MeasuresCosts, command: pb.Command) -> Iterator[pb.CommandDone | None]:
-        """Yield None while it goes on, then the answer."""
+        """Yield None during the measurement, then the answer."""
         costs = yield from engine.measure()
         message = pb.GenerationCosts(
             kv_bytes_per_token=costs.kv_bytes_per_token,
@@ -304,7 +303,7 @@ class GenerationRole:
         yield pb.CommandDone(command_id=command.id, measure=result)
 
     def _fail_sample(self, key: SampleKey, failure: pb.Failure, outbox: Outbox) -> None:
-        """Let go of one sample, so that the others go on."""
+        """Drop one sample, so that the others continue."""
         self._migrations.stop([key], "decoding it failed")
         self.receiver.fence([key])
         message = pb.FailedSample(key=key_message(key), failure=failure)
@@ -323,7 +322,7 @@ class GenerationRole:
 
 
 def build(job: RLHFJob, command: pb.Command, device: torch.device, certificates: Path | None) -> GenerationRole:
-    """Loads the policy and its engine; WorkError when the folder, the engine's arguments or the sizes do not fit."""
+    """Load the policy and its engine; WorkError when folder, engine arguments or sizes do not fit."""
     path = job.spec.models.actor.path
     tokenizer = load_tokenizer(path, ACTOR_FIELD)
     weight_fetcher = AdapterWeights(job.spec, partial(fetch_weights, sharings=borrowed_by(job.spec, device)))

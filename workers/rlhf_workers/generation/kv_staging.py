@@ -1,9 +1,9 @@
-"""Slices of KV caches on their way between a device and host memory, beside the decoding.
+"""Copies slices of KV caches between a device and host memory, beside decoding.
 
-Out: what is asked for is gathered into one piece of device memory in the order of decoding, so that the pool may
-change at once, and that piece goes to pinned memory in one copy; who reads it waits for it, on a thread of its own. In:
-a whole cache comes up in one copy, and what decodes next waits for it on the device. Rule: the computing thread queues
-and never waits. On a CPU, where a copy is made at once, slices are copied as they are.
+Out: the slice is gathered into one block of device memory in the order of decoding, so that the pool may change at
+once. The block goes to pinned memory in one copy; its reader waits for it on another thread. In: a whole cache is
+uploaded in one copy, and later decoding waits for it on the device. Rule: the compute thread queues copies and never
+waits. On a CPU slices are copied directly.
 """
 
 from collections.abc import Callable, Sequence
@@ -15,19 +15,19 @@ from rlhf_workers.devices.copy_stream import CopyStream, copies_of
 from rlhf_workers.models.kv_slices import KvSlice
 
 ALIGNMENT: Final = 256
-"""Bytes between which parts begin in a piece."""
+"""Alignment of parts in a block, in bytes."""
 HOST: Final = torch.device("cpu")
 
 Layers = tuple[tuple[torch.Tensor, torch.Tensor], ...]
 
 
 def pinned_bytes(size: int) -> torch.Tensor:
-    """Return uint8 [size] of torch's pinned memory: taken again and again, and never before a copy of it is made."""
+    """Return uint8 [size] of torch's pinned memory; its allocator reuses memory after pending copies."""
     return torch.empty(size, dtype=torch.uint8, pin_memory=True)
 
 
 class KvStaging:
-    """One device's way in and out, for its computing thread."""
+    """Copies for one device's compute thread."""
 
     def __init__(
         self,
@@ -35,13 +35,13 @@ class KvStaging:
         copies: CopyStream | None = None,
         host_bytes: Callable[[int], torch.Tensor] = pinned_bytes,
     ) -> None:
-        """`copies` None: those of the device, and on a CPU none at all."""
+        """`copies` None uses the device's copy stream; a CPU has none."""
         self._device = device
         self._copies = copies
         self._host_bytes = host_bytes
 
     def out(self, parts: Sequence[torch.Tensor], start: int, stop: int) -> KvSlice:
-        """A copy of keys and values [heads, stop - start, size], a pair a layer, in host memory once it is `ready`."""
+        """Copy keys and values [heads, stop - start, size], a pair per layer, to host memory; valid once `ready`."""
         copies = self._stream()
         if copies is None:
             return KvSlice(start, stop, _pairs([part.to(HOST, copy=True).contiguous() for part in parts]))
@@ -56,7 +56,7 @@ class KvStaging:
         return KvSlice(start, stop, _pairs(_places(host, ends, parts)), mark.wait)
 
     def into_device(self, cache: KvSlice) -> Layers:
-        """The same keys and values on the device, for work that is queued from now on."""
+        """Return the same keys and values on the device, for work queued from now on."""
         copies = self._stream()
         if copies is None or cache.memory is None:
             return tuple((keys.to(self._device), values.to(self._device)) for keys, values in cache.layers)
@@ -73,7 +73,7 @@ class KvStaging:
 
 
 def _ends(parts: Sequence[torch.Tensor]) -> list[int]:
-    """Where each part begins, and the bytes of all."""
+    """Return the start of each part, and the bytes of all parts."""
     ends = [0]
     for part in parts:
         ends.append(-(-(ends[-1] + part.numel() * part.element_size()) // ALIGNMENT) * ALIGNMENT)
@@ -88,7 +88,7 @@ def _places(memory: torch.Tensor, ends: Sequence[int], parts: Sequence[torch.Ten
 
 
 def _same_place(part: torch.Tensor, memory: torch.Tensor) -> torch.Tensor:
-    """The view of `memory` that `part` is of its own memory, which begins with its storage."""
+    """Return the view of `memory` that corresponds to `part`, which is a view of memory from its start."""
     return memory.view(part.dtype).as_strided(part.shape, part.stride(), part.storage_offset())
 
 

@@ -1,4 +1,4 @@
-"""What every engine asks of a request and of a job's sizes, and says of one that is wrong.
+"""Checks of requests and job sizes that are common to all engines.
 
 Rule: pure functions of the request and the engine's limits; the message names the sample, the numbers and the field.
 """
@@ -11,12 +11,15 @@ from rlhf_workers.generation.engine import EngineError, EngineLimits
 
 
 def sample_name(key: SampleKey) -> str:
-    """Return how messages call a sample."""
+    """Return the name of a sample in messages."""
     return f"sample {key.sample} of iteration {key.iteration}"
 
 
 def check_request(request: SampleRequest, limits: EngineLimits, vocabulary: int) -> None:
-    """Raise EngineError when an engine of these limits cannot serve the request; `vocabulary` is the logits' width."""
+    """Raise EngineError when an engine of these limits cannot serve the request.
+
+    `vocabulary` is the width of the logits.
+    """
     name, prompt, known = sample_name(request.key), len(request.prompt), len(request.tokens)
     if not 1 <= prompt <= limits.max_prompt_tokens:
         raise EngineError(
@@ -42,7 +45,7 @@ def check_request(request: SampleRequest, limits: EngineLimits, vocabulary: int)
 
 
 def require_context(max_positions: int | None, limits: EngineLimits) -> None:
-    """WorkError when the longest sequence does not fit a model of `max_positions`; None: it has no limit."""
+    """Raise WorkError when the longest sequence exceeds the model's `max_positions` (None: no limit)."""
     problem = context_problem(limits.max_prompt_tokens, limits.max_response_tokens, max_positions)
     if problem is not None:
         raise WorkError("ContextTooShort", problem, field=CONTEXT_FIELD, exit_code=ExitCode.USAGE)

@@ -1,9 +1,9 @@
-"""Draws tokens: one uniform a response position, turned into a token by the inverse cumulative distribution.
+"""Draws tokens: one uniform per response position selects a token by the inverse cumulative distribution.
 
 Rule: the uniform of (random key, position) is word `position` of the Philox4x64 stream with that key (Salmon et al.,
-SC'11), so a token depends on the sample and never on batch, order, worker or restarts. Tokens are laid along the
-distribution in id order: float noise in the logits moves a token only when the uniform falls within that noise of a
-boundary. Must never keep a generator's state between calls.
+SC'11), so a token depends on the sample, not on batch, order, worker or restarts. Tokens are ordered by id in the
+distribution: float noise in the logits changes a token only when the uniform falls within that noise of a boundary.
+Must never keep a generator's state between calls.
 """
 
 from collections.abc import Callable
@@ -17,20 +17,20 @@ from rlhf_common.samples import Drawing
 from rlhf_workers.generation.engine import SamplingParameters
 
 WORDS_PER_BLOCK: Final = 4
-"""64-bit words one Philox4x64 counter yields."""
+"""64-bit words that one Philox4x64 counter yields."""
 PART: Final = 1024
-"""Tokens of a part: a GPU sums along a row with one block of threads, so a vocabulary is summed part by part."""
+"""Tokens per part; a GPU sums along a row with one block of threads, so a vocabulary is summed in parts."""
 MANTISSA: Final = 2.0**-53
 """Spacing of the uniforms: the top 53 bits of a word."""
 
 EVALUATED: Final = 1.0
-"""Added to the uniforms of a request that is drawn for evaluation."""
+"""Offset of the uniforms of a request for evaluation."""
 GREEDY: Final = -1.0
-"""In place of the uniforms of a request that takes the most probable token."""
+"""Value in place of the uniforms of a greedy request."""
 
 
 def uniforms(random_key: int, start: int, count: int) -> npt.NDArray[np.float64]:
-    """Return float64 [count] uniforms in [0, 1) of response positions start .. start+count-1.
+    """Return float64 [count] uniforms in [0, 1) for response positions start .. start+count-1.
 
     `start` is a multiple of 4.
     """
@@ -47,8 +47,8 @@ def sample(
 
     logits [n, vocabulary] any float, uniform [n] float64 on the same device; returns tokens [n] int64 and their
     log-probabilities [n] float32 under softmax(logits / temperature) before top-p and top-k (at temperature 1 when
-    greedy). Where requests say how they are drawn, `uniform` is `marked`. A row with a non-finite log-probability is
-    for the caller to refuse.
+    greedy). `uniform` is `marked` if requests choose how they are drawn. The caller must refuse a row with a
+    non-finite log-probability.
     """
     scores = logits.float()
     if parameters.temperature > 0 and parameters.temperature != 1:
@@ -67,8 +67,10 @@ def sample(
 
 
 def marked(drawn: npt.NDArray[np.float64], drawing: Drawing) -> npt.NDArray[np.float64]:
-    """Return uniforms [n] so that they say how their tokens are drawn: as they are by the job's rollout, below 0 for
-    the most probable token, from `EVALUATED` on by evaluation."""
+    """Encode in uniforms [n] how their tokens are drawn.
+
+    Unchanged: by the job's rollout. Below 0: greedy. From `EVALUATED` on: by evaluation.
+    """
     if drawing is Drawing.GREEDY:
         return np.full_like(drawn, GREEDY)
     return drawn + EVALUATED if drawing is Drawing.EVALUATION else drawn
@@ -81,7 +83,7 @@ def _by_request(
     parameters: SamplingParameters,
     draw: Callable[[torch.Tensor, torch.Tensor], torch.Tensor],
 ) -> torch.Tensor:
-    """Tokens [n]; a row of the rollout gets the same one whatever other rows ask for."""
+    """Return tokens [n]; a rollout row gets the same token for any other rows."""
     if not parameters.by_request:
         return draw(weights, uniform)
     evaluated = uniform >= EVALUATED
@@ -91,7 +93,7 @@ def _by_request(
 
 
 def _kept(probabilities: torch.Tensor, parameters: SamplingParameters) -> torch.Tensor:
-    """[n, vocabulary] with zeros where top-k, then top-p on what is left, remove a token; ties go to the lower id."""
+    """Return [n, vocabulary] with zeros for tokens removed by top-k, then by top-p; ties go to the lower id."""
     size = probabilities.shape[-1]
     top_k = parameters.top_k if 0 < parameters.top_k < size else size
     if top_k == size and parameters.top_p >= 1:
@@ -105,7 +107,7 @@ def _kept(probabilities: torch.Tensor, parameters: SamplingParameters) -> torch.
 
 
 def _draw(weights: torch.Tensor, uniform: torch.Tensor) -> torch.Tensor:
-    """Row-wise index i with cumulative(i-1) <= uniform * total < cumulative(i); never one of weight zero."""
+    """Return the row-wise index i with cumulative(i-1) <= uniform * total < cumulative(i); never one of weight zero."""
     cumulative = weights.cumsum(dim=-1)
     total = cumulative[:, -1:].contiguous()
     index = torch.searchsorted(cumulative, uniform[:, None] * total, right=True)
@@ -114,7 +116,7 @@ def _draw(weights: torch.Tensor, uniform: torch.Tensor) -> torch.Tensor:
 
 
 def _draw_by_parts(weights: torch.Tensor, uniform: torch.Tensor) -> torch.Tensor:
-    """As `_draw`, by the part of the vocabulary first and then within it: sums of few numbers that run side by side."""
+    """Draw as `_draw` does, first the part of the vocabulary, then within it: short sums that run in parallel."""
     size = weights.shape[-1]
     parts = torch.nn.functional.pad(weights, (0, -size % PART)).view(len(weights), -1, PART)
     ends = parts.sum(dim=-1).cumsum(dim=-1)
@@ -126,7 +128,7 @@ def _draw_by_parts(weights: torch.Tensor, uniform: torch.Tensor) -> torch.Tensor
 
 
 def _first_above(cumulative: torch.Tensor, aim: torch.Tensor) -> torch.Tensor:
-    """[n, 1]: the first index of cumulative [n, m] above aim [n, 1], at most the first that reaches the end."""
+    """Return [n, 1]: the first index of cumulative [n, m] above aim [n, 1], at most the first that reaches the end."""
     end = cumulative[:, -1:].contiguous()
     index = torch.searchsorted(cumulative, aim, right=True)
     return torch.minimum(index, torch.searchsorted(cumulative, end, right=False))

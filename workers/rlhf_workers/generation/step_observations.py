@@ -1,10 +1,10 @@
-"""Turns thousands of engine steps into a few spans of the timeline and observations of the cost model.
+"""Summarizes thousands of engine steps as a few spans of the timeline and observations for the cost model.
 
 Rule: one span covers at least half a second of steps of one iteration, unless work ends or the iteration changes
-before; it is named for what took most of its time. The observation of the same steps says how much prefill was among
-them, how many samples a step had and how many keys each read: by that a planner knows what a step costs. Where samples
-came by their tokens another one says what building their caches took. A step in which a graph was captured is a span
-of its own and no observation, for it costs what no other will. Must never read a clock.
+before; it is named after its most costly work. Its observation gives the prefill share, the samples per step and the
+keys per sample, which the planner needs for the cost of a step. If samples arrived by their tokens, another
+observation gives the cost of rebuilding their caches. A step that captured a graph is a separate span without an
+observation, as its cost does not recur. Must never read a clock.
 """
 
 from collections.abc import Iterator
@@ -18,17 +18,17 @@ from rlhf_workers.generation.speculation.evidence import DraftedTokens
 from rlhf_workers.worker_role import Outbox
 
 SPAN_NS: Final = 500_000_000
-"""Shortest span in the middle of work: two a second a worker stay legible and cheap."""
+"""Nanoseconds of the shortest span within work: two per second and worker stay legible and cheap."""
 SAMPLES_SHOWN: Final = 12
-"""Samples of one span whose drafts are told: an attribute has at most 256 characters."""
+"""Samples of one span whose drafts are shown; an attribute has at most 256 characters."""
 
 
 @dataclass
 class _Rebuilding:
-    """Caches built from known tokens: by prefills of nothing else, or by steps in which such tokens were decoded again.
+    """Caches rebuilt from known tokens, by prefills of such samples or by steps that decode such tokens again.
 
-    Prefills are of `rows` samples of `tokens` tokens, steps of `rows` samples with `tokens` keys, all passes together.
-    A step in which a sample decoded several known tokens counts as so many, each of which took that much less.
+    Prefills cover `rows` samples with `tokens` tokens, steps `rows` samples with `tokens` keys, over all passes. A
+    step in which a sample decoded several known tokens counts as several shorter steps.
     """
 
     ns: int = 0
@@ -37,14 +37,14 @@ class _Rebuilding:
     tokens: int = 0
 
     def add(self, report: StepReport, step_ns: int) -> None:
-        """A step that took so long."""
+        """Add a step and its nanoseconds."""
         if report.prefills and all(prefill.resumed for prefill in report.prefills):
             self.ns += report.prefill_ns
             self.passes += len(report.prefills)
             self.rows += sum(prefill.samples for prefill in report.prefills)
             self.tokens += sum(prefill.tokens for prefill in report.prefills)
         if report.replayed:
-            # Of one sample: a plan counts tokens.
+            # Per sample: a plan counts tokens.
             known = max(1, round(report.replayed / max(1, report.replayed_samples)))
             self.ns += step_ns - report.prefill_ns
             self.passes += known
@@ -52,7 +52,7 @@ class _Rebuilding:
             self.tokens += _keys_of_samples(report) * known
 
     def attributes(self) -> dict[str, str]:
-        """Return the attributes of the span; none when no cache was built."""
+        """Return the attributes of the span; empty if no cache was rebuilt."""
         if not self.passes:
             return {}
         return {
@@ -74,7 +74,7 @@ class _Rebuilding:
 
 @dataclass
 class _Verified:
-    """Steps that verified guessed tokens."""
+    """Steps that verified drafted tokens."""
 
     steps: int = 0
     rows: int = 0
@@ -82,7 +82,7 @@ class _Verified:
     ns: int = 0
 
     def message(self) -> pb.VerifiedSteps:
-        """Return the numbers of all of them; there is at least one."""
+        """Return the numbers of all such steps; there is at least one."""
         return pb.VerifiedSteps(
             steps=self.steps,
             rows_per_step=self.rows / self.steps,
@@ -106,18 +106,18 @@ class _Window:
     capture_ns: int = 0
     draft_ns: int = 0
     drawing_rows: int = 0
-    """Samples of steps that replayed nothing, all steps together."""
+    """Samples of steps without replayed tokens, added up."""
     drawn: int = 0
     """Tokens that they drew."""
     drafted: int = 0
     accepted: int = 0
     samples: list[str] = field(default_factory=list)
-    """Of the samples that finished after drafts: sample, accepted and drafted tokens."""
+    """Samples that finished after drafts, each with accepted and drafted tokens."""
     rebuilding: _Rebuilding = field(default_factory=_Rebuilding)
     verified: _Verified = field(default_factory=_Verified)
 
     def add(self, report: StepReport, step_ns: int) -> None:
-        """A step that took so long."""
+        """Add a step and its nanoseconds."""
         self.prefill_ns += report.prefill_ns
         self.steps += 1
         self.tokens += report.decoded
@@ -141,7 +141,7 @@ class _Window:
         self.rebuilding.add(report, step_ns)
 
     def draft_attributes(self) -> dict[str, str]:
-        """Return what was drafted, of all samples and of those that finished; none where nothing was."""
+        """Return the drafted tokens of all samples and of finished ones; empty without drafts."""
         if not self.drafted:
             return {}
         attributes = {"drafted": str(self.drafted), "accepted": str(self.accepted)}
@@ -149,7 +149,7 @@ class _Window:
         return attributes | ({"finished_accepted_of_drafted": finished} if finished else {})
 
     def graph_attributes(self) -> dict[str, str]:
-        """Return which share of the passes was replayed, and what capturing took; none where nothing is captured."""
+        """Return the share of replayed passes and the capture time; empty without graphs."""
         if not (self.graph_passes or self.capture_ns):
             return {}
         return {
@@ -158,7 +158,7 @@ class _Window:
         }
 
     def observations(self) -> Iterator[pb.Observation]:
-        """Yield what the steps took, and what building caches among them took when any was built."""
+        """Yield the cost of the steps, and of rebuilding caches if any was rebuilt."""
         decode = pb.DecodeObservation(
             steps=self.steps,
             rows_per_step=self.rows / self.steps,
@@ -181,12 +181,12 @@ class Activity:
         self._finished: list[str] = []
 
     def finished(self, key: SampleKey, drafted: DraftedTokens) -> None:
-        """A sample finished in the step that is added next."""
+        """Record a sample that finished in the step that is added next."""
         if drafted.drafted:
             self._finished.append(f"{key.sample}: {drafted.accepted}/{drafted.drafted}")
 
     def add(self, report: StepReport, iteration: int, start_ns: int, end_ns: int, outbox: Outbox) -> None:
-        """A step of samples of `iteration` ran from start_ns to end_ns."""
+        """Add a step over samples of `iteration` that ran from start_ns to end_ns."""
         if self._window is not None and (self._window.iteration != iteration or report.capture_ns):
             self.flush(outbox)
         if self._window is None:
@@ -200,7 +200,7 @@ class Activity:
             self.flush(outbox)
 
     def flush(self, outbox: Outbox) -> None:
-        """End the window: the engine has nothing to do, or something else begins."""
+        """End the window: the engine is idle, or other work begins."""
         window, self._window = self._window, None
         if window is None:
             return
@@ -225,5 +225,5 @@ class Activity:
 
 
 def _keys_of_samples(report: StepReport) -> int:
-    """Return the keys that were read by one row a sample, on average: a pass over several costs by rows and keys."""
+    """Return the keys read by one row per sample, on average: the cost of a pass depends on rows and keys."""
     return report.keys * report.rows // max(1, report.rows, report.pass_rows)

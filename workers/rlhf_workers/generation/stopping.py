@@ -1,8 +1,8 @@
-"""Decides where a response ends: a stop token, or a stop string that its newest token completes.
+"""Decides where a response ends: at a stop token, or at a stop string that its newest token completes.
 
-Rule: the answer depends on the response's tokens alone. Text is decoded only when the newest token can complete a stop
-string, which a table over the vocabulary tells beforehand. Must never look at more than a window before the newest
-token, so that a step's cost does not grow with the response.
+Rule: the answer depends on the response's tokens. Text is decoded only if the newest token can complete a stop string;
+a table over the vocabulary shows that in advance. Must never look at more than a window before the newest token, so
+that the cost of a step does not grow with the response.
 """
 
 from collections.abc import Sequence
@@ -16,9 +16,9 @@ from rlhf_common.samples import NOT_SAMPLED, FinishReason, SampleRequest, TokenA
 from rlhf_workers.generation.engine import SamplingParameters
 
 WINDOW_MARGIN: Final = 16
-"""Tokens looked at beyond one a character of the longest stop string: some tokens decode to nothing."""
+"""Tokens in the window beyond one per character of the longest stop string: some tokens decode to nothing."""
 UNFINISHED: Final = "\N{REPLACEMENT CHARACTER}"
-"""What a token that is part of a multi-byte character decodes to."""
+"""Text of a token that is part of a multi-byte character."""
 
 
 class StopRule:
@@ -29,28 +29,28 @@ class StopRule:
         self._tokenizer = tokenizer
         self._strings = tuple(strings)
         self.is_stop: npt.NDArray[np.bool_] = np.zeros(vocabulary, bool)
-        """[vocabulary] tokens that end a response by themselves."""
+        """Tokens that end a response by themselves, [vocabulary]."""
         self.is_stop[[token for token in stop_ids if 0 <= token < vocabulary]] = True
         self.may_complete: npt.NDArray[np.bool_] = self._completing(vocabulary)
-        """[vocabulary] tokens whose text holds the last character of a stop string, or part of a character."""
+        """Tokens whose text contains the last character of a stop string, or part of a character, [vocabulary]."""
         self.window = max((len(string) for string in strings), default=0) + WINDOW_MARGIN
-        """Newest response tokens that `ends_with_string` looks at."""
+        """Number of newest response tokens that `ends_with_string` looks at."""
 
     @property
     def has_strings(self) -> bool:
-        """Whether `ends_with_string` can ever be true."""
+        """Whether the job has stop strings."""
         return bool(self._strings)
 
     def ends_with_string(self, tokens: TokenArray) -> bool:
-        """Whether the text of these response tokens holds a stop string, special tokens included."""
+        """Return whether the text of these response tokens contains a stop string, including special tokens."""
         text = self._tokenizer.decode(tokens[-self.window :].tolist(), skip_special_tokens=False)
         return any(string in text for string in self._strings)
 
     def complete_reason(self, request: SampleRequest) -> FinishReason:
-        """Return why a resumed sample needs no further token; empty when it needs one."""
+        """Return why a resumed sample needs no further token; empty if it needs one."""
         if not len(request.tokens):
             return ""
-        if request.log_probabilities[-1] == NOT_SAMPLED:  # whoever wrote it did not end the turn that begins here
+        if request.log_probabilities[-1] == NOT_SAMPLED:  # the environment's tokens do not end the policy's next turn
             return "length" if len(request.tokens) >= request.max_response_tokens else ""
         if self.is_stop[request.tokens[-1]]:
             return "stop"

@@ -1,10 +1,9 @@
-"""New weights for a generation worker: the policy's, and those of a draft model that is trained with it.
+"""Loads new weights into a generation worker: the policy's, and those of a draft model trained with it.
 
-Rule: both or neither. Nothing is loaded before all tensors of both are there, checked; so where one of them does not
-come (a peer gone, a version that it does not hold, a damaged tensor), the pair of before goes on and the coordinator
-asks again. What breaks off while it is copied leaves the worker without a version: it decodes nothing until it was
-given both anew. An engine without a drafter that has weights is given the policy's alone.
-When the process dies here nothing is left half-way: the next one is given both.
+Rule: both or neither. Loading starts after all tensors of both have arrived and passed their checks. If one of them
+does not arrive (a lost peer, a missing version, a damaged tensor), the previous pair stays and the coordinator asks
+again. An interrupted copy leaves the worker without a version: it decodes nothing until it gets both again. An engine
+without a trainable drafter gets the policy's weights only. If the process dies, the next one gets both.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -25,34 +24,34 @@ from rlhf_workers.weights.fetching import FetchedWeights
 
 @runtime_checkable
 class TakesDraftWeights(Protocol):
-    """What drafts by a model: a speculator, or an engine that drafts by itself (its `vllm_draft_model`)."""
+    """A speculator that drafts with a model, or an engine that drafts by itself (its `vllm_draft_model`)."""
 
     def load_weights(self, tensors: Mapping[str, torch.Tensor]) -> int: ...
 
 
 @dataclass(frozen=True)
 class WeightUpdate:
-    """Weights of one version that are there and not yet loaded."""
+    """Weights of one version that have arrived and are not yet loaded."""
 
     version: int
     policy: FetchedWeights
     draft: FetchedWeights | None
-    """Of the draft model, where one comes with the policy and somebody drafts by it."""
+    """Weights of the draft model, if one comes with the policy and the engine drafts with it."""
 
     @property
     def ways(self) -> str:
-        """Return how the policy's came, for people."""
+        """Transports of the policy's weights, as text for people."""
         return self.policy.ways
 
     @property
     def bytes_by_way(self) -> dict[str, int]:
-        """Return the bytes of all of them, by the way they came."""
+        """Bytes of all weights, by transport."""
         parts = [self.policy.bytes_by_way, *([] if self.draft is None else [self.draft.bytes_by_way])]
         return {way: sum(part.get(way, 0) for part in parts) for part in parts for way in part}
 
 
 class WeightUpdates:
-    """Of one engine."""
+    """Weight updates of one engine."""
 
     def __init__(self, engine: Engine, certificates: Path | None, weight_fetcher: WeightFetcher) -> None:
         self._engine, self._certificates, self._weight_fetcher = engine, certificates, weight_fetcher
@@ -61,7 +60,7 @@ class WeightUpdates:
 
     @contextmanager
     def fetched(self, command: pb.LoadWeights) -> Iterator[WeightUpdate]:
-        """Give the weights that a command names, as long as the context is open. Raises as `fetch_weights`."""
+        """Yield the weights that a command names, while the context is open. Raises as `fetch_weights`."""
         with ExitStack() as stack:
 
             def fetched(model: str) -> FetchedWeights:
@@ -73,9 +72,9 @@ class WeightUpdates:
             yield WeightUpdate(command.version, policy, draft)
 
     def load(self, command: pb.LoadWeights, update: WeightUpdate, before: Callable[[], None]) -> int:
-        """Replace the weights of policy and draft model; return bytes. `before` is called before the first copy.
+        """Replace the weights of policy and draft model; return bytes.
 
-        WorkError leaves the engine as it was, or without a version.
+        `before` is called before the first copy. A WorkError leaves the engine unchanged, or without a version.
         """
         before()
         size = self._engine.load_weights(update.policy.tensors, update.version)
@@ -97,7 +96,7 @@ class WeightUpdates:
 
     @property
     def _drafts(self) -> TakesDraftWeights | None:
-        """Who drafts by weights: the engine itself, or its speculator."""
+        """The drafter with weights: the engine itself, or its speculator."""
         own = getattr(self._engine, "vllm_draft_model", None)
         speculator = self._engine.speculator if isinstance(self._engine, Speculates) else None
         takes = speculator if speculator is not None and speculator.takes_weights else None

@@ -1,7 +1,7 @@
-"""Which waiting samples share a forward pass.
+"""Chooses the waiting samples that share a forward pass.
 
-Rule: pure. The oldest waiting sample is always in the batch, so none starves; the rest are nearest to it in length, for
-as long as little is padding: one long response among short ones would make each of them as dear as itself.
+Rule: pure. The oldest waiting sample is always in the batch, so none starves. The others are nearest to it in length,
+as long as padding is small: one long response would make short ones as expensive as itself.
 """
 
 from collections import deque
@@ -11,13 +11,13 @@ from rlhf_common.samples import ScoringSample
 from rlhf_workers.inference.model_scorer import PAD
 
 PADDING_SHARE: Final = 0.25
-"""Of the samples' own tokens: more padding costs more than another pass saves."""
+"""Maximum padding as a share of the samples' tokens; more costs more than another pass saves."""
 FREE_PADDING: Final = 256
 """Tokens of padding that cost less than another pass, which reads all weights once more."""
 
 
 def next_batch(waiting: deque[ScoringSample], batch_tokens: int) -> list[ScoringSample]:
-    """Takes the next batch out of `waiting`: at most `batch_tokens` tokens with padding, and one sample at least.
+    """Remove the next batch from `waiting`: at most `batch_tokens` tokens with padding, at least one sample.
 
     `batch_tokens` 0 takes the oldest alone.
     """

@@ -1,9 +1,9 @@
-"""A forward pass over the next tokens of several samples, on top of the keys and values that each has already.
+"""Runs a model over the next tokens of several samples, on top of their stored keys and values.
 
-Rule: a key stands at its token's position, so one mask rule serves every pass. What a sample gets in a pass of its own
-is a function of its tokens, the place where the pass begins and its width; nothing else goes in, so a sample that is
-computed block by block has the same bits whenever its blocks are computed. A sample is changed only when a whole pass
-succeeded. Must never depend on the cache's own idea of length.
+Rule: a key is stored at its token's position, so one mask rule serves every pass. In a pass without others, a sample's
+result depends on its tokens, the start of the pass and its width, and on nothing else. A sample computed block by
+block therefore has the same bits whenever its blocks are computed. Samples change only after a whole pass succeeded.
+Must never depend on the cache's own idea of length.
 """
 
 import logging
@@ -21,9 +21,9 @@ from rlhf_workers.models.attention_masks import AttentionMasks
 log = logging.getLogger(__name__)
 
 TRIAL_CHUNKS: Final = (5, 1, 10)
-"""Tokens of the passes with which a model is tried out."""
+"""Tokens of the passes that try out a model."""
 TOLERANCE: Final = 2e-2
-"""Relative difference from one whole pass, in which bfloat16 rounding may show."""
+"""Relative difference from one whole pass that bfloat16 rounding may cause."""
 
 Layer = tuple[torch.Tensor, torch.Tensor]
 
@@ -33,13 +33,13 @@ class ComputedTokens:
     """Keys and values of a sample's first tokens under one model."""
 
     positions: int = 0
-    """Tokens that have been through the model."""
+    """Tokens that have passed through the model."""
     layers: list[Layer] = field(default_factory=list)
     """Keys and values of each layer: [1, heads, positions, size]."""
 
     @property
     def bytes(self) -> int:
-        """Device memory held."""
+        """Device memory in bytes."""
         return sum(part.numel() * part.element_size() for layer in self.layers for part in layer)
 
 
@@ -51,11 +51,11 @@ class _Pass(Cache):  # type: ignore[misc]
         self._before = before
         self._ends = [row.positions + count for row, count in zip(before, counts, strict=True)]
         self.length = max(self._ends)
-        """Keys that are read."""
+        """Number of keys that are read."""
         self.layers_after: list[Layer] = []
 
     def update(self, key_states: torch.Tensor, value_states: torch.Tensor, layer_idx: int, *_: Any, **__: Any) -> Layer:
-        """Appends [rows, heads, width, size] states; returns [rows, heads, length, size]."""
+        """Append [rows, heads, width, size] states; return [rows, heads, length, size]."""
         old = [row.layers[layer_idx] if row.layers else None for row in self._before]
         both = tuple(
             self._appended(states, [None if row is None else row[part] for row in old])
@@ -76,14 +76,14 @@ class _Pass(Cache):  # type: ignore[misc]
         return joined
 
     def row(self, index: int) -> list[Layer]:
-        """Return what a row holds after the pass, in memory of its own when it shared the pass."""
+        """Return a row's keys and values after the pass, copied if the pass was shared."""
         if len(self._ends) == 1:
             return self.layers_after
         end, rows = self._ends[index], slice(index, index + 1)
         return [(keys[rows, :, :end].clone(), values[rows, :, :end].clone()) for keys, values in self.layers_after]
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
-        """Unused: positions are given explicitly."""
+        """Return 0; unused, because positions are explicit."""
         return 0
 
 
@@ -91,18 +91,20 @@ class ChunkForward:
     """Runs a model, or its backbone, over chunks."""
 
     def __init__(self, model: Any, config: Any, dtype: torch.dtype, result: str) -> None:
-        """`model` takes transformers' arguments and computes in `dtype`; `result` is the field of its output that is
-        wanted; `config` is its text part's."""
+        """`model` takes transformers' arguments and computes in `dtype`.
+
+        `result` names the field of its output to return; `config` is the configuration of its text part.
+        """
         self._model, self._result = model, result
         self._vocabulary = int(config.vocab_size)
         self._masks = AttentionMasks(config, dtype)
 
     @torch.inference_mode()
     def __call__(self, rows: Sequence[ComputedTokens], ids: torch.Tensor, counts: Sequence[int]) -> torch.Tensor:
-        """[rows, width, ...]: what the model says after each of ids [rows, width], of which `counts` are a row's own.
+        """Return [rows, width, ...], the model's output after each of ids [rows, width].
 
-        Rows grow by all of their own tokens. A row alone may be padded on the right: then it counts the padding in,
-        and must not be used any further.
+        The first `counts` ids of each row are its own, and the row grows by them. A single row may be padded on the
+        right: it then counts the padding, and must not be used further.
         """
         width, device = ids.shape[1], ids.device
         placed = to_device(np.array([[row.positions for row in rows], counts]), device)
@@ -125,7 +127,7 @@ class ChunkForward:
 
     @torch.inference_mode()
     def agrees(self) -> bool:
-        """Whether the model says the same chunk by chunk as in one pass; some are not driven by our masks."""
+        """Return whether the model computes the same in chunks as in one pass; some ignore our masks."""
         if self._masks.unknown:
             return False
         size = sum(TRIAL_CHUNKS)

@@ -1,7 +1,7 @@
-"""Prompts' groups that a model of the inference group compares: which wait, and the one that is being compared.
+"""Compares prompt groups with a model of the inference group, one group at a time.
 
-Rule: one comparison a step, so that a large group holds up no command; the responses of a group are answered together,
-with a result, abstained, or with one failure for all. Must never answer for a part of a group.
+Rule: one comparison per step, so that a large group delays no command. The responses of a group are answered together:
+with results, abstained, or with one failure for all. Must never answer for a part of a group.
 """
 
 import logging
@@ -21,16 +21,16 @@ from rlhf_workers.worker_role import Outbox
 log = logging.getLogger(__name__)
 
 Comparing = Generator[None, None, list[FloatArray | None]]
-"""Yields after each pass; returns float32 [1] a response, None where there is nothing to compare it with."""
+"""Yields after each pass; returns float32 [1] per response, or None if there is nothing to compare it with."""
 
 
 @runtime_checkable
 class GroupScorer(Protocol):
-    """Compares the responses to a prompt on the compute thread, its model awake."""
+    """Compares the responses to a prompt on the compute thread, with its model onloaded."""
 
     model: Any
     frozen: bool
-    """Whether the model's weights stay those of its folder."""
+    """Whether the model keeps the weights of its folder."""
 
     def compare(self, samples: Sequence[ScoringSample]) -> Comparing:
         """Return the comparison of all responses to one prompt."""
@@ -45,14 +45,14 @@ class _ComparedGroup:
 
 
 class GroupComparisons:
-    """The groups of one worker, in the order in which they came."""
+    """The groups of one worker, in order of arrival."""
 
     def __init__(self) -> None:
         self._groups: deque[_ComparedGroup] = deque()
 
     @property
     def pending(self) -> int:
-        """Samples that are not answered yet."""
+        """Samples without an answer."""
         return sum(len(group.samples) for group in self._groups)
 
     def submit(self, task: str, scorer: GroupScorer, samples: Sequence[ScoringSample]) -> None:
@@ -60,11 +60,11 @@ class GroupComparisons:
         self._groups.append(_ComparedGroup(task, samples, scorer.compare(samples)))
 
     def clear(self) -> None:
-        """Forget everything."""
+        """Drop all groups."""
         self._groups.clear()
 
     def step(self, outbox: Outbox) -> bool:
-        """Go on with the first group; return whether there was one."""
+        """Advance the first group; return whether there was one."""
         if not self._groups:
             return False
         group = self._groups[0]

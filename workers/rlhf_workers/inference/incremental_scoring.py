@@ -1,9 +1,8 @@
-"""Scores chunks of unfinished samples while nothing finished waits, so that a finished one needs only its rest.
+"""Scores chunks of unfinished samples while no finished sample waits, so that a finished one needs only its rest.
 
-Rule: nothing here is a result. A prefix is used only for the very tokens it was computed from, under the weights it was
-computed with; whatever happens to it (dropped, never asked for, its worker dead) a sample has the same scores. One
-pass is one bounded piece of work, so that what finishes never waits long. Every sample asked for is answered by at
-most one ScoredPrefix, and by none when its Score came first.
+Rule: nothing here is a result. A prefix is used only for the tokens and weights it was computed with. If it is dropped
+or lost, the sample's scores are the same. One pass is one bounded step, so that finished samples never wait long. A
+requested sample gets at most one ScoredPrefix, and none if its Score came first.
 """
 
 import logging
@@ -26,34 +25,34 @@ log = logging.getLogger(__name__)
 
 SPAN: Final = "score-prefix/{task}"
 ROWS: Final = 16
-"""Samples in one pass at most: their keys and values are put together for it, which costs memory."""
+"""Maximum samples per pass; joining their keys and values costs memory."""
 CPU_BYTES: Final = 1 << 30
-"""Budget on a CPU, and no more than a sixteenth of the machine, which is shared."""
+"""Budget in bytes on a CPU; at most a sixteenth of the machine's memory, which is shared."""
 PASS_TOKENS: Final = 512
-"""In one pass: a sample that is finished meanwhile waits for it."""
+"""Maximum tokens per pass; a sample that finishes meanwhile waits for it."""
 GPU_SHARE: Final = 0.25
-"""Of the memory that is free once the models are there: the rest is for activations and whole passes."""
+"""Share of the memory that is free beside the models; the rest serves activations and whole passes."""
 
 
 def prefix_budget(device: torch.device) -> int:
-    """Bytes that prefixes may take on a device."""
+    """Return the bytes that prefixes may take on a device."""
     if device.type != "cuda":
         return min(CPU_BYTES, device_memory(device) // 16)
     return int(GPU_SHARE * free_memory(device))
 
 
 class IncrementalScoring:
-    """The part of the inference role that works ahead."""
+    """Scores ahead for the inference role."""
 
     def __init__(self, scorers: Mapping[str, TokenScorer], batch_tokens: int, budget: int) -> None:
-        """`scorers` by task, as they are when they are used; `batch_tokens` 0 runs sample by sample."""
+        """`scorers` by task; `batch_tokens` 0 runs samples one by one."""
         self._scorers = scorers
         self._batch_tokens = batch_tokens
         self._store = PartialScoreStore(budget)
         self._asked: dict[int, pb.PrefixSample] = {}
 
     def ask(self, message: pb.PrefixSample) -> None:
-        """An unfinished sample with more tokens than before; WorkError when they are none of a model's."""
+        """Queue an unfinished sample with its new tokens; WorkError if a token is outside a model's vocabulary."""
         prompt, response = tokens_of(message, "prompt"), tokens_of(message, "response")
         tokens = np.concatenate([prompt, response])
         for task in self._able(message):
@@ -63,7 +62,7 @@ class IncrementalScoring:
             self._asked[message.key.sample] = message
 
     def step(self, outbox: Outbox) -> bool:
-        """One pass of one task over one chunk of one sample, or of several; False when nothing is asked for."""
+        """Run one pass of one task over one or several samples; return False if none is queued."""
         for sample, message in list(self._asked.items()):
             task = next((task for task in self._able(message) if self._left(sample, task)), None)
             if task is not None:
@@ -73,29 +72,29 @@ class IncrementalScoring:
         return False
 
     def take(self, task: str, sample: ScoringSample) -> PartialScore | None:
-        """What is there already of a finished sample under a task; it is not worked on any more."""
+        """Remove and return the prefix of a finished sample under a task."""
         if not self._store.enter(sample.key.iteration):
             return None
         self._asked.pop(sample.key.sample, None)
         return self._store.take(sample.key.sample, task, len(sample.prompt), sample.tokens)
 
     def drop_task(self, task: str) -> None:
-        """The weights of a task's model changed."""
+        """Drop the prefixes of a task whose model has new weights."""
         self._store.drop_task(task)
 
     def clear(self) -> None:
-        """Forgets everything: the session is over, or the memory is wanted for something else."""
+        """Drop everything: the session broke, or the memory is needed."""
         self._asked.clear()
         self._store.clear()
 
     # ------------------------------------------------------------ parts
 
     def _able(self, message: pb.PrefixSample) -> list[str]:
-        """Its tasks whose models can be run chunk by chunk here."""
+        """Return the sample's tasks whose models can run in chunks."""
         return [task for task in message.tasks if task in self._scorers and self._scorers[task].chunks is not None]
 
     def _left(self, sample: int, task: str) -> int:
-        """Tokens of the next pass; 0: as far as it goes."""
+        """Return the tokens of the next pass; 0 if there are none."""
         growing, chunks = self._store.get(sample), self._scorers[task].chunks
         if growing is None or chunks is None:
             return 0
@@ -103,7 +102,7 @@ class IncrementalScoring:
         return chunks.next_chunk(prefix, growing.tokens, False)
 
     def _batch(self, first: int, task: str) -> list[int]:
-        """Samples that share the next pass: the first, and such as fit into it."""
+        """Return the samples that share the next pass: `first`, and others that fit."""
         batch, widest = [first], self._left(first, task)
         for sample, message in self._asked.items():
             if sample == first or task not in self._able(message) or len(batch) == ROWS:

@@ -1,8 +1,8 @@
-"""The inference role: scores samples by the models and rewards of its tasks, while other workers still decode.
+"""The inference role: scores samples with the models and rewards of its tasks, while other workers decode.
 
-Rule: every (sample, task) of a Score command is answered by exactly one ScoredSample: a result, abstained, or a
-failure. Models run on the compute thread, a small batch a step; reward calls are concurrent. Holds nothing that must
-survive: what a lost worker had not scored is scored again elsewhere.
+Rule: every (sample, task) of a Score command gets exactly one ScoredSample: a result, abstained, or a failure. Models
+run on the compute thread, one small batch per step; reward calls run concurrently. Nothing here must survive: another
+worker scores again what a lost worker had not scored.
 """
 
 import logging
@@ -47,20 +47,20 @@ CPU: Final = torch.device("cpu")
 
 @dataclass
 class _Task:
-    """One task of the graph that this worker runs."""
+    """One task of the graph on this worker."""
 
     name: str
     model: str
     scorer: Scorer
     weights: OffloadableWeights | None
-    """None: no model, or one that stays where it is."""
+    """Weights that move; None for no model, or one that stays on its device."""
     of_group: bool = False
-    """Its unit is a prompt's group: all samples of a command are judged together."""
+    """Whether its unit is a prompt group: all samples of a command are judged together."""
     waiting: deque[ScoringSample] = field(default_factory=deque)
 
 
 class InferenceRole:
-    """Scores; see `worker_role.WorkerRole`."""
+    """Scores samples; see `worker_role.WorkerRole`."""
 
     name = "inference"
     handles = frozenset({"score", "score_prefix", "load_weights", "measure", "offload"})
@@ -73,8 +73,7 @@ class InferenceRole:
         device: torch.device = CPU,
         weight_fetcher: WeightFetcher = fetch_weights,
     ) -> None:
-        """`batch_tokens` 0 scores sample by sample (deterministic job); `longest` is the job's longest sample, in
-        tokens."""
+        """`batch_tokens` 0 scores samples one by one (deterministic job); `longest`: tokens of the longest sample."""
         self._tasks: dict[str, _Task] = {}
         self._batch_tokens = batch_tokens
         self._certificates = certificates
@@ -95,8 +94,10 @@ class InferenceRole:
         *,
         of_group: bool = False,
     ) -> None:
-        """A task to run; a trained model starts at version 0, the manifest's folder. WorkError where the unit of the
-        task is a prompt's group and the scorer judges single samples."""
+        """Add a task; a trained model starts at version 0, the manifest's folder.
+
+        Raises WorkError if the task's unit is a prompt group and the scorer judges single samples.
+        """
         calls = isinstance(scorer, RewardCalls) and scorer.judges_groups
         if of_group and not (calls or isinstance(scorer, GroupScorer)):
             message = f"task {name} judges the responses to a prompt together, and its source judges each alone"
@@ -106,7 +107,7 @@ class InferenceRole:
             self._versions[model] = 0
 
     def handle(self, command: pb.Command, outbox: Outbox) -> None:
-        """Queues the samples of a Score, replaces a model's weights, offloads, or begins to measure."""
+        """Queue the samples of a Score, replace a model's weights, offload, or start to measure."""
         match command.WhichOneof("command"):
             case "load_weights":
                 result = self.load(command.load_weights, outbox)
@@ -143,7 +144,7 @@ class InferenceRole:
         outbox.done(pb.CommandDone(command_id=command.id))
 
     def load(self, weights: pb.LoadWeights, outbox: Outbox | None) -> pb.LoadResult:
-        """Fetches a version of a trained model and replaces its weights, all or nothing."""
+        """Fetch a version of a trained model and replace its weights, all or nothing."""
         held = [task.scorer for task in self._tasks.values() if task.model == weights.model]
         if not held or not isinstance(held[0], ValueScorer):
             message = f"asked to load {weights.model}, but this worker scores with {', '.join(self._models())}"
@@ -169,8 +170,10 @@ class InferenceRole:
         return pb.LoadResult(version=weights.version, bytes=size, seconds=seconds, copy_seconds=ended - came)
 
     def step(self, outbox: Outbox) -> bool:
-        """Reports rewards that came, and scores one batch of the task that has most to do; of unfinished samples a
-        chunk, when there is nothing else."""
+        """Report finished rewards, and score one batch of the task with the most samples.
+
+        Without such work, compare a group, or score a chunk of unfinished samples.
+        """
         worked = self.report(outbox)
         if self._measuring is not None:
             done = next(self._measuring)
@@ -197,7 +200,7 @@ class InferenceRole:
         return True
 
     def report(self, outbox: Outbox) -> bool:
-        """Tells the rewards that came; computes nothing."""
+        """Report finished rewards; compute nothing."""
         worked = False
         for task in self._tasks.values():
             if isinstance(task.scorer, RewardCalls):
@@ -205,7 +208,7 @@ class InferenceRole:
         return worked
 
     def give_back(self) -> list[pb.SampleProgress]:
-        """Forgets what is not scored yet; there are no tokens to give back."""
+        """Drop the samples without scores; there are no tokens to return."""
         if self._early is not None:
             self._early.clear()
         self._comparisons.clear()
@@ -216,27 +219,27 @@ class InferenceRole:
         return []
 
     def versions(self) -> Mapping[str, int]:
-        """Versions of the trained models it holds (the critic)."""
+        """Return the versions of its trained models (the critic)."""
         return dict(self._versions)
 
     def active(self) -> int:
-        """Scores not yet reported."""
+        """Return the number of scores not yet reported."""
         calls = [task.scorer.pending for task in self._tasks.values() if isinstance(task.scorer, RewardCalls)]
         waiting = sum(len(task.waiting) for task in self._tasks.values())
         return sum(calls) + waiting + self._comparisons.pending
 
     @property
     def loads_while_offloaded(self) -> bool:
-        """See LoadsWhileOffloaded: all models are in host memory."""
+        """Whether all models are in host memory; see LoadsWhileOffloaded."""
         held = [task.weights for task in self._tasks.values() if task.weights is not None]
         return bool(held) and all(weights.offloaded for weights in held)
 
     def offload(self) -> None:
-        """See WorkerRole; reward processes stay."""
+        """See WorkerRole; reward processes continue."""
         self._offload()
 
     def close(self) -> None:
-        """Ends reward processes and connections."""
+        """End reward processes and connections."""
         for task in self._tasks.values():
             if isinstance(task.scorer, RewardCalls):
                 task.scorer.close()
@@ -244,7 +247,7 @@ class InferenceRole:
     # ------------------------------------------------------------ parts
 
     def _onload(self) -> float:
-        """Brings all models to the device; seconds."""
+        """Move all models to the device; return the seconds."""
         started = time.monotonic()
         for task in self._tasks.values():
             if task.weights is not None:
@@ -259,7 +262,7 @@ class InferenceRole:
                 task.weights.offload()
 
     def _measure(self, command: pb.Command) -> Iterator[pb.CommandDone | None]:
-        """Yield None while it goes on, then the answer; models are offloaded again where they were."""
+        """Yield None during the measurement, then the answer; offload the models again if they were offloaded."""
         offloaded = any(task.weights is not None and task.weights.offloaded for task in self._tasks.values())
         onload_seconds = self._onload()
         scorers = {
@@ -302,9 +305,9 @@ class InferenceRole:
                 task.waiting.append(sample)
 
     def _score(self, task: _Task, scorer: ModelScorer, batch: list[ScoringSample], outbox: Outbox) -> int:
-        """One batch; when it fails, each sample alone, so that one bad sample (or a lack of memory) fails no other.
+        """Score one batch; if it fails, score each sample alone, so that one bad sample fails no other.
 
-        Returns the tokens that had been scored early.
+        Return the number of tokens that were scored early.
         """
         try:
             scores, early = self._scores(task, scorer, batch)
@@ -325,7 +328,7 @@ class InferenceRole:
     def _scores(
         self, task: _Task, scorer: ModelScorer, batch: list[ScoringSample]
     ) -> tuple[list[FloatArray], list[int]]:
-        """Results of a batch, and how many tokens of each sample were scored early."""
+        """Return the results of a batch, and how many tokens of each sample were scored early."""
         if self._early is None or not isinstance(scorer, TokenScorer):
             return scorer.score(batch), [0] * len(batch)
         begun = [self._early.take(task.name, sample) for sample in batch]
@@ -359,7 +362,7 @@ class InferenceRole:
 
 
 def build(job: RLHFJob, command: pb.Command, device: torch.device, certificates: Path | None) -> InferenceRole:
-    """The role of a BecomeInference command, its models loaded and its reward function running."""
+    """Return the role of a BecomeInference command, with models loaded and reward sources running."""
     become = command.become_inference
     graph = {task.name: task for task in graph_of(job.spec).tasks_of(Group.INFERENCE)}
     unknown = set(become.tasks) - graph.keys()

@@ -1,10 +1,10 @@
-"""Scores by a causal language model: log-probabilities of a response's tokens, and critic values along it.
+"""Scores samples with a causal language model: log-probabilities of response tokens, and critic values.
 
 Both are read at the position *before* each response token (prompt + t - 1), so a response of n tokens gives n numbers.
-Rule: in a deterministic job every sample is computed alone, in blocks of positions (see `token_scores`), with attention
-written out, so its scores do not depend, to the bit, on what else is scored, nor on when its blocks are. Otherwise
-samples share a padded batch, and what was begun early is finished in chunks.
-Must never return a number that is not finite: that is a failure of the sample, not a score.
+Rule: in a deterministic job every sample is computed alone, in blocks of positions (see `token_scores`), with eager
+attention. Its scores then do not depend, to the bit, on other samples or on when its blocks are computed. Otherwise
+samples share a padded batch, and partly scored samples are finished in chunks. Must never return a number that is not
+finite: that is a failure of the sample.
 """
 
 from abc import ABC, abstractmethod
@@ -26,36 +26,36 @@ from rlhf_workers.losses.log_probabilities import selected_log_probabilities
 from rlhf_workers.models.loading import Attention, ValueModel
 
 PAD: Final = 16
-"""Tokens; rows below a tile of 16 take other kernels, whose last bits differ."""
+"""Padding unit in tokens; rows below a tile of 16 take other kernels, whose last bits differ."""
 HEAD_BYTES: Final = 256 * 1024 * 1024
-"""Logits held at once, in float32: the head of a large vocabulary is what runs out of memory first."""
+"""Maximum bytes of float32 logits at once; the head of a large vocabulary runs out of memory first."""
 HEAD_TOLERANCE: Final = 2e-2
-"""Relative difference in which bfloat16 rounding may show when the head is applied to chosen positions only."""
+"""Relative difference that bfloat16 rounding may cause when the head is applied to selected positions."""
 
 
 class ModelScorer(Protocol):
-    """Scores a batch on the compute thread, its model awake.
+    """Scores a batch on the compute thread, with its model onloaded.
 
-    One that can begin with unfinished samples is a `PrefixScorer` too.
+    A scorer that can start with unfinished samples is a `TokenScorer`.
     """
 
     model: Any
     frozen: bool
-    """Whether the model's weights stay those of its folder."""
+    """Whether the model keeps the weights of its folder."""
 
     def score(self, samples: Sequence[ScoringSample]) -> list[FloatArray]:
         """Return one float32 array per sample, in order."""
 
 
 def scoring_attention(spec: RLHFJobSpec) -> Attention:
-    """Return the attention of scoring models: written out where scores must be reproducible, else the fused kernel."""
+    """Return the attention of scoring models: eager if scores must be reproducible, else the fused kernel."""
     return "eager" if spec.deterministic else "sdpa"
 
 
 def padded_ids(samples: Sequence[ScoringSample]) -> npt.NDArray[np.int64]:
-    """[batch, L], right-padded with 0 to a multiple of PAD.
+    """Return ids [batch, L], right-padded with 0 to a multiple of PAD.
 
-    No mask is needed: attention is causal, so what stands to the right of a token is never seen by it.
+    No mask is needed: attention is causal, so a token never sees the padding to its right.
     """
     longest = max(sample.length for sample in samples)
     ids = np.zeros((len(samples), -(-longest // PAD) * PAD), dtype=np.int64)
@@ -66,7 +66,7 @@ def padded_ids(samples: Sequence[ScoringSample]) -> npt.NDArray[np.int64]:
 
 
 def check_ids(ids: npt.NDArray[Any], vocabulary: int) -> None:
-    """WorkError when a token id is outside the model's vocabulary: its tokenizer is another one."""
+    """Raise WorkError when a token id is outside the model's vocabulary, as with a wrong tokenizer."""
     largest = int(ids.max())
     if largest >= vocabulary:
         what = f"token id {largest} is outside the model's vocabulary of {vocabulary}: is its tokenizer another one?"
@@ -74,18 +74,18 @@ def check_ids(ids: npt.NDArray[Any], vocabulary: int) -> None:
 
 
 class TokenScorer(ABC):
-    """Scores tokens, at once or as they come; `what` names a number in messages."""
+    """Scores tokens of whole or unfinished samples; `what` names a number in messages."""
 
     frozen = True
     what = ""
 
     def __init__(self, model: Any, device: torch.device) -> None:
-        """`device` is where it scores."""
+        """`device` is the device that scores."""
         self.model = model
         self._device = device
         self.vocabulary = int(model.config.get_text_config().vocab_size)
         self.chunks: TokenScores | None = None
-        """None for a model that can only be run over whole samples."""
+        """Chunked scoring; None for a model that can only score whole samples."""
 
     @torch.inference_mode()
     def score(self, samples: Sequence[ScoringSample]) -> list[FloatArray]:
@@ -99,7 +99,7 @@ class TokenScorer(ABC):
 
     @torch.inference_mode()
     def finish(self, samples: Sequence[ScoringSample], prefixes: Sequence[PartialScore]) -> list[FloatArray]:
-        """As `score`, of samples of which each has a prefix of its own tokens; prefixes are used up."""
+        """Return the same as `score` for samples with a computed prefix each; the prefixes are consumed."""
         chunks, tokens = self.chunks, [sample.tokens for sample in samples]
         assert chunks is not None
         for known in tokens:
@@ -112,25 +112,25 @@ class TokenScorer(ABC):
 
     @abstractmethod
     def _whole(self, ids: torch.Tensor, samples: Sequence[ScoringSample]) -> list[torch.Tensor]:
-        """The numbers of samples whose padded ids [batch, L] go through the model in one pass."""
+        """Return the numbers of samples whose padded ids [batch, L] go through the model in one pass."""
 
     @abstractmethod
     def _read(self, said: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        """float32 [n] of what the model says at n positions [n, ...] and the tokens after them, int64 [n]."""
+        """Return float32 [n] from the model's outputs at n positions [n, ...] and the next tokens, int64 [n]."""
 
     def _chunked(self, run: Any, dtype: torch.dtype, result: str, *, blocks: bool) -> TokenScores | None:
-        """By `run`, the model or its backbone, if it says the same in chunks."""
+        """Return chunked scoring with `run`, the model or its backbone, if its outputs agree in chunks; else None."""
         forward = ChunkForward(run, self.model.config.get_text_config(), dtype, result)
         return TokenScores(forward, self._read, self._device, blocks=blocks) if forward.agrees() else None
 
 
 class LogProbabilityScorer(TokenScorer):
-    """Log-probabilities of the response's tokens under a frozen model: log p(token | everything before it)."""
+    """Log-probabilities of response tokens under a frozen model: log p(token | all tokens before it)."""
 
     what = "log-probability"
 
     def __init__(self, model: Any, temperature: float, device: torch.device, *, blocks: bool = False) -> None:
-        """`temperature` is the sampling distribution's; 0 counts as 1. `blocks`: as a deterministic job needs it."""
+        """`temperature` of the sampling distribution; 0 counts as 1. `blocks`: required in deterministic jobs."""
         super().__init__(model, device)
         self._temperature = temperature
         self._cap: float | None = getattr(model.config.get_text_config(), "final_logit_softcapping", None)
@@ -170,7 +170,7 @@ class LogProbabilityScorer(TokenScorer):
 
     @torch.inference_mode()
     def _head_alone_agrees(self) -> bool:
-        """Whether backbone, then head, is all the model does (some scale their logits in ways of their own)."""
+        """Return whether the model is backbone plus head and nothing more; some models scale their logits."""
         ids = torch.arange(PAD, device=getattr(self.model, "device", self._device))[None] % self.vocabulary
         whole = self.model(input_ids=ids, use_cache=False).logits.float()
         split = self._logits(self._backbone(ids)).float()
@@ -179,7 +179,7 @@ class LogProbabilityScorer(TokenScorer):
 
 
 class ValueScorer(TokenScorer):
-    """Critic values along the response: V of the state in which each of its tokens is sampled."""
+    """Critic values along the response: V of the state in which each token is sampled."""
 
     frozen = False
     what = "value"
@@ -198,7 +198,7 @@ class ValueScorer(TokenScorer):
 
 
 def finite_each(scores: Sequence[torch.Tensor], what: str, samples: Sequence[ScoringSample]) -> list[FloatArray]:
-    """As `finite`, of several samples, brought to the host together."""
+    """Check several samples as `finite` does, with one copy to the host."""
     if not scores:
         return []
     together = torch.cat([numbers.float() for numbers in scores]).cpu().numpy()
@@ -207,7 +207,7 @@ def finite_each(scores: Sequence[torch.Tensor], what: str, samples: Sequence[Sco
 
 
 def finite(array: FloatArray, what: str, sample: ScoringSample) -> FloatArray:
-    """The scores of a sample if all are finite; WorkError ModelNotFinite names the position otherwise."""
+    """Return the scores of a sample if all are finite; else WorkError ModelNotFinite names the position."""
     bad = np.flatnonzero(~np.isfinite(array))
     if len(bad):
         where = f"sample {sample.key.sample} of iteration {sample.key.iteration}, token {bad[0]}"

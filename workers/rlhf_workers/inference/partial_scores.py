@@ -1,7 +1,8 @@
-"""Prefixes of the iteration's unfinished samples: what is computed of each under each task, within a budget of bytes.
+"""Partial scores of unfinished samples of the current iteration, per task, within a budget of bytes.
 
-Rule: memory pressure costs time, never results: what is dropped is computed again. The least recently used sample goes
-first, whole. Only samples of one iteration are held, for with the next there are other responses and other weights.
+Rule: memory pressure costs time, never results: dropped prefixes are computed again. The least recently used sample is
+dropped first, with all its tasks. Samples of one iteration are stored, as the next one has other responses and
+weights.
 """
 
 from collections import OrderedDict
@@ -16,17 +17,17 @@ from rlhf_workers.inference.chunk_forward import ComputedTokens
 
 @dataclass
 class PartialScore(ComputedTokens):
-    """Grows with every chunk."""
+    """A sample's scores so far under one task; grows with every chunk."""
 
     tokens: TokenArray = field(default_factory=lambda: np.empty(0, np.int32))
-    """Prompt and response as far as they went into the numbers: one more than `positions`, or none."""
+    """Prompt and response tokens behind the numbers: one more than `positions`, or none."""
     prompt: int = 0
-    """Tokens of them that are the prompt's."""
+    """Number of prompt tokens among them."""
     scores: list[torch.Tensor] = field(default_factory=list)
-    """float32 [n] each: the numbers of the response's tokens so far, in order."""
+    """Numbers of the response tokens so far, in order; float32 [n] each."""
 
     def agrees(self, prompt: int, tokens: TokenArray) -> bool:
-        """Whether a sample with this prompt length and these tokens [n] begins as this one did."""
+        """Return whether a sample with this prompt length and these tokens [n] starts with this prefix."""
         mine = len(self.tokens)
         begun = mine > 0
         return not begun or (
@@ -36,22 +37,22 @@ class PartialScore(ComputedTokens):
 
 @dataclass
 class UnfinishedSample:
-    """An unfinished sample."""
+    """Known tokens of an unfinished sample and its partial scores."""
 
     prompt: int
     tokens: TokenArray
-    """int32 [n]: prompt and response, as far as they are known."""
+    """Known prompt and response tokens, int32 [n]."""
     prefixes: dict[str, PartialScore] = field(default_factory=dict)
-    """What is scored already, by task."""
+    """Partial scores by task."""
 
     @property
     def bytes(self) -> int:
-        """Device memory of all its partial scores."""
+        """Device memory of all its partial scores, in bytes."""
         return sum(prefix.bytes for prefix in self.prefixes.values())
 
 
 class PartialScoreStore:
-    """Holds them by the sample's number."""
+    """Stores unfinished samples by number."""
 
     def __init__(self, budget: int) -> None:
         """`budget` in bytes, on the device that scores."""
@@ -61,14 +62,14 @@ class PartialScoreStore:
         self._dropped: list[int] = []
 
     def enter(self, iteration: int) -> bool:
-        """Work of this iteration comes: nothing of earlier ones is kept. False: it is of an earlier one itself."""
+        """Start work of this iteration and drop earlier ones; return False if a later one has started."""
         if iteration > self._iteration:
             self.clear()
             self._iteration = iteration
         return iteration == self._iteration
 
     def known(self, sample: int, prompt: int, tokens: TokenArray) -> UnfinishedSample:
-        """The sample with these tokens; prefixes of other tokens are dropped."""
+        """Store a sample's tokens and return the sample; prefixes of other tokens are dropped."""
         growing = self._samples.setdefault(sample, UnfinishedSample(prompt, tokens))
         self._samples.move_to_end(sample)
         if not all(prefix.agrees(prompt, tokens) for prefix in growing.prefixes.values()):
@@ -78,11 +79,11 @@ class PartialScoreStore:
         return growing
 
     def get(self, sample: int) -> UnfinishedSample | None:
-        """Return what is held of a sample, if anything."""
+        """Return a stored sample, or None."""
         return self._samples.get(sample)
 
     def take(self, sample: int, task: str, prompt: int, tokens: TokenArray) -> PartialScore | None:
-        """The prefix of a finished sample under a task, which is the caller's from here on; None when there is none."""
+        """Remove and return the prefix of a finished sample under a task; None if there is none."""
         growing = self._samples.get(sample)
         prefix = growing.prefixes.pop(task, None) if growing is not None else None
         if growing is not None and not growing.prefixes:
@@ -95,7 +96,7 @@ class PartialScoreStore:
         return prefix
 
     def make_room(self) -> None:
-        """Drops the least recently used samples until the rest fits into the budget."""
+        """Drop the least recently used samples until the rest fits into the budget."""
         held = self.bytes
         while held > self._budget:
             sample, growing = self._samples.popitem(last=False)
@@ -103,26 +104,26 @@ class PartialScoreStore:
             self._dropped.append(sample)
 
     def drop(self, sample: int) -> None:
-        """Nothing is held of it any more."""
+        """Drop a sample."""
         if self._samples.pop(sample, None) is not None:
             self._dropped.append(sample)
 
     def drop_task(self, task: str) -> None:
-        """The model of a task has other weights now."""
+        """Drop the prefixes of a task whose model has new weights."""
         for growing in self._samples.values():
             growing.prefixes.pop(task, None)
 
     def clear(self) -> None:
-        """Holds nothing any more."""
+        """Drop everything."""
         self._samples.clear()
         self._dropped.clear()
 
     def reported(self) -> list[int]:
-        """Samples that were dropped since the last time this was asked."""
+        """Return the samples dropped since the last call."""
         dropped, self._dropped = self._dropped, []
         return dropped
 
     @property
     def bytes(self) -> int:
-        """Keys and values held."""
+        """Bytes of the stored keys and values."""
         return sum(growing.bytes for growing in self._samples.values())

@@ -1,7 +1,7 @@
-"""Which scorer a task of the graph gets, loaded from where the manifest says.
+"""Loads the scorer of a task of the graph, from the manifest's source.
 
-Rule: everything that can be wrong with a folder, a function or an address is found here, before the first sample, as a
-WorkError that names the field.
+Rule: problems with a folder, a function or an address are found before the first sample, as a WorkError that names the
+field.
 """
 
 from typing import Any, TypeAlias
@@ -25,14 +25,16 @@ Scorer: TypeAlias = ModelScorer | GroupScorer | RewardCalls
 
 
 Trunks = dict[str, Any]
-"""Folder -> the frozen model of it that this worker has loaded, over which others may be made."""
+"""Frozen models on this worker by folder; others may share them."""
 
 
 def load_scorer(
     task: Task, spec: RLHFJobSpec, device: torch.device, *, offloaded: bool = False, trunks: Trunks | None = None
 ) -> Scorer:
-    """Return the scorer of a task; `offloaded` leaves its model in host memory. `trunks` are used by every frozen
-    policy and where the manifest says that they are shared, and added to."""
+    """Return the scorer of a task; `offloaded` leaves its model in host memory.
+
+    Frozen policies, and critics that share a trunk, use the models in `trunks` and add to them.
+    """
     model, trunks = task.model, {} if trunks is None else trunks
     home = torch.device("cpu") if offloaded else device
     if model.kind is not ModelKind.REWARD:
@@ -66,7 +68,7 @@ def _values(model: ModelRole, spec: RLHFJobSpec, device: torch.device, home: tor
 
 
 def _trunk(source: ModelSource, field: str, spec: RLHFJobSpec, home: torch.device, trunks: Trunks) -> Any:
-    """Return the causal language model of a folder, which is loaded once."""
+    """Return the causal language model of a folder; it is loaded once."""
     if source.path not in trunks:
         dtype, attention = compute_dtype(spec), scoring_attention(spec)
         trunks[source.path] = models.load_causal_lm(
@@ -76,7 +78,7 @@ def _trunk(source: ModelSource, field: str, spec: RLHFJobSpec, home: torch.devic
 
 
 def _require_policys_tokens(model: ModelRole, spec: RLHFJobSpec) -> None:
-    """WorkError TokenizerMismatch where a model of its own means something else by the policy's tokens."""
+    """Raise WorkError TokenizerMismatch if a model's tokens differ from the policy's."""
     actor, own, field = spec.models.actor.path, _source(model, spec).path, spec.models.path_field(model)
     if own == actor:
         return
@@ -88,5 +90,5 @@ def _require_policys_tokens(model: ModelRole, spec: RLHFJobSpec) -> None:
 
 def _source(model: ModelRole, spec: RLHFJobSpec) -> ModelSource:
     source = spec.models.source(model)
-    assert source is not None  # only what judges responses may be no model
+    assert source is not None  # only a reward may have no model
     return source

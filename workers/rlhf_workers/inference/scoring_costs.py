@@ -1,8 +1,7 @@
-"""What scoring costs here: every model task on a few made-up samples, alone and in a full batch.
+"""Measures the cost of scoring: every model task on artificial samples, alone and in a full batch.
 
-Rule: reward functions and endpoints are not called: they may count, cost money or be slow, and what they take is seen
-while the job runs. Nothing is left behind, and time is bounded: beyond the budget a task is measured on a short sample
-and a long one.
+Rule: reward functions and endpoints are not called: they may count calls, cost money or be slow; their times are
+measured while the job runs. The measurement has a time budget; beyond it, a task is measured at two points.
 """
 
 import time
@@ -16,22 +15,24 @@ from rlhf_common.samples import SampleKey, ScoringSample
 from rlhf_workers.inference.model_scorer import PAD, ModelScorer
 
 BUDGET_SECONDS: Final = 0.6
-"""Compute time of all tasks."""
+"""Compute seconds for all tasks."""
 LEAST: Final = 2
-"""Points of every task, whatever they take."""
+"""Points measured for every task, regardless of the budget."""
 REPEATS: Final = 2
-"""Timed runs after a warm-up, of which the shortest counts."""
+"""Timed runs after a warm-up; the shortest counts."""
 WORD: Final = " a"
-"""Repeated, for a reward model with a tokenizer of its own."""
+"""Text of one token, repeated for a reward model with its own tokenizer."""
 MAX_SAMPLES: Final = 256
-"""Of a full batch."""
+"""Maximum samples of a full batch."""
 
 
 def measure(
     scorers: Mapping[str, ModelScorer], longest: int, batch_tokens: int
 ) -> Generator[None, None, list[pb.TaskCost]]:
-    """One point a step of the iterator; its return value is the answer. `longest` is the job's longest sample, in
-    tokens; `batch_tokens` 0 scores one by one."""
+    """Measure one point per step of the iterator; return the costs as its return value.
+
+    `longest`: tokens of the job's longest sample. `batch_tokens` 0 scores one by one.
+    """
     costs = {task: pb.TaskCost(task=task) for task in scorers}
     spent = 0.0
     for batch, tokens in _grid(longest, batch_tokens):
@@ -47,7 +48,7 @@ def measure(
 
 
 def _grid(longest: int, batch_tokens: int) -> list[tuple[int, int]]:
-    """(samples, tokens of each). The first two tell what a pass costs and what a token."""
+    """Return (samples, tokens of each); the first two separate the cost of a pass from that of a token."""
     half, quarter, short = max(longest // 2, 2), max(longest // 4, 2), max(longest // 16, 2)
     grid = [(1, short), (1, half), (1, max(longest, 2)), (1, quarter)]
     if batch_tokens:

@@ -1,9 +1,9 @@
-"""One number a response token from a model that is run chunk by chunk: what log-probabilities and values share.
+"""Computes one number per response token chunk by chunk, for log-probabilities and values.
 
-A number is read at the position before its token: position q says something of token q + 1, for q from prompt - 1 on.
-Rule: with `blocks` a sample is computed alone in the blocks [0, 64), [64, 128), ... of its positions, the last one
-padded on the right, and the head is applied to whole blocks: its bits follow from its tokens, whenever its blocks are
-computed. Without, chunks have any length and samples share passes; the numbers then agree within rounding.
+A number is read at the position before its token: position q scores token q + 1, for q from prompt - 1 on. Rule: with
+`blocks` a sample is computed alone in the blocks [0, 64), [64, 128), ... of its positions, the last one padded on the
+right, and the head is applied to whole blocks. Its bits then depend on its tokens only. Without `blocks`, chunks have
+any length and samples share passes; the numbers agree within rounding.
 """
 
 from collections.abc import Callable, Sequence
@@ -19,23 +19,24 @@ from rlhf_workers.inference.chunk_forward import ChunkForward
 from rlhf_workers.inference.partial_scores import PartialScore
 
 LONGEST_CHUNK: Final = 512
-"""Tokens of one sample in one pass: beyond, a pass is as efficient, and masks and steps get long."""
+"""Maximum tokens of one sample per pass; longer passes are no more efficient and make masks and steps long."""
 
 Read = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
-"""(what the model says [n, ...], next tokens int64 [n]) -> float32 [n]."""
+"""(model outputs [n, ...], next tokens int64 [n]) -> float32 [n]."""
 
 
 class TokenScores:
-    """Advances prefixes."""
+    """Advances the prefixes of samples."""
 
     def __init__(self, forward: ChunkForward, read: Read, device: torch.device, *, blocks: bool) -> None:
         self._forward, self._read, self._device = forward, read, device
         self.blocks = blocks
 
     def advance(self, prefixes: Sequence[PartialScore], tokens: Sequence[TokenArray], *, ended: bool) -> None:
-        """One pass: each prefix goes on towards all that can be said of its `tokens`, prompt and response.
+        """Run one pass that advances each prefix towards the end of its `tokens`, prompt and response.
 
-        With `blocks` one prefix at a time, and only by whole blocks until `ended`. Each must have something to do.
+        With `blocks`, advance one prefix at a time, and by whole blocks until `ended`. Each prefix must have tokens
+        left.
         """
         counts = [self.next_chunk(prefix, known, ended) for prefix, known in zip(prefixes, tokens, strict=True)]
         width = BLOCK if self.blocks else max(counts)
@@ -58,12 +59,11 @@ class TokenScores:
             prefix.scores.append(numbers)
 
     def wait(self) -> None:
-        """Returns when the passes are done: a device takes them faster than it computes them, and whoever is next would
-        wait behind all of them."""
+        """Wait until the passes are done, so that later work does not queue behind all of them."""
         wait_for(self._device)
 
     def next_chunk(self, prefix: PartialScore, tokens: TokenArray, ended: bool) -> int:
-        """Positions of the next pass; 0: nothing is left to do now."""
+        """Return the positions of the next pass; 0 if nothing is left now."""
         left = len(tokens) - 1 - prefix.positions
         if not self.blocks:
             return max(0, min(left, LONGEST_CHUNK))

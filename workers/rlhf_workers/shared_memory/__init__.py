@@ -1,7 +1,6 @@
-"""Memory that two processes of one machine both use, so that bytes need not go through a connection.
+"""Memory that two processes of one machine share, so that bytes need no connection.
 
-`regions` says what such memory is; `host_regions` and `cuda_regions` are the two kinds; `cuda_driver` is what they call
-of the CUDA driver; `choice` says which kinds a worker has; `checksums` is how bytes are compared where they are, on a
-device too. Rule: a region belongs to the process that allocated it, which says when it changes. Who borrows it only
-reads. Nothing here knows what the bytes mean.
+`regions` is the interface; `host_regions` and `cuda_regions` are the two kinds; `cuda_driver` calls the CUDA driver;
+`choice` selects the kinds of a worker; `checksums` compares bytes on their own device. Rule: a region belongs to the
+process that allocated it; borrowers only read it. These modules do not interpret the bytes.
 """

@@ -1,9 +1,9 @@
-"""Checksums of memory that are computed where it is: on a GPU without bringing the bytes to the host.
+"""Checksums of memory, computed on its own device so that a GPU's bytes need not move to the host.
 
-The bytes are laid out as a matrix of 64-bit integers; all its rows and all its columns are summed, modulo 2^64, and the
-CRC-32 of these sums (and of the bytes that fill no row) is the checksum. One damaged word, rows that are missing, stale
-or swapped, and words that are swapped change it; damage stays unseen only where it cancels out in rows and columns at
-once. Rule: integer sums alone, so every device gives the same number. Not a defence against forgery.
+The bytes form a matrix of 64-bit integers. Its rows and its columns are summed modulo 2^64, and the checksum is the
+CRC-32 of these sums and of the bytes after the last row. It detects one damaged integer, missing, stale or swapped
+rows, and swapped integers. Damage that cancels out in rows and columns at once is not detected. Rule: integer sums
+only, so every device computes the same value. Not a defence against forgery.
 """
 
 import zlib
@@ -13,16 +13,16 @@ from typing import Final
 import torch
 
 COLUMNS: Final = 512
-"""Integers in a row: 4 KiB, a page."""
+"""Integers per row: 4 KiB, a page."""
 ROW_BYTES: Final = 8 * COLUMNS
 CACHED_ROWS: Final = 256
-"""Rows that a CPU sums both ways while they are in its cache, 1 MiB."""
+"""Rows that a CPU sums in both directions while they are in its cache, 1 MiB."""
 
 
 def checksums(parts: Sequence[torch.Tensor]) -> list[int]:
     """Return the checksum of each uint8 tensor [bytes], contiguous and aligned to 8 bytes, all on one device.
 
-    The device is read once for all of them.
+    The device is read once for all tensors.
     """
     sums: list[torch.Tensor] = []
     for part in parts:

@@ -1,6 +1,6 @@
-"""Which kinds of memory a worker lends and borrows, the preferred first.
+"""Chooses the kinds of memory that a worker lends and borrows, in order of preference.
 
-Rule: one object a kind and device in a process, so that a worker finds what it lends to itself.
+Rule: one object per kind and device in a process, so that a worker finds its own regions.
 """
 
 import logging
@@ -20,7 +20,7 @@ log = logging.getLogger(__name__)
 
 @cache
 def driver_of(device: torch.device) -> CudaDriver | None:
-    """Return the CUDA driver of a GPU; None where there is none."""
+    """Return the CUDA driver of a GPU; None if there is none."""
     if device.type != "cuda":
         return None
     try:
@@ -32,7 +32,7 @@ def driver_of(device: torch.device) -> CudaDriver | None:
 
 @cache
 def lent_by(device: torch.device) -> tuple[MemorySharing, ...]:
-    """Return what a worker of `device` can lend: its readers say what they borrow."""
+    """Return the kinds of memory that a worker on `device` can lend; the reader chooses."""
     driver = driver_of(device)
     if driver is None:
         return (HostSharing(),)
@@ -40,13 +40,13 @@ def lent_by(device: torch.device) -> tuple[MemorySharing, ...]:
 
 
 def private_memory(size: int, device: torch.device) -> MappedMemory:
-    """Return host memory of this process alone: pinned for `device` where that is possible, and the log says where not.
+    """Return host memory of this process, pinned for `device` where possible; the log reports otherwise.
 
-    Exactly as large as is asked for: torch's pinned allocator would round it up to a power of two.
+    Its size is exact; torch's pinned allocator would round up to a power of two.
     """
     return MappedMemory(PRIVATE, max(size, 1), driver_of(device), writable=True)
 
 
 def borrowed_by(spec: RLHFJobSpec, device: torch.device) -> Sequence[MemorySharing]:
-    """Return what a worker of a job borrows: nothing where `spec.training.weightSharing` is Disabled."""
+    """Return the kinds of memory that a worker borrows; none if `spec.training.weightSharing` is Disabled."""
     return () if spec.training.weight_sharing == "Disabled" else lent_by(device)

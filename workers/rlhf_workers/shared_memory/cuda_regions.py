@@ -1,10 +1,10 @@
-"""Memory of a GPU that two processes on it use: an allocation of its own, opened by its CUDA IPC handle.
+"""GPU memory that two processes share: a separate allocation, opened by its CUDA IPC handle.
 
-Rule: an allocation holds nothing but its region (whole blocks of the driver), so a handle shows nothing else. A
-borrower opens only a handle of its own GPU, checks how large the allocation behind it is, and has the device finish
-with it before it closes it. The lender frees only when its borrowers have said so, or are gone. What is announced is
-there: the lender waits for its copies before it tells. Processes of different containers may not be able to open each
-other's handles (they need one IPC namespace); that is refused, like a GPU that has no memory left.
+Rule: an allocation contains one region and nothing else (whole blocks of the driver), so its handle exposes nothing
+else. A borrower opens handles of its own GPU only, checks the size of the allocation, and waits for the device before
+it closes it. The lender frees memory when its borrowers have finished or ended, and announces it after its copies are
+complete. Processes in different containers may be unable to open each other's handles (they need one IPC namespace);
+that is refused, like a GPU without free memory.
 """
 
 import os
@@ -20,7 +20,7 @@ from rlhf_workers.shared_memory.regions import LentRegion, Region, RegionRefused
 
 
 class IpcDriver(Protocol):
-    """What is needed of `CudaDriver`."""
+    """The methods of `CudaDriver` used here."""
 
     def allocate(self, size: int) -> int: ...
     def free(self, address: int) -> None: ...
@@ -32,7 +32,7 @@ class IpcDriver(Protocol):
 
 
 class _DeviceBytes:
-    """Says to torch that bytes at an address of the device are an array."""
+    """Presents bytes at a device address to torch as an array."""
 
     def __init__(self, address: int, size: int) -> None:
         self.__cuda_array_interface__: dict[str, Any] = {
@@ -45,21 +45,21 @@ class _DeviceBytes:
 
 
 class GpuMemory:
-    """The GPU as these regions need it, through torch."""
+    """GPU operations that these regions need, through torch."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
 
     def uuid(self) -> str:
-        """Return the name of the GPU that no other has."""
+        """Return the unique name of the GPU."""
         return str(torch.cuda.get_device_properties(self.device).uuid)
 
     def tensor(self, address: int, size: int) -> torch.Tensor:
-        """Return uint8 [size] over memory of the GPU; it keeps nothing alive."""
+        """Return uint8 [size] over GPU memory; the tensor does not own it."""
         return torch.as_tensor(_DeviceBytes(address, size), device=self.device)
 
     def free_cached(self) -> None:
-        """Gives back what torch keeps for later."""
+        """Return torch's cached memory to the device."""
         torch.cuda.empty_cache()
 
 
@@ -183,7 +183,7 @@ class CudaSharing:
             raise
 
     def allocate_bytes(self, size: int) -> int:
-        """Memory of the device, if need be after torch has given back what it keeps; RegionRefusedError."""
+        """Allocate device memory, if necessary after emptying torch's cache; RegionRefusedError if that fails."""
         try:
             return self.driver.allocate(size)
         except CudaDriverError as error:
@@ -200,6 +200,6 @@ class CudaSharing:
         self.driver.finish()
 
     def forget(self, key: bytes) -> None:
-        """A region of this process is freed."""
+        """Remove a freed region of this process."""
         with self._lock:
             self._lent.pop(key, None)

@@ -1,9 +1,10 @@
-"""Host memory that two processes of one machine map: a sealed memory file, found among its owner's file descriptors.
+"""Host memory that two processes of one machine map: a sealed memory file in its owner's file descriptors.
 
-Rule: a file is sealed against shrinking before anyone hears of it, and a borrower maps only a regular file so sealed,
-of the announced size and inode, for reading: whatever its owner does then, reading it cannot fail. It has no path, and
-goes when the last process that maps it ends. Found by processes of one PID namespace and one user alone. Where a device
-copies to and from it, it is pinned, once; where that fails it is used unpinned, which is slower, and the log says so.
+Rule: a file is sealed against shrinking before its handle is sent. A borrower checks that it is a regular file with
+these seals, the announced size and inode, and maps it for reading. Its owner can then do nothing that makes reading
+fail. The file has no path and vanishes when the last process that maps it ends. Borrowers need the owner's PID
+namespace and user. Memory that a device copies is pinned once; if pinning fails, it is used unpinned, which is slower,
+and the log reports that.
 """
 
 import fcntl
@@ -31,29 +32,29 @@ SEALS: Final = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 MACHINE: Final = Path("/proc/meminfo")
 CONTAINER: Final = Path("/sys/fs/cgroup")
 SPARE_SHARE: Final = 2
-"""One in so many of the bytes that are free may be lent at once: a limit that is met ends the process, not the call."""
+"""Divisor of the free bytes for the maximum to lend at once; reaching the memory limit would kill the process."""
 KEPT: Final = 16
-"""Pinned regions of other processes that stay mapped: those of the training ranks of a machine, which stay the same."""
+"""Pinned regions of other processes that stay mapped; enough for the training ranks of a machine."""
 HOST: Final = torch.device("cpu")
 PRIVATE: Final = -1
-"""In place of a descriptor: memory of no file."""
+"""File descriptor for memory without a file."""
 
 
 class Pinning(Protocol):
-    """Makes host memory known to a device, which then copies at the speed of the bus."""
+    """Pins host memory, so that a device copies at the speed of the bus."""
 
     def pin(self, address: int, size: int, *, read_only: bool) -> None:
-        """OSError when it cannot."""
+        """Pin the memory; OSError if that fails."""
 
     def unpin(self, address: int) -> None:
-        """Undoes it."""
+        """Undo `pin`."""
 
     def finish(self) -> None:
-        """Waits for all copies of the device."""
+        """Wait for all copies of the device."""
 
 
 def host_place() -> str:
-    """Return which processes find memory files of this one: boot and PID namespace; empty where that is not known."""
+    """Return the boot id and PID namespace, shared by processes that can open this one's files; empty if unknown."""
     try:
         return f"{BOOT.read_text().strip()} {PROCESSES.readlink()}"
     except OSError:
@@ -61,8 +62,10 @@ def host_place() -> str:
 
 
 def spare_bytes() -> int:
-    """Return the memory that this process can still take: of the machine, or of its container's limit, files that were
-    read and can be dropped left out."""
+    """Return the bytes that this process can still allocate, limited by the machine and the container.
+
+    Cached files that can be dropped count as free.
+    """
     spare = _number(MACHINE, "MemAvailable:") * 1024
     try:
         limit = (CONTAINER / "memory.max").read_text().strip()
@@ -73,13 +76,13 @@ def spare_bytes() -> int:
 
 
 def _number(file: Path, name: str) -> int:
-    """The number after a name in a file of lines; 0 where there is none."""
+    """Return the number after a name in a file of lines; 0 if there is none."""
     rows = (line.split() for line in file.read_text().splitlines())
     return next((int(row[1]) for row in rows if row[0] == name), 0)
 
 
 class MappedMemory:
-    """A mapped memory file, or memory of no file; pinned where asked for."""
+    """A mapped memory file, or anonymous memory; pinned on request."""
 
     def __init__(self, descriptor: int, size: int, pinning: Pinning | None, *, writable: bool) -> None:
         protection = mmap.PROT_READ | (mmap.PROT_WRITE if writable else 0)
@@ -103,7 +106,7 @@ class MappedMemory:
         return self._pinning is not None
 
     def close(self) -> None:
-        """Unpins it; it is unmapped when the last view of it is gone."""
+        """Unpin the memory; it is unmapped when its last view ends."""
         if self._map is None:
             return
         if self._pinning is not None:
@@ -144,7 +147,7 @@ class _Lent:
 
 
 class _Own:
-    """A region of this very process, borrowed by itself."""
+    """A region of this process that it borrows itself."""
 
     def __init__(self, lent: _Lent) -> None:
         self.memory = lent.memory
@@ -173,7 +176,7 @@ class HostSharing:
     device = HOST
 
     def __init__(self, pinning: Pinning | None = None, spare: Callable[[], int] = spare_bytes) -> None:
-        """`pinning`: of the device that copies to and from the regions; None: they stay on the host."""
+        """`pinning` pins for the device that copies the regions; None leaves them unpinned."""
         self._spare = spare
         self.host = host_place()
         self.pinning = pinning
@@ -195,7 +198,7 @@ class HostSharing:
         return bool(self.host) and place.host == self.host
 
     def allocate(self, size: int) -> LentRegion:
-        """See MemorySharing; more than a share of what is free is refused: lending must never end a process."""
+        """See MemorySharing. Refuse more than a share of the free memory: lending must never end a process."""
         spare = self._spare()
         if size > spare // SPARE_SHARE:
             raise RegionRefusedError(f"{size} bytes are more than half of the {spare} bytes of memory that are free")
@@ -230,12 +233,12 @@ class HostSharing:
             self.pinning.finish()
 
     def forget(self, inode: int) -> None:
-        """A region of this process is closed."""
+        """Remove a closed region of this process."""
         with self._lock:
             self._lent.pop(inode, None)
 
     def give_back(self, key: tuple[int, int], mapped: MappedMemory) -> None:
-        """A borrowed region is not read any more: it stays mapped if it is pinned, as pinning takes long."""
+        """Release a borrowed region; if it is pinned it stays mapped, because pinning is slow."""
         surplus = [mapped]
         if mapped.pinned:
             with self._lock:

@@ -1,7 +1,7 @@
-"""What memory is that one process lends and another maps: the seam between host memory and a GPU's.
+"""Interface of memory that one process lends and another maps, for host memory and GPU memory.
 
-Rule: a handle is data of the wire, with bounds that the borrower checks; whatever does not fit is refused with
-RegionRefusedError, and whoever asked goes another way. Must never carry pickled objects.
+Rule: a handle is protobuf data whose bounds the borrower checks. A refusal is a RegionRefusedError, and the caller
+uses another transport. Must never carry pickled objects.
 """
 
 from typing import Protocol
@@ -16,21 +16,21 @@ class RegionRefusedError(Exception):
 
 
 class Region(Protocol):
-    """A stretch of memory in this process's address space."""
+    """A range of memory in this process's address space."""
 
     @property
     def memory(self) -> torch.Tensor:
-        """Its bytes, uint8 [size], contiguous, where they are."""
+        """Its bytes, uint8 [size], contiguous, on the device of the region."""
 
     def close(self) -> None:
-        """Gives it up; `memory` and views of it must not be used afterwards. Twice is once."""
+        """Release the region; `memory` and its views are invalid afterwards. A second call does nothing."""
 
 
 class LentRegion(Region, Protocol):
     """A region of this process that others may map."""
 
     def handle(self) -> pb.LentMemory:
-        """Return how others find it."""
+        """Return the handle that others open."""
 
 
 class MemorySharing(Protocol):
@@ -42,15 +42,15 @@ class MemorySharing(Protocol):
 
     @property
     def device(self) -> torch.device:
-        """Return where its regions are."""
+        """Return the device of its regions."""
 
     @property
     def transient(self) -> bool:
-        """Return whether a region is freed as soon as nobody reads it, and may be gone when its lender is."""
+        """Return whether a region is freed when its last reader ends, and may vanish with its lender."""
 
     @property
     def place(self) -> pb.MemoryPlace:
-        """Return which regions this process can map; empty where it can map none."""
+        """Return the place of regions that this process can map; empty if it can map none."""
 
     def lends(self, lent: pb.LentMemory) -> bool:
         """Return whether a region is of this kind."""
@@ -59,10 +59,10 @@ class MemorySharing(Protocol):
         """Return whether a process at `place` may be able to map regions of this one."""
 
     def allocate(self, size: int) -> LentRegion:
-        """A region of so many bytes, their content undefined; RegionRefusedError when there is no memory."""
+        """Allocate a region of `size` bytes, with undefined content; RegionRefusedError when memory is short."""
 
     def finish(self) -> None:
-        """Waits until copies from and to its regions that this process began are made."""
+        """Wait for the copies from and to its regions that this process started."""
 
     def open(self, lent: pb.LentMemory) -> Region:
-        """Maps a region of another process, or finds one of this; RegionRefusedError when that is not possible."""
+        """Map a region of another process, or find one of this process; RegionRefusedError if that fails."""

@@ -1,1 +1,1 @@
-"""Code of users in processes of its own: reward functions and environments."""
+"""Runs code of users (reward functions and environments) in separate processes."""

@@ -1,7 +1,6 @@
-"""What users' code is given besides samples: variables of its processes, or headers of an endpoint's requests.
+"""Settings of users' code: environment variables of its processes, or headers of requests to its endpoint.
 
-Rule: a value from a Secret goes to the process or the request it is for and nowhere else; `secrets` says which values
-no text may quote. Must never guess a value that is not there.
+Rule: `secrets` lists the values that no text may quote. Must never invent a missing value.
 """
 
 from collections.abc import Mapping, Sequence
@@ -15,11 +14,11 @@ from rlhf_workers.failures import WorkError
 
 @dataclass(frozen=True)
 class CodeSettings:
-    """Names with their values."""
+    """Names and their values."""
 
     values: Mapping[str, str]
     secret: frozenset[str] = frozenset()
-    """Names whose value is one."""
+    """Names whose value is a secret."""
 
     @property
     def secrets(self) -> tuple[str, ...]:
@@ -38,8 +37,10 @@ def resolve_settings(
     *,
     invalid: str,
 ) -> CodeSettings:
-    """`entries` of manifest field `field`, those from Secrets read from `environ` by the variables of `known`;
-    WorkError with reason `invalid` when one is not there."""
+    """Resolve `entries` of the manifest field `field`; read Secrets from `environ` by the variables in `known`.
+
+    Raises WorkError with reason `invalid` when a value is missing.
+    """
     values: dict[str, str] = {}
     for entry in entries:
         if entry.secret_key_ref is None:

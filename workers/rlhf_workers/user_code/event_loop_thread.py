@@ -1,6 +1,6 @@
-"""A thread with an event loop, on which calls of users' code are awaited while the compute thread works.
+"""A thread with an event loop that awaits calls of users' code while the compute thread works.
 
-Rule: the compute thread hands in coroutines and never waits for them but at start and close.
+Rule: the compute thread submits coroutines and blocks on them only at start and close.
 """
 
 import asyncio
@@ -10,28 +10,28 @@ from concurrent.futures import Future
 from typing import Any, Final, TypeVar
 
 CLOSE_SECONDS: Final = 5.0
-"""Children are killed, not asked; this is for a loop that is stuck."""
+"""Seconds to wait at close for a stuck loop; children are killed at once."""
 
 T = TypeVar("T")
 
 
 class EventLoopThread:
-    """A daemon thread: a loop that is stuck holds up no exit."""
+    """A daemon thread with a loop; a stuck loop does not delay the exit."""
 
     def __init__(self, name: str) -> None:
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name=name, daemon=True)
 
     def start(self) -> None:
-        """Starts the thread."""
+        """Start the thread."""
         self._thread.start()
 
     def run(self, work: Coroutine[Any, Any, T]) -> Future[T]:
-        """Runs a coroutine on the loop."""
+        """Run a coroutine on the loop."""
         return asyncio.run_coroutine_threadsafe(work, self._loop)
 
     def close(self, last: Coroutine[Any, Any, None]) -> None:
-        """Runs the last coroutine and ends the thread; TimeoutError when the loop is stuck."""
+        """Run the last coroutine and end the thread; raise TimeoutError when the loop is stuck."""
         try:
             self.run(last).result(CLOSE_SECONDS)
         finally:

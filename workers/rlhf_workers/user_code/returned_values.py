@@ -1,7 +1,7 @@
-"""What users' code returned, as numbers and in words.
+"""Checks and describes values that users' code returned.
 
-Rule: standard library only, as children import it. A value is shown without secrets before it is cut, so that no part
-of one is left.
+Rule: standard library only, as child processes import this module. Secrets are hidden before a text is cut, so that no
+part of one remains.
 """
 
 import math
@@ -25,6 +25,6 @@ def finite(value: Any) -> float | None:
 
 
 def shown(value: Any, secrets: list[str]) -> str:
-    """Return a value with its type, in words for a person."""
+    """Return a value with its type, as text for people."""
     words = hide(repr(value), secrets)
     return f"{words if len(words) <= SHOWN_CHARACTERS else words[:SHOWN_CHARACTERS] + '...'} ({type(value).__name__})"

@@ -1,11 +1,12 @@
-"""A child process that runs a user's code: `python -m <a module that calls serve> --file F --name N`.
+"""Child process that runs a user's code: `python -m <a module that calls serve> --file F --name N`.
 
-JSON lines. Out, once: {"ready": "sync" | "async"} or {"failed": message, "part": file | module | name}. Then for every
-{"id", ...} that comes in: {"id", ...} as the HostedCode replies, or {"id", "reason", "message"}. What is asked for and
-replied is up to the module that calls `serve`: a reward function's or an environment's.
-Rule: standard library only, so it starts in milliseconds and holds no model; what the code prints goes to stderr, the
-worker's log, and what came from Secrets is in no text that leaves. It dies with its parent, whatever the code does.
-Must never reply for code that raised.
+It speaks JSON lines. First it writes {"ready": "sync" | "async"} or {"failed": message, "part": file | module | name}.
+For every request {"id", ...} it writes {"id", ...} with the reply of HostedCode, or {"id", "reason", "message"}. The
+module that calls `serve` defines requests and replies.
+
+Rule: it imports the standard library only, so it starts in milliseconds and loads no model. Output of the code goes to
+stderr, the worker's log. Values of Secrets appear in no text that leaves the process. It dies with its parent. Must
+never reply for code that raised.
 """
 
 import argparse
@@ -31,46 +32,46 @@ from typing import Any, BinaryIO, Final, TextIO
 MESSAGE_CHARACTERS: Final = 2000
 PR_SET_PDEATHSIG: Final = 1
 HIDE: Final = "RLHF_HIDE"
-"""Names of the variables whose values no text may quote, separated by commas."""
+"""Environment variable with the names of secret variables, separated by commas."""
 
 HIDDEN: Final = "***"
-"""Stands for such a value."""
+"""Replacement of a secret value in texts."""
 
 Reply = Callable[[dict[str, Any]], None]
 
 
 @dataclass(frozen=True)
 class HostedCode:
-    """What a child process does with the code that it hosts."""
+    """How a child process loads and calls its code."""
 
     load: Callable[[str, str, str], Any]
-    """(file, module, name) -> the code; LoadError says what is wrong with it."""
+    """(file, module, name) -> the code; raises LoadError with the problem."""
     is_async: Callable[[Any], bool]
-    """Whether it can have many calls at once."""
+    """Whether the code can run many calls at once."""
     call: Callable[[Any, dict[str, Any]], Any]
-    """Call the code for a request; what it returns is awaited where that can be."""
+    """Calls the code for a request; the result may be awaitable."""
     reply: Callable[[dict[str, Any], Any, list[str]], dict[str, Any]]
-    """(request, what the code returned, secrets that no text may quote) -> the reply, or a failure."""
+    """(request, returned value, secrets that no text may quote) -> the reply, or a failure."""
     name: str
-    """What messages call it, such as function."""
+    """Name of the code in messages, such as function."""
     raised: str
-    """Reason of a failure where it raised."""
+    """Failure reason if the code raised."""
 
 
 def forms_of(secrets: Iterable[str]) -> list[str]:
-    """Return the secrets as they are and without white space at their ends, the longest first."""
+    """Return the secrets, with and without white space at their ends, longest first."""
     return sorted({form for secret in secrets for form in (secret, secret.strip()) if form}, key=len, reverse=True)
 
 
 def hide(text: str, secrets: list[str]) -> str:
-    """`text` with HIDDEN for each of `secrets`."""
+    """Return `text` with HIDDEN in place of each secret."""
     for secret in secrets:
         text = text.replace(secret, HIDDEN)
     return text
 
 
 class LoadError(Exception):
-    """The code cannot be used; `part` of what the manifest says of it is to blame."""
+    """The code cannot be used because of field `part` in the manifest."""
 
     def __init__(self, part: str, message: str) -> None:
         super().__init__(message)
@@ -78,7 +79,7 @@ class LoadError(Exception):
 
 
 class HidingStream:
-    """A text stream that writes HIDDEN for each secret; a value that is written in parts is not seen."""
+    """A text stream that replaces secrets with HIDDEN; a secret split over two writes is not found."""
 
     def __init__(self, stream: TextIO, secrets: list[str]) -> None:
         self._stream, self._secrets = stream, secrets
@@ -93,11 +94,11 @@ class HidingStream:
 
 _OURS: Final = Path(__file__).parents[1]
 SECRETS: Final = forms_of(os.environ.get(name, "") for name in os.environ.get(HIDE, "").split(","))
-"""Of this process; its environment is what it was started with."""
+"""Secrets of this process, from the environment at its start."""
 
 
 def load_name(file: str, module: str, name: str) -> Any:
-    """Return what a file or a module calls `name`; LoadError says what is wrong with it."""
+    """Return the object `name` of a file or module; LoadError if that fails."""
     part, place = ("file", file) if file else ("module", module)
     try:
         loaded = _load_file(Path(file)) if file else importlib.import_module(module)
@@ -112,7 +113,7 @@ def load_name(file: str, module: str, name: str) -> Any:
 
 
 def describe(error: BaseException, file: str) -> str:
-    """`reward.py:12 in score: ValueError: text`, at the innermost line of the user's own code."""
+    """Return `reward.py:12 in score: ValueError: text`, with the innermost line of the user's code."""
     text = traceback.format_exception_only(error)[-1].strip()
     if isinstance(error, SyntaxError) and error.filename:
         return f"{Path(error.filename).name}:{error.lineno}: {text}"
@@ -136,7 +137,7 @@ def _serve_sync(hosted: HostedCode, code: Any, requests: BinaryIO, reply: Reply,
     def read() -> None:
         for line in requests:
             waiting.put(json.loads(line))
-        os._exit(0)  # the parent is gone or wants no more; hanging code must not outlive it
+        os._exit(0)  # The parent ended or closed the pipe; hanging code must not outlive it.
 
     threading.Thread(target=read, daemon=True).start()
     while True:
@@ -211,7 +212,7 @@ def _die_with_parent() -> None:
 
 
 def serve(hosted: HostedCode) -> int:
-    """Serves until the input ends; 1 when the code cannot be loaded."""
+    """Serve until the input ends; return 1 when the code cannot be loaded."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--file", default="")
     parser.add_argument("--module", default="")

@@ -1,8 +1,7 @@
-"""One child process running a user's code, as the worker sees it: started, called, killed.
+"""One child process that runs a user's code: starting, calling and killing it.
 
-Rule: the child gets a minimal environment (no token, no address of ours) and what the manifest names for it, and every
-wait on it ends: a call is awaited by someone with a time-out, who kills the child. Must never be used again after
-`kill`.
+Rule: the child gets a minimal environment (no token, no address of ours) plus the variables in the manifest. Every
+wait on it ends: the caller sets a time-out and kills the child. A child must never be used after `kill`.
 """
 
 import asyncio
@@ -21,9 +20,9 @@ from rlhf_workers.failures import WorkError
 from rlhf_workers.user_code.user_host import HIDE
 
 LINE_BYTES: Final = 1024 * 1024
-"""Longest reply; messages are cut far below."""
+"""Longest reply in bytes; messages are far shorter."""
 PASSED_ON: Final = ("PATH", "HOME", "LANG", "LC_ALL", "TZ", "TMPDIR", "PYTHONPATH", "VIRTUAL_ENV", "LD_LIBRARY_PATH")
-"""Environment the child inherits: what Python and its libraries need to start, nothing that opens a door."""
+"""Environment variables that the child inherits: enough for Python and its libraries, and no access to anything."""
 
 
 class ChildGoneError(Exception):
@@ -31,7 +30,7 @@ class ChildGoneError(Exception):
 
 
 class UserCodeError(WorkError):
-    """One call of the user's code failed; another may succeed. When it is not retried the job ends with USER_CODE."""
+    """One call of the user's code failed; another may succeed. Without a retry the job ends with USER_CODE."""
 
     def __init__(self, reason: str, message: str, field: str, *, retryable: bool = True) -> None:
         super().__init__(reason, message, field=field, retryable=retryable, exit_code=ExitCode.USER_CODE)
@@ -39,23 +38,23 @@ class UserCodeError(WorkError):
 
 @dataclass(frozen=True)
 class UserCode:
-    """Which code of a user a child runs, and how messages speak of it."""
+    """The code that a child runs, and its names in messages."""
 
     host: str
-    """Module of the child."""
+    """Module that the child runs."""
     name: str
-    """What messages call it, such as function."""
+    """Name in messages, such as function."""
     reason: str
-    """First word of the reasons of its failures, such as Reward."""
+    """Prefix of its failure reasons, such as Reward."""
     invalid: str
-    """Reason of the failure where it cannot be loaded."""
+    """Failure reason if the code cannot be loaded."""
     arguments: tuple[str, ...]
-    """Of the command line: where the code is."""
+    """Command-line arguments that locate the code."""
     manifest_field: str
-    """The code's in the manifest."""
+    """Manifest field of the code."""
     threads: int
     variables: Mapping[str, str] = field(default_factory=dict)
-    """Of its environment, beside those that Python needs."""
+    """Additional variables of its environment."""
     secret: frozenset[str] = frozenset()
     """Variables whose value no text may quote."""
 
@@ -66,7 +65,10 @@ def child_environment(
     variables: Mapping[str, str] = MappingProxyType({}),
     secret: frozenset[str] = frozenset(),
 ) -> dict[str, str]:
-    """What the child sees. A fixed hash seed: sets and dicts of strings are walked in one order in every process."""
+    """Return the environment of the child.
+
+    The hash seed is fixed, so that sets and dicts of strings have the same order in every process.
+    """
     passed = {name: environ[name] for name in PASSED_ON if name in environ} | dict(variables)
     if secret:
         passed[HIDE] = ",".join(sorted(secret))
@@ -87,7 +89,7 @@ class UserProcess:
 
     @classmethod
     async def start(cls, code: UserCode, load_seconds: float) -> Self:
-        """A child that loaded the code; WorkError with the code's reason `invalid` (exit code 20) when it cannot."""
+        """Start a child that has loaded the code; WorkError with reason `invalid` (exit code 20) if loading fails."""
         process = await asyncio.create_subprocess_exec(
             sys.executable,
             "-m",
@@ -112,14 +114,13 @@ class UserProcess:
         return not self.killed and self._reader is not None and not self._reader.done()
 
     async def ask(self, request: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the child's reply to a request; UserCodeError when the code failed, ChildGoneError when the process
-        did."""
+        """Return the child's reply; UserCodeError if the code failed, ChildGoneError if the process ended."""
         self._calls += 1
         number = self._calls
         future = self._waiting[number] = asyncio.get_running_loop().create_future()
         try:
             assert self._process.stdin is not None
-            with contextlib.suppress(ConnectionError):  # the reader tells how it ended
+            with contextlib.suppress(ConnectionError):  # the reader reports how the process ended
                 self._process.stdin.write(json.dumps({"id": number, **request}).encode() + b"\n")
                 await self._process.stdin.drain()
             if not self.usable:
@@ -132,19 +133,19 @@ class UserProcess:
         return reply
 
     def kill(self) -> None:
-        """Ends the child at once; calls in flight get ChildGoneError."""
+        """Kill the child; running calls get ChildGoneError."""
         self.killed = True
         with contextlib.suppress(ProcessLookupError):
             self._process.kill()
 
     async def close(self) -> None:
-        """Kills the child and waits until it is gone."""
+        """Kill the child and wait until it has ended."""
         self.kill()
         assert self._reader is not None
         await asyncio.wait({self._reader})
 
     def when_gone(self, callback: Callable[[], None]) -> None:
-        """Calls back once the process has ended, for whatever reason."""
+        """Call back once the process has ended, for any reason."""
         assert self._reader is not None
         self._reader.add_done_callback(lambda _: callback())
 
@@ -179,10 +180,10 @@ class UserProcess:
                     future.set_exception(ChildGoneError(self._ended()))
 
     async def _end(self) -> None:
-        """Nothing of the process is left: neither it nor its pipes."""
+        """End the process and close its pipes."""
         if self._process.returncode is None:
             with contextlib.suppress(ProcessLookupError):
-                # Not Process.kill: it polls, and so takes the exit status of a dead child from asyncio, which says 255.
+                # Process.kill would poll and take the exit status of a dead child; asyncio then reports 255.
                 os.kill(self._process.pid, signal.SIGKILL)
         await self._process.wait()
         assert self._process.stdin is not None

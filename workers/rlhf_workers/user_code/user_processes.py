@@ -1,8 +1,8 @@
-"""Calls of a user's code in child processes that can be killed when they hang.
+"""Calls users' code in child processes, which are killed when a call hangs.
 
-Synchronous code has one call at a time in a child; while calls wait, more children are started, up to a limit.
-Asynchronous code has many calls at once in one child. Rule: a call that takes longer than it may is a failure of its
-caller and its child is killed; calls that shared the child are made again. Must never take a failure for an answer.
+A child runs one call of synchronous code at a time; more children start while calls wait, up to a limit. One child
+runs many calls of asynchronous code at once. Rule: a call that exceeds its time-out fails and its child is killed;
+other calls in that child are repeated. Must never take a failure for an answer.
 """
 
 import asyncio
@@ -14,36 +14,36 @@ from typing import Final, TypeVar
 from rlhf_workers.user_code.user_process import ChildGoneError, UserCode, UserCodeError, UserProcess
 
 CHILDREN: Final = min(8, os.cpu_count() or 1)
-"""Processes of synchronous code at most; they compete with the worker's own models for cores."""
+"""Maximum processes of synchronous code; they compete with the worker's models for cores."""
 GROW_SECONDS: Final = 0.25
-"""A call waits this long for a child before another is started: quick code never needs a second."""
+"""Seconds that a call waits for an idle child before another starts; fast code never needs a second child."""
 CALLS: Final = 64
-"""Calls in flight of asynchronous code."""
+"""Maximum concurrent calls of asynchronous code."""
 LOAD_SECONDS: Final = 60.0
-"""Time the user's module may take to import."""
+"""Seconds that the import of the user's module may take."""
 
 T = TypeVar("T")
 Work = Callable[[UserProcess], Awaitable[T]]
-"""What is asked of whichever child has room; made again where a neighbour's time-out takes the child away."""
+"""One call on any child; repeated when the time-out of another call kills the child."""
 
 
 class UserProcesses:
-    """The children that run one piece of code; all methods run on one event loop."""
+    """The children that run one user's code; all methods run on one event loop."""
 
     def __init__(self, code: UserCode, timeout_seconds: float, timeout_field: str, children: int = CHILDREN) -> None:
-        """`timeout_field`: the manifest's, for messages."""
+        """`timeout_field` is the manifest field that messages name."""
         self._code, self._timeout, self._timeout_field = code, timeout_seconds, timeout_field
         self._limit = children
-        self._children: set[UserProcess] = set()  # that may be called
-        self._processes: set[UserProcess] = set()  # that may still run
+        self._children: set[UserProcess] = set()  # can be called
+        self._processes: set[UserProcess] = set()  # may still run
         self._starting = 0
-        self._idle: asyncio.LifoQueue[UserProcess | None] = asyncio.LifoQueue()  # None: there is room for a new one
+        self._idle: asyncio.LifoQueue[UserProcess | None] = asyncio.LifoQueue()  # None: a new child may start
         self._async_calls = asyncio.Semaphore(CALLS)
         self._async_start = asyncio.Lock()
         self._shared: UserProcess | None = None
 
     async def start(self) -> None:
-        """Starts the first child: code that cannot be loaded fails here, naming field and line."""
+        """Start the first child; code that cannot be loaded fails here, with its field and line."""
         child = await self._start_child()
         if child.is_async:
             self._shared = child
@@ -51,8 +51,7 @@ class UserProcesses:
             self._idle.put_nowait(child)
 
     async def run(self, work: Work[T], seconds: float | None = None) -> T:
-        """Return what a child says within so many seconds (None: those of the manifest); UserCodeError when there is
-        nothing."""
+        """Return the result of `work` within `seconds` (None: the manifest's time-out); UserCodeError if it fails."""
         seconds = self._timeout if seconds is None else seconds
         while True:
             try:
@@ -63,7 +62,7 @@ class UserProcesses:
                 continue
 
     async def close(self) -> None:
-        """Kills every child."""
+        """Kill every child."""
         await asyncio.gather(*(child.close() for child in self._processes))
 
     # ------------------------------------------------------------ synchronous code

@@ -1,9 +1,9 @@
-"""Whole weights of a model that is trained by adapters, made where they are used: of its folder, and of A and B.
+"""Merges adapters into whole weights on the worker that uses them, from the folder's weights and A and B.
 
-Rule: the same sums and roundings as on the training ranks, so a worker computes with the weights that `publish: Merged`
-would have sent. All or nothing: every matrix that has an adapter has both factors, of shapes that fit, or WorkError.
-The folder's tensors are read anew for each version, through the page cache, so no frozen copy is kept beside the model.
-Must never run while the engine's weights change: it only makes tensors.
+Rule: sums and roundings equal those of the training ranks, so the weights equal those that `publish: Merged` would
+send. All or nothing: every adapted matrix has both factors with matching shapes, or WorkError. Each version reads the
+folder's tensors anew through the page cache, so no second copy of the frozen weights stays in memory. Must never
+change the engine's weights: it only creates tensors.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -29,14 +29,14 @@ from rlhf_workers.weights.fetching import FetchedWeights
 from rlhf_workers.weights.folder import read_file, read_folder
 
 BACKBONE: Final = "model."
-"""Begins the names of a model's layers, embeddings and norms, in every family that is trained."""
+"""Prefix of a model's layers, embeddings and norms in every trainable family."""
 LM_HEAD: Final = "lm_head."
 MADE_ANEW: Final = ".rotary_emb.inv_freq"
-"""Ends the names of numbers that old folders hold and no model loads."""
+"""Suffix of buffers that old folders contain and no model loads."""
 
 
 class WeightFetcher(Protocol):
-    """`fetch_weights`: all tensors of a model at a version, or WorkError."""
+    """`fetch_weights`: all tensors of a model version, or WorkError."""
 
     def __call__(
         self, model: str, version: int, sources: Sequence[pb.WeightLocation], certificates: Path | None
@@ -44,13 +44,13 @@ class WeightFetcher(Protocol):
 
 
 def starts_elsewhere(spec: RLHFJobSpec) -> bool:
-    """Return whether the policy's version 0 is not that of its folder alone."""
+    """Return whether version 0 of the policy includes an adapter beside its folder."""
     lora = spec.training.lora
     return lora is not None and lora.adapter is not None
 
 
 class AdapterWeights:
-    """Implements `WeightFetcher` of a job, by another: what comes as adapters is given as whole weights."""
+    """Implements `WeightFetcher` on top of another one: merges adapters into whole weights."""
 
     def __init__(self, spec: RLHFJobSpec, weight_fetcher: WeightFetcher) -> None:
         self._spec, self._open = spec, weight_fetcher
@@ -73,11 +73,11 @@ class AdapterWeights:
                 yield came
 
     def _adds_itself(self, role: ModelRole, settings: Lora) -> bool:
-        """A critic over a shared trunk takes its adapters as they are."""
+        """Return whether the model takes its adapters unmerged, as a critic on a shared trunk does."""
         return settings.trunk == "Shared" and role.kind is ModelKind.VALUE
 
     def _begun(self, role: ModelRole, settings: Lora, folder: FetchedWeights) -> FetchedWeights:
-        """Version 0: the folder, and for the policy the adapters that the job starts from."""
+        """Return version 0: the folder, and for the policy also the initial adapters of the job."""
         if settings.adapter is None or role is not graph_of(self._spec).policy:
             return folder
         given = model_folder(settings.adapter, ADAPTER_FIELD)
@@ -90,7 +90,7 @@ class AdapterWeights:
         self, role: ModelRole, settings: Lora, version: int, came: Mapping[str, torch.Tensor]
     ) -> dict[str, torch.Tensor]:
         source = self._spec.models.source(role)
-        assert source is not None  # a role that is trained is a model
+        assert source is not None  # a trained role has a model
         folder = model_folder(source.path, self._spec.models.path_field(role))
         return self._merge(role, settings, version, read_folder(role, folder), came)
 
@@ -102,8 +102,10 @@ class AdapterWeights:
         base: Mapping[str, torch.Tensor],
         came: Mapping[str, torch.Tensor],
     ) -> dict[str, torch.Tensor]:
-        """Return the model's tensors in the type of matrix products: `base` with the adapters among `came`, and what
-        else is among them in the place of the folder's."""
+        """Merge the adapters in `came` into `base`; other tensors of `came` replace those of `base`.
+
+        Return the model's tensors in the compute type.
+        """
         kept = (BACKBONE, LM_HEAD) if role.kind is ModelKind.POLICY else (BACKBONE,)
         whole = {name: value for name, value in base.items() if name.startswith(kept) and not name.endswith(MADE_ANEW)}
         whole |= {name: value for name, value in came.items() if not name.endswith((A_SUFFIX, B_SUFFIX))}

@@ -1,8 +1,8 @@
-"""A part of a tensor on the wire: the bytes of a `WeightChunk`, written and read without protobuf's copies of them.
+"""Encodes and decodes `WeightChunk`, a part of a tensor, without protobuf's copies of its bytes.
 
-Rule: what is written here any reader of `WeightChunk` understands, and what any writer of it sends is read here: a
-message laid out in another way is left to protobuf. Must never trust a length: a message that is cut or malformed is
-refused, as protobuf refuses it. Source: protobuf's encoding of fields 1 (name), 2 (offset) and 3 (data).
+Rule: any protobuf reader understands the encoded messages, and messages with another layout are decoded by protobuf.
+Must never trust a length: a truncated or malformed message is refused, as protobuf refuses it. Source: protobuf's
+encoding of fields 1 (name), 2 (offset) and 3 (data).
 """
 
 from dataclasses import dataclass
@@ -13,16 +13,16 @@ from rlhf_common import control_pb2 as pb
 NAME: Final = 1 << 3 | 2
 OFFSET: Final = 2 << 3
 DATA: Final = 3 << 3 | 2
-"""Tags: number of the field, and how its value is written."""
+"""Tags: field number and wire type."""
 LONGEST_VARINT: Final = 10
-"""Bytes of a 64-bit number."""
+"""Bytes of a 64-bit varint."""
 FETCH: Final = f"/{pb.DESCRIPTOR.services_by_name['WeightSource'].full_name}/Fetch"
-"""The method whose messages these are."""
+"""gRPC method with these messages."""
 
 
 @dataclass(frozen=True)
 class ReceivedChunk:
-    """What a message says; `data` is part of the message's own memory."""
+    """Content of a message; `data` is part of the message's own memory."""
 
     name: str
     offset: int
@@ -30,10 +30,10 @@ class ReceivedChunk:
 
 
 def encode(name: str, offset: int, data: memoryview) -> bytes:
-    """Return the message of `data`, the bytes at `offset` of a tensor."""
+    """Return the message for `data`, the bytes at `offset` of a tensor."""
     text = name.encode()
     head = bytearray([NAME]) + _varint(len(text)) + text
-    if offset:  # as protobuf leaves out what is zero
+    if offset:  # protobuf leaves out zeros
         head += bytes([OFFSET]) + _varint(offset)
     if len(data):
         head += bytes([DATA]) + _varint(len(data))
@@ -41,12 +41,12 @@ def encode(name: str, offset: int, data: memoryview) -> bytes:
 
 
 def decode(message: bytes) -> ReceivedChunk:
-    """Return what a message says. google.protobuf's DecodeError when it is no `WeightChunk`."""
+    """Return the content of a message; protobuf's DecodeError if it is not a `WeightChunk`."""
     return _in_order(message) or _by_protobuf(message)
 
 
 def _in_order(message: bytes) -> ReceivedChunk | None:
-    """Return name, offset and data where each is there once, in this order, and nothing else; None elsewhere."""
+    """Return name, offset and data if each occurs once, in this order, with no other field; else None."""
     place, size, offset = 0, len(message), 0
     if not size or message[place] != NAME:
         return None
@@ -75,7 +75,7 @@ def _by_protobuf(message: bytes) -> ReceivedChunk:
 
 
 def _varint(number: int) -> bytes:
-    """Return a number of 0 or more, 7 bits a byte, the lowest first."""
+    """Encode a number of 0 or more: 7 bits per byte, lowest first."""
     written = bytearray()
     while number > 0x7F:
         written.append(number & 0x7F | 0x80)
@@ -85,7 +85,7 @@ def _varint(number: int) -> bytes:
 
 
 def _read_varint(message: bytes, place: int) -> tuple[int, int]:
-    """Return the number at a place and the place after it; -1 where none ends within its longest."""
+    """Return the number at a position and the position after it; -1 for a malformed varint."""
     number = 0
     for index in range(LONGEST_VARINT):
         if place + index >= len(message):

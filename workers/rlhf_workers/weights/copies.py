@@ -1,9 +1,9 @@
-"""A training rank's weights of one version, laid side by side in memory that others can map: made once, read by many.
+"""Copies of a training rank's weights in memory that others can map: written once, read by many.
 
-Rule: a copy is whole and of one version before anyone hears of it, and is not written again while anyone reads it; the
-next version then goes into other memory. Memory of the host is kept for the next version, that of a device is freed
-when nobody reads it. A copy whose reader may be alive but did not say that it had read is never written again. When
-the lender's process ends, its host memory lives as long as a reader maps it.
+Rule: a copy is complete and of one version before it is lent, and is not written while it has readers; the next
+version goes into other memory. Host memory is reused for the next version; device memory is freed after its last
+reader. A copy is never written again if a reader ended without confirming its read. If the lender's process ends, host
+memory lives as long as a reader maps it.
 """
 
 import threading
@@ -23,7 +23,7 @@ from rlhf_workers.weights.tensor_types import NAMES
 from rlhf_workers.worker_role import WeightProvider
 
 MOST_COPIES: Final = 6
-"""Copies at once: of two models and a draft model, with readers that are late with one version of each."""
+"""Maximum copies at once: two models and a draft model, each with late readers of one version."""
 
 
 @dataclass
@@ -37,10 +37,10 @@ class WeightCopy:
     manifest: pb.WeightManifest
     readers: int = 0
     spoiled: bool = False
-    """A reader went without a word: it may read on."""
+    """Whether a reader ended without confirming its read, so that it may still read."""
 
     def message(self) -> pb.WeightLoan:
-        """Return what a reader is told."""
+        """Return the message to a reader."""
         return pb.WeightLoan(manifest=self.manifest, memory=self.region.handle())
 
     def tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
@@ -48,17 +48,17 @@ class WeightCopy:
         yield from shaped(self.manifest, places(self.manifest, self.region.memory)).items()
 
     def is_of(self, provider: WeightProvider, model: str, version: int, sharing: MemorySharing) -> bool:
-        """Return whether it holds exactly this."""
+        """Return whether the copy has this provider, model, version and kind of memory."""
         same = self.provider is provider and self.sharing is sharing and self.model == model
         return same and self.manifest.version == version
 
 
 @dataclass
 class WeightCopies:
-    """All copies of a worker. Thread-safe; one is made at a time."""
+    """All copies of a worker. Thread-safe; one copy is written at a time."""
 
     sharings: Sequence[MemorySharing]
-    """Kinds of memory, the preferred first."""
+    """Kinds of memory, in order of preference."""
     _copies: list[WeightCopy] = field(default_factory=list)
     _lock: threading.Lock = field(default_factory=threading.Lock)
     _making: threading.Lock = field(default_factory=threading.Lock)
@@ -66,7 +66,7 @@ class WeightCopies:
     def take(self, provider: WeightProvider, request: pb.WeightRequest, reader: pb.MemoryPlace) -> WeightCopy:
         """Return a copy that `reader` can map, until `give_back`.
 
-        RegionRefusedError when there is no such memory; WorkError when the provider does not hold the version.
+        Raises RegionRefusedError without such memory, and WorkError when the provider lacks the version.
         """
         held = next(iter(provider.tensors(request.model, request.version)), None)
         where = held[1].device if held is not None else torch.device("cpu")
@@ -89,7 +89,7 @@ class WeightCopies:
         raise RegionRefusedError("; ".join(refused))
 
     def give_back(self, copy: WeightCopy, *, read: bool) -> None:
-        """A reader has ended; `read`: it said that it reads no more."""
+        """End the loan of a reader; `read`: it confirmed that it reads no more."""
         with self._lock:
             copy.readers -= 1
             copy.spoiled = copy.spoiled or not read
@@ -100,7 +100,7 @@ class WeightCopies:
                 self._drop(copy)
 
     def close(self) -> None:
-        """Forgets what nobody reads."""
+        """Drop the copies without readers."""
         with self._lock:
             for copy in [copy for copy in self._copies if not copy.readers]:
                 self._drop(copy)
@@ -114,7 +114,7 @@ class WeightCopies:
         copy.region.close()
 
     def _make(self, provider: WeightProvider, request: pb.WeightRequest, sharing: MemorySharing) -> WeightCopy:
-        """A new copy with its first reader."""
+        """Create a copy with its first reader."""
         manifest, size = _layout(provider, request)
         region = self._idle_region(provider, request.model, sharing, size) or sharing.allocate(size)
         try:
@@ -130,13 +130,13 @@ class WeightCopies:
     def _idle_region(
         self, provider: WeightProvider, model: str, sharing: MemorySharing, size: int
     ) -> LentRegion | None:
-        """Memory of a version that nobody reads any more; what else nobody can use is freed."""
+        """Return the memory of a version without readers, and free other useless copies."""
         region: LentRegion | None = None
         with self._lock:
             for old in [copy for copy in self._copies if not copy.readers and copy.sharing is sharing]:
                 fits = old.model == model and old.region.memory.shape[0] == max(size, 1)
                 if fits and region is None:
-                    self._copies.remove(old)  # until it is whole again
+                    self._copies.remove(old)  # until it is complete again
                     region = old.region
                 elif old.provider is not provider or old.model == model:
                     self._drop(old)
@@ -146,7 +146,7 @@ class WeightCopies:
 
 
 def _layout(provider: WeightProvider, request: pb.WeightRequest) -> tuple[pb.WeightManifest, int]:
-    """The manifest without checksums, and the bytes of the region."""
+    """Return the manifest without checksums, and the bytes of the region."""
     manifest = pb.WeightManifest(version=request.version)
     end = 0
     for name, tensor in provider.tensors(request.model, request.version):
@@ -161,13 +161,13 @@ def _layout(provider: WeightProvider, request: pb.WeightRequest) -> tuple[pb.Wei
 def _fill(
     provider: WeightProvider, request: pb.WeightRequest, manifest: pb.WeightManifest, memory: torch.Tensor
 ) -> None:
-    """Copies every tensor to its place, and computes the checksums of what arrived there."""
+    """Copy every tensor to its place and compute the checksums of the copies."""
     parts = places(manifest, memory)
     copies = None
     for part, (_, tensor) in zip(parts, provider.tensors(request.model, request.version), strict=True):
         copies = copies or copies_of(tensor.device)
         if tensor.numel():
-            copies.follow_compute()  # of each: a tensor may have been converted just now
+            copies.follow_compute()  # for each tensor, as it may have been converted just now
             copies.copy(part.view(tensor.dtype), tensor.detach().contiguous().reshape(-1))
     if copies is not None:
         copies.mark().wait()

@@ -1,12 +1,11 @@
-"""Names and shapes of experts in the files of a folder, and those of transformers' parameters, both ways.
+"""Converts names and shapes of experts between weight files and transformers' parameters.
 
-A folder has every expert's matrices by themselves. A model of transformers holds those of a layer in two tensors,
-`gate_up_proj` [experts, 2 x inner, hidden] and `down_proj` [experts, hidden, inner], and under these names they are
-trained, published and counted in an optimizer's moments. Files of weights and vLLM's loader have the folder's names. A
-folder whose files have the names of parameters is read as well.
+A folder stores every expert's matrices separately. A transformers model has two tensors per layer, `gate_up_proj`
+[experts, 2 x inner, hidden] and `down_proj` [experts, hidden, inner]; training, publishing and optimizer moments use
+these names. Weight files and vLLM's loader use the folder's names. Folders with parameter names can be read as well.
 
-Rule: what is written are views of what is held; a round trip gives every name and every bit back. A model without
-experts passes through untouched.
+Rule: written tensors are views; a round trip preserves every name and every bit. Models without experts pass through
+unchanged.
 """
 
 import re
@@ -21,7 +20,7 @@ _PARAMETER: Final = re.compile(r"(model\.layers\.\d+\.)mlp\.(experts\.(?:gate_up
 
 @dataclass(frozen=True)
 class ExpertNames:
-    """What a family's folders call the parts of a layer of experts."""
+    """A family's names for the parts of an expert layer."""
 
     block: str
     gate: str
@@ -33,20 +32,20 @@ NAMES: Final[Mapping[str, ExpertNames]] = {
     "mixtral": ExpertNames("block_sparse_moe", "w1", "w3", "w2"),
     "qwen3_moe": ExpertNames("mlp", "gate_proj", "up_proj", "down_proj"),
 }
-"""By `model_type`."""
+"""Names by `model_type`."""
 
 
 class Tensors(Protocol):
-    """Tensors by name, as `tensor_file.TensorFolder` has them."""
+    """Tensors by name, as in `tensor_file.TensorFolder`."""
 
     def __contains__(self, name: str) -> bool: ...
 
     def read(self, name: str, shape: torch.Size) -> torch.Tensor:
-        """Return a tensor of exactly this shape."""
+        """Return a tensor of this exact shape."""
 
 
 class ExpertFolder:
-    """The tensors of a folder by the names of transformers' parameters."""
+    """Tensors of a folder under the names of transformers' parameters."""
 
     def __init__(self, tensors: Tensors, names: ExpertNames) -> None:
         self._tensors, self._names = tensors, names
@@ -55,7 +54,7 @@ class ExpertFolder:
         return name in self._tensors or _PARAMETER.fullmatch(name) is not None
 
     def read(self, name: str, shape: torch.Size) -> torch.Tensor:
-        """See TensorFolder, whose errors have the folder's names."""
+        """See TensorFolder; errors use the folder's names."""
         found = _PARAMETER.fullmatch(name)
         if found is None or name in self._tensors:
             return self._tensors.read(name, shape)
@@ -73,12 +72,12 @@ class ExpertFolder:
 
 
 def as_parameters(tensors: Tensors, family: str) -> Tensors:
-    """Return the tensors of a folder of a model of `family` by the names and shapes of transformers' parameters."""
+    """Return the tensors of a folder of `family` under the names and shapes of transformers' parameters."""
     return ExpertFolder(tensors, NAMES[family]) if family in NAMES else tensors
 
 
 def as_in_files(name: str, value: torch.Tensor, family: str) -> Iterator[tuple[str, torch.Tensor]]:
-    """Yield what the files of a folder have of a parameter: (name, view)."""
+    """Yield (name, view) of a parameter as the files of a folder store it."""
     found = _PARAMETER.fullmatch(name) if family in NAMES else None
     if found is None:
         yield name, value

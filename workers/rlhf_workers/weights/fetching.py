@@ -1,9 +1,8 @@
-"""Weights of one model at one version: in memory that peers lend, as streams of theirs, or from a Hugging Face folder.
+"""Fetches the weights of one model version: from borrowed memory of peers, streams, or a Hugging Face folder.
 
-Rule: all or nothing. `fetch_weights` gives every tensor, each with the checksum that its source announced, or raises
-WorkError with the source's name; a caller never sees half a model. Memory that cannot be borrowed is streamed instead,
-and nothing has been touched by then. Waits end: a silent peer is cut off and tried again a few times. Must never read
-pickled files.
+Rule: all or nothing. `fetch_weights` returns every tensor, or raises WorkError with the source's name. Tensors of
+peers are checked against their announced checksums. If memory cannot be borrowed, the weights are streamed. Waits end:
+a silent peer is cut off and tried again a few times. Must never read pickled files.
 """
 
 import logging
@@ -31,42 +30,42 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class FetchPolicy:
-    """How long to wait for a peer, and how often to try."""
+    """Time limits and retries for a peer."""
 
     attempts: int = 4
     backoff_seconds: float = 0.5
-    """Before the second attempt; doubles each time."""
+    """Pause before the second attempt; doubles each time."""
     describe_seconds: float = 120.0
-    """The peer computes checksums of its whole stage meanwhile."""
+    """Time-out of Describe; the peer computes checksums of its whole stage meanwhile."""
     idle_seconds: float = 30.0
-    """Without a chunk; a healthy peer sends hundreds a second."""
+    """Longest time without a chunk; a healthy peer sends hundreds per second."""
 
 
 DEFAULT_FETCH_POLICY = FetchPolicy()
 
 STREAM: Final = "stream"
 FOLDER: Final = "folder"
-"""Ways by which weights come, beside the kinds of memory that is borrowed."""
+"""Transports of weights beside borrowed memory."""
 
 
 @dataclass
 class FetchedWeights:
-    """All tensors of a model at a version, as long as its context is open."""
+    """All tensors of a model version, valid while the context is open."""
 
     tensors: dict[str, torch.Tensor]
-    """Hugging Face parameter name -> tensor: of this process, or of a peer's memory; not to be written."""
+    """Hugging Face parameter name -> tensor, in this process or in a peer's memory; read-only."""
     bytes_by_way: dict[str, int]
-    """Bytes that came as a stream, from a folder, or in each kind of borrowed memory."""
+    """Bytes that arrived by each transport: stream, folder, or a kind of borrowed memory."""
     borrowed: Sequence[BorrowedWeights] = ()
 
     def confirm(self) -> None:
-        """After the last copy: WorkError WeightsTorn when a peer went while its device memory was read."""
+        """Check after the last copy; WorkError WeightsTorn if a peer ended while its device memory was read."""
         for one in self.borrowed:
             one.confirm()
 
     @property
     def ways(self) -> str:
-        """Return how they came, for people."""
+        """Return the transports used, as text for people."""
         return ", ".join(sorted(self.bytes_by_way))
 
 
@@ -87,11 +86,10 @@ def fetch_weights(
     sharings: Sequence[MemorySharing] = (),
     patience: FetchPolicy = DEFAULT_FETCH_POLICY,
 ) -> Iterator[FetchedWeights]:
-    """The weights of `model` at `version`, from all sources at once: borrowed where `sharings` reach a peer, or
-    streamed.
+    """Fetch the weights of `model` at `version` from all sources at once, borrowed through `sharings` or streamed.
 
-    Raises WorkError before anything is given: WeightsUnavailable (peer gone, silent, or at another version),
-    WeightsCorrupt (checksum, order or size), WeightsConflict (two sources hold one parameter), ModelCorrupt (folder).
+    Raises WorkError before it yields: WeightsUnavailable (peer gone, silent, or at another version), WeightsCorrupt
+    (checksum, order or size), WeightsConflict (two sources have one parameter), ModelCorrupt (folder).
     """
     if not sources:
         raise WorkError("WeightsUnavailable", f"{model} version {version}: no source was given", retryable=True)
@@ -120,13 +118,13 @@ def fetch(
     certificates: Path | None,
     patience: FetchPolicy = DEFAULT_FETCH_POLICY,
 ) -> dict[str, torch.Tensor]:
-    """Parameter name -> CPU tensor of this process, as streams and folders give them. Raises as `fetch_weights`."""
+    """Return parameter name -> CPU tensor of this process, from streams and folders. Raises as `fetch_weights`."""
     with fetch_weights(model, version, sources, certificates, (), patience) as weights:
         return weights.tensors
 
 
 def _from_peer(stream: WeightStream, sharings: Sequence[MemorySharing], patience: FetchPolicy) -> _Part:
-    for first in range(len(sharings)):  # memory of the device that cannot be opened may do on the host
+    for first in range(len(sharings)):  # if device memory cannot be opened, host memory may work
         usable = sharings[first:]
         try:
             loan = borrow(
@@ -140,14 +138,14 @@ def _from_peer(stream: WeightStream, sharings: Sequence[MemorySharing], patience
 
 
 def _give_back(futures: "Sequence[Future[_Part]]") -> None:
-    """Ends the loans, those too that came although another source failed."""
+    """End the loans, including those that arrived although another source failed."""
     for future in futures:
         if not future.exception() and (borrowed := future.result().borrowed) is not None:
             borrowed.close()
 
 
 def _persist(stream: WeightStream, patience: FetchPolicy) -> dict[str, torch.Tensor]:
-    """One source until it worked, was refused, or the attempts are used up."""
+    """Read one source until it succeeds, is refused, or the attempts are used up."""
     for attempt in range(1, patience.attempts + 1):
         try:
             return stream.read(patience.describe_seconds)
@@ -164,7 +162,7 @@ def _persist(stream: WeightStream, patience: FetchPolicy) -> dict[str, torch.Ten
 def _watch(
     futures: "Sequence[Future[_Part]]", streams: Sequence[WeightStream], idle_seconds: float, fetching: WorkStage
 ) -> None:
-    """Waits for all; cuts off streams that went silent; raises the first failure."""
+    """Wait for all; cut off silent streams; raise the first failure."""
     pending = set(futures)
     while pending:
         finished, pending = wait(pending, timeout=min(idle_seconds / 4, 1.0), return_when=FIRST_EXCEPTION)

@@ -1,6 +1,6 @@
-"""Weights from a Hugging Face folder: the files that `weight_files` lists, complete or not at all.
+"""Reads weights from a Hugging Face folder: all files that `weight_files` lists, or none.
 
-Rule: reads safetensors only (a file with code in it is never opened), and names folder and file in every error.
+Rule: reads safetensors only (never a file with code in it), and names folder and file in every error.
 """
 
 from pathlib import Path
@@ -15,7 +15,7 @@ from rlhf_workers.failures import WorkError
 
 
 def read_folder(model: str, folder: Path) -> dict[str, torch.Tensor]:
-    """Parameter name -> CPU tensor; WorkError (exit code 21) when anything is missing or damaged."""
+    """Return parameter name -> CPU tensor; WorkError (exit code 21) if a file is missing or damaged."""
     try:
         files = read_weight_files(folder).files
     except FolderError as error:
@@ -27,7 +27,7 @@ def read_folder(model: str, folder: Path) -> dict[str, torch.Tensor]:
 
 
 def read_file(model: str, folder: Path, file: Path) -> dict[str, torch.Tensor]:
-    """Tensor name -> CPU tensor of one file; WorkError ModelCorrupt when it is missing or damaged."""
+    """Return tensor name -> CPU tensor of one file; WorkError ModelCorrupt if it is missing or damaged."""
     try:
         with safe_open(file, framework="pt") as opened:
             return {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118 (not a dict)

@@ -1,9 +1,9 @@
-"""One peer's weights as a borrower reads them: in memory of the peer, mapped, checked there, and given back when read.
+"""Borrows one peer's weights: maps its memory, checks the tensors there, and returns the memory after the read.
 
-Rule: whatever stands in the way is a LoanRefusedError before the caller has seen a tensor, and the weights are then
-streamed; only WeightsRefusedError says that the peer has none. Every tensor is checked by name, type, shape, place and
-checksum. Until `close` the peer changes nothing of it. When the peer's process ends, host memory stays readable; what
-was read of a device's memory is then doubted (`confirm`). Every wait ends.
+Rule: a failure is a LoanRefusedError before the caller gets a tensor, and the weights are then streamed.
+WeightsRefusedError means that the peer lacks the version. Every tensor is checked by name, type, shape, place and
+checksum. The peer changes nothing until `close`. If the peer's process ends, host memory stays readable, but `confirm`
+rejects reads of its device memory. Every wait ends.
 """
 
 import queue
@@ -27,7 +27,7 @@ from rlhf_workers.weights.manifest import WeightManifestError, check, check_plac
 from rlhf_workers.weights.stream import WeightsRefusedError
 
 RETURN_SECONDS: Final = 5.0
-"""For the peer to hear that its memory was read; it notices a closed connection as well."""
+"""Seconds for the peer to learn that its memory was read; it also notices a closed connection."""
 
 
 class LoanRefusedError(Exception):
@@ -35,7 +35,7 @@ class LoanRefusedError(Exception):
 
 
 class BorrowedWeights:
-    """Tensors in a peer's memory; a context manager, or `close`."""
+    """Tensors in a peer's memory, until `close`."""
 
     def __init__(self, tensors: dict[str, torch.Tensor], sharing: MemorySharing, address: str, call: grpc.Call) -> None:
         self.tensors = tensors
@@ -46,18 +46,18 @@ class BorrowedWeights:
         self._closing = ExitStack()
 
     def on_close(self, close: Callable[[], Any]) -> None:
-        """Adds to what `close` does, before what was added earlier."""
+        """Add a step of `close`; the last added runs first."""
         self._closing.callback(close)
 
     def confirm(self) -> None:
-        """After the last read: WorkError when the peer may have gone while its memory was read."""
+        """Check after the last read; WorkError if the peer may have ended while its memory was read."""
         self._sharing.finish()
         if self._sharing.transient and not self._call.is_active():
             message = f"{self._address} ended the loan of its {self.kind} while weights were copied from it"
             raise WorkError("WeightsTorn", message, retryable=True, exit_code=ExitCode.RESTART)
 
     def close(self) -> None:
-        """Gives the memory back, once copies from it are made."""
+        """Return the memory, once copies from it are complete."""
         self.tensors = {}
         self._sharing.finish()
         self._closing.close()
@@ -71,10 +71,10 @@ def borrow(
     sharings: Sequence[MemorySharing],
     seconds: float,
 ) -> BorrowedWeights:
-    """The weights of a peer in its memory. `seconds`: for the peer to copy its stage there.
+    """Borrow the weights in a peer's memory. `seconds`: time for the peer to copy its stage there.
 
-    LoanRefusedError when its memory cannot be mapped or is not what it says; WeightsRefusedError when it does not hold
-    the version.
+    Raises LoanRefusedError when its memory cannot be mapped or does not match its manifest, and WeightsRefusedError
+    when the peer lacks the version.
     """
     place = pb.MemoryPlace()
     for sharing in sharings:
@@ -135,7 +135,7 @@ def _tensors(
 
 
 def _end(call: Any, said: "queue.SimpleQueue[pb.WeightLoanRequest | None]") -> None:
-    """Says that nothing is read any more and waits, not long, until the peer has heard."""
+    """Tell the peer that the read is over, and wait briefly until it has ended the call."""
     said.put(pb.WeightLoanRequest(read=True))
     said.put(None)
     timer = threading.Timer(RETURN_SECONDS, call.cancel)

@@ -1,7 +1,7 @@
-"""What a peer announces of its weights, checked before a byte is allocated or mapped for it.
+"""Checks a peer's weight manifest before memory is allocated or mapped for it.
 
-Rule: pure. A manifest that is taken names every tensor once, with a type that travels; in a loan every tensor lies
-within the lent memory, after the one before it.
+Rule: pure. A valid manifest names every tensor once, with a type that can be transferred. In a loan every tensor lies
+within the lent memory, after the previous one.
 """
 
 import math
@@ -14,20 +14,20 @@ from rlhf_common import control_pb2 as pb
 from rlhf_workers.weights.tensor_types import DTYPES
 
 ALIGNMENT: Final = 256
-"""Bytes between which tensors begin in lent memory: what a GPU reads at once, and whole cache lines of a CPU."""
+"""Alignment of tensors in lent memory, in bytes: one GPU read, and whole cache lines of a CPU."""
 
 
 class WeightManifestError(Exception):
-    """A manifest that cannot be true; the message says why."""
+    """An invalid manifest; the message says why."""
 
 
 def tensor_bytes(entry: pb.WeightTensor) -> int:
-    """Return the size of a tensor whose type and shape were checked."""
+    """Return the bytes of a tensor whose type and shape were checked."""
     return math.prod(entry.shape) * DTYPES[entry.dtype].itemsize
 
 
 def check(manifest: pb.WeightManifest) -> None:
-    """WeightManifestError when a name comes twice, or a type or shape cannot be."""
+    """Raise WeightManifestError for a duplicate name or an invalid type or shape."""
     names: set[str] = set()
     for entry in manifest.tensors:
         if entry.name in names:
@@ -38,7 +38,7 @@ def check(manifest: pb.WeightManifest) -> None:
 
 
 def check_places(manifest: pb.WeightManifest, size: int) -> None:
-    """WeightManifestError when a tensor of a checked manifest is not where it can be in `size` bytes of lent memory."""
+    """Raise WeightManifestError when a tensor of a checked manifest does not fit into `size` bytes of lent memory."""
     end = 0
     for entry in manifest.tensors:
         if entry.offset % ALIGNMENT or entry.offset < end:

@@ -1,11 +1,10 @@
-"""A model's weights between host memory and the device that computes with them.
+"""Moves a model's weights between host memory and its device.
 
 Rule: offloaded means that no weight is on the device, onloaded that all of them are. A frozen model is copied to host
-memory once and from then on only dropped from the device; one whose weights are replaced is copied back. Host memory
-is pinned, taken once and kept: as many bytes as the tensors have, in one piece for all that came together. Copies are
-queued one behind the other and waited for once, and a tensor changes sides only when all are there, so a lack of memory
-leaves everything where it was. Onloaded tensors have new addresses: who knows the old ones (captured graphs) must
-forget them before. On a CPU nothing ever moves. Must never leave a model half on each side.
+memory once, and later only dropped from the device; changing weights are copied back. Host memory is pinned, allocated
+once and reused. Copies are queued and waited for once. A tensor switches sides only when all copies are complete, so a
+lack of memory changes nothing. Onloaded tensors have new addresses: owners of old addresses (captured graphs) must
+forget them before. On a CPU nothing moves. Must never leave a model on both sides.
 """
 
 import logging
@@ -25,27 +24,27 @@ from rlhf_workers.shared_memory.host_regions import MappedMemory
 log = logging.getLogger(__name__)
 
 ALIGNMENT: Final = 256
-"""Bytes between which tensors begin in host memory."""
+"""Alignment of tensors in host memory, in bytes."""
 
 
 class OffloadMemory(Protocol):
-    """The memory on both sides of a device that weights leave and come back to."""
+    """Host and device memory between which weights move."""
 
     def host(self, size: int) -> torch.Tensor:
-        """Return uint8 [size] of host memory, pinned where that is possible, as long as this object is there."""
+        """Return uint8 [size] of host memory, pinned where possible; it lives as long as this object."""
 
     def on_device(self, like: torch.Tensor) -> torch.Tensor:
-        """Return device memory of the shape and type of `like`, its content undefined."""
+        """Return uninitialized device memory with the shape and type of `like`."""
 
     def copies(self) -> CopyStream:
-        """Return what copies between them."""
+        """Return the stream for the copies."""
 
     def free(self) -> int:
-        """Gives memory that nothing holds back to the device; returns the bytes that the device has free now."""
+        """Return unused memory to the device; return the free bytes of the device."""
 
 
 class DeviceOffload:
-    """Implements `OffloadMemory` of a GPU."""
+    """Implements `OffloadMemory` for a GPU."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -75,20 +74,20 @@ class DeviceOffload:
 
 
 def _unpin(taken: list[MappedMemory]) -> None:
-    """Memory is not pinned for nobody; what still looks at it keeps it."""
+    """Unpin memory that is no longer used; views of it stay valid."""
     for memory in taken:
         memory.close()
 
 
 class MoveTotals:
-    """Bytes that this process copied between host and device, and the time that took, by direction. Thread-safe."""
+    """Bytes copied between host and device and the seconds that took, by direction. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._totals: dict[str, tuple[int, float]] = {}
 
     def add(self, move: str, size: int, seconds: float) -> None:
-        """Adds one move."""
+        """Add one move."""
         with self._lock:
             before, since = self._totals.get(move, (0, 0.0))
             self._totals[move] = before + size, since + seconds
@@ -100,11 +99,11 @@ class MoveTotals:
 
 
 MOVES: Final = MoveTotals()
-"""Of this process, for its metrics."""
+"""Totals of this process, for its metrics."""
 
 
 class OffloadableWeights:
-    """Weights and buffers of one model."""
+    """Weights and buffers of one model that can be offloaded."""
 
     def __init__(
         self,
@@ -115,8 +114,10 @@ class OffloadableWeights:
         memory: OffloadMemory | None = None,
         apart: Collection[int] = (),
     ) -> None:
-        """`model` may be loaded on `device` (onloaded) or on the CPU (offloaded). `apart`: ids of its tensors that
-        another model's moves bring along, before this one's."""
+        """`model` may be on `device` (onloaded) or on the CPU (offloaded).
+
+        `apart`: ids of its tensors that another model moves, before this one does.
+        """
         self._model = model
         self._moves = memory is not None or device.type != "cpu"
         self._frozen, self._apart = frozen, frozenset(apart)
@@ -125,7 +126,7 @@ class OffloadableWeights:
         self.offloaded = any(tensor.device.type != device.type for tensor in self._tensors())
 
     def offload(self) -> None:
-        """Moves everything to host memory and frees the device."""
+        """Move everything to host memory and free the device memory."""
         if self.offloaded or not self._moves:
             return
         tensors = list(self._tensors())
@@ -148,7 +149,7 @@ class OffloadableWeights:
         )
 
     def onload(self) -> None:
-        """Brings everything to the device; returns when it is there."""
+        """Move everything to the device; return when the copies are complete."""
         if not self.offloaded:
             return
         tensors = list(self._tensors())
@@ -166,11 +167,11 @@ class OffloadableWeights:
         self._say("onload", sum(tensor.nbytes for tensor in tensors), started, "")
 
     def _changes(self, tensor: torch.Tensor) -> bool:
-        """Whether a tensor may have changed on the device since it was copied."""
+        """Return whether a tensor may have changed on the device since it was copied."""
         return not self._frozen
 
     def _place(self, tensors: list[torch.Tensor], *, filled: bool = False) -> None:
-        """Gives tensors their place in host memory; `filled`: what is on the CPU now goes there."""
+        """Assign tensors a place in host memory; `filled`: copy their current CPU content there."""
         ends = [0]
         for tensor in tensors:
             ends.append(-(-(ends[-1] + tensor.nbytes) // ALIGNMENT) * ALIGNMENT)
@@ -179,7 +180,7 @@ class OffloadableWeights:
         memory = self._memory.host(ends[-1])
         for tensor, first in zip(tensors, ends, strict=False):
             place = memory[first : first + tensor.nbytes].view(tensor.dtype).view(tensor.shape)
-            self._host[id(tensor)] = tensor, place  # the tensor too, or another could get its id
+            self._host[id(tensor)] = tensor, place  # keeps the tensor alive, so that no other gets its id
             if filled:
                 place.copy_(tensor.data)
                 tensor.data = place
@@ -190,6 +191,6 @@ class OffloadableWeights:
         log.info("%s: %d bytes in %.3f s (%.1f GB/s) %s", move, size, seconds, size / 1e9 / max(seconds, 1e-9), more)
 
     def _tensors(self) -> Iterator[torch.Tensor]:
-        """All tensors that move; those that are apart do not."""
+        """Yield the tensors that move, without those that are apart."""
         yield from (part for part in self._model.parameters() if id(part) not in self._apart)
         yield from (part for part in self._model.buffers() if id(part) not in self._apart)

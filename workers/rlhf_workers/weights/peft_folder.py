@@ -1,6 +1,6 @@
-"""Folders of adapters as PEFT writes and reads them: names of tensors, and adapter_config.json of a checkpoint.
+"""Adapter folders in PEFT's format: tensor names, and adapter_config.json of a checkpoint.
 
-Rule: `rlhf_api.peft_folder_check` decides which folders are taken; here its refusals become failures of a worker.
+Rule: `rlhf_api.peft_folder_check` decides which folders are valid; this module turns its errors into WorkErrors.
 """
 
 from pathlib import Path
@@ -19,7 +19,7 @@ def peft_name(name: str) -> str:
 
 
 def config(settings: Lora, base: str, saved_whole: tuple[str, ...]) -> dict[str, Any]:
-    """Return adapter_config.json of a model whose frozen weights are those of `base`.
+    """Return adapter_config.json for a model with the frozen weights of `base`.
 
     `saved_whole`: modules that are trained and saved in full, such as a value head.
     """
@@ -41,8 +41,10 @@ def config(settings: Lora, base: str, saved_whole: tuple[str, ...]) -> dict[str,
 
 
 def check(folder: Path, settings: Lora, field: str, base_path: str = "/") -> None:
-    """WorkError AdapterMismatch when a PEFT folder is of other adapters than these; `field` names the folder, which is
-    a checkpoint unless it is `ADAPTER_FIELD`. `base_path`: where the frozen weights come from."""
+    """Raise WorkError AdapterMismatch when a PEFT folder has other adapters than `settings`.
+
+    `field` names the folder, a checkpoint unless it is `ADAPTER_FIELD`. `base_path`: folder of the frozen weights.
+    """
     try:
         check_adapter_config(folder, settings, own=field != ADAPTER_FIELD, base_path=base_path)
         if field == ADAPTER_FIELD:
@@ -54,5 +56,5 @@ def check(folder: Path, settings: Lora, field: str, base_path: str = "/") -> Non
 
 
 def mismatch(field: str, why: str) -> WorkError:
-    """Return the failure of a folder of other adapters than those of the manifest."""
+    """Return the failure for a folder whose adapters differ from the manifest's."""
     return WorkError("AdapterMismatch", f"{field}: {why}", field=field, exit_code=ExitCode.BAD_MODEL)

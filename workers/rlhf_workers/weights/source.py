@@ -1,8 +1,8 @@
-"""WeightSource service: lends or streams the tensors of this worker's stages to peers, with a manifest of checksums.
+"""WeightSource service: lends or streams the tensors of this worker's stages to peers, with checksums.
 
-Rule: serves exactly the version asked for or refuses with FAILED_PRECONDITION; streamed bytes are raw little-endian
-tensor data. Memory is lent from the loan's message to the end of the call, to peers of the same job alone, as all that
-this server gives. Never changes a tensor; a peer that reads while a version changes is told by the checksum.
+Rule: serves exactly the requested version, or refuses with FAILED_PRECONDITION. Streams carry raw little-endian tensor
+data. A loan lasts from its message to the end of the call. Never changes a tensor. A peer that reads while a version
+changes sees a wrong checksum.
 """
 
 import asyncio
@@ -31,11 +31,11 @@ log = logging.getLogger(__name__)
 Context = grpc.aio.ServicerContext[Any, Any]
 
 REQUEST_SECONDS: Final = 30.0
-"""Until a reader that opened a call says what it wants to borrow."""
+"""Seconds until a reader that opened a call must send its request."""
 
 
 def raw_bytes(tensor: torch.Tensor) -> memoryview:
-    """The tensor's own memory (no copy when it is contiguous) as bytes; shared, so do not keep it."""
+    """Return the tensor's own memory as bytes, without a copy if it is contiguous; valid as long as the tensor."""
     flat = tensor.detach().contiguous().reshape(-1).view(torch.uint8)
     return flat.numpy().data.cast("B") if flat.numel() else memoryview(b"")
 
@@ -47,22 +47,22 @@ class _Described:
 
 
 class WeightSourceService:
-    """The methods of the service WeightSource; `Fetch` yields messages as the bytes that they are on the wire.
+    """Methods of the WeightSource service; `Fetch` yields messages as encoded bytes.
 
-    Serves whatever the worker's training role provides, asked for anew at every call.
+    Every call asks for the worker's current training role.
     """
 
     def __init__(self, provider: Callable[[], WeightProvider | None], copies: WeightCopies | None = None) -> None:
-        """`copies`: what is lent; None: nothing is."""
+        """`copies` are the copies to lend; None lends nothing."""
         self._provider = provider
         self._copies = copies
-        self._described: dict[str, _Described] = {}  # model -> checksums of the version last asked for
+        self._described: dict[str, _Described] = {}  # model -> checksums of the version last requested
         self._describing = asyncio.Lock()
 
     async def Describe(  # noqa: N802 (gRPC's name)
         self, request: pb.WeightRequest, context: Context
     ) -> pb.WeightManifest:
-        """Names, types, shapes and checksums; computed once a version, however many peers ask."""
+        """Return names, types, shapes and checksums; computed once per version."""
         provider = await self._find(request, context)
         async with self._describing:
             known = self._described.get(request.model)
@@ -78,7 +78,7 @@ class WeightSourceService:
     async def Fetch(  # noqa: N802 (gRPC's name)
         self, request: pb.WeightRequest, context: Context
     ) -> AsyncIterator[bytes]:
-        """Every tensor in the provider's order, cut into chunks, each as the bytes of its message."""
+        """Yield every tensor in the provider's order, cut into chunks, each an encoded message."""
         provider = await self._find(request, context)
         held = self._in_host_memory(provider, request)
         try:
@@ -99,7 +99,7 @@ class WeightSourceService:
     async def Lend(  # noqa: N802 (gRPC's name)
         self, request_iterator: AsyncIterator[pb.WeightLoanRequest], context: Context
     ) -> AsyncIterator[pb.WeightLoan]:
-        """One loan, until the reader says that it has read, or the call ends otherwise."""
+        """Lend weights until the reader confirms its read, or the call ends otherwise."""
         requests = aiter(request_iterator)
         try:
             async with asyncio.timeout(REQUEST_SECONDS):
@@ -132,7 +132,7 @@ class WeightSourceService:
     def _in_host_memory(
         self, provider: WeightProvider, request: pb.WeightRequest
     ) -> Iterator[Iterator[tuple[str, torch.Tensor]]]:
-        """The tensors where they can be read: those of a device in one copy, which all readers of a version share."""
+        """Yield the tensors in host memory; readers of a version share one copy of a device's tensors."""
         tensors = provider.tensors(request.model, request.version)
         first = next(tensors, None)
         if first is None or first[1].device.type == "cpu":
@@ -172,7 +172,7 @@ class WeightSourceService:
 
 
 def _unread(copies: WeightCopies, taken: "asyncio.Task[WeightCopy]") -> None:
-    """A reader went before it heard of its loan."""
+    """End the loan of a reader that left before it got the loan."""
     if not taken.cancelled() and taken.exception() is None:
         copies.give_back(taken.result(), read=True)
 

@@ -1,7 +1,7 @@
-"""One peer's WeightSource as a client reads it: manifest first, then chunks, each tensor checked against its checksum.
+"""Client of one peer's WeightSource: reads the manifest, then chunks, and checks each tensor's checksum.
 
-Rule: `read` gives everything the manifest announced, or raises WorkError naming the peer. Memory is allocated only as
-the manifest says, so a peer cannot make the worker hold more than it announced.
+Rule: `read` returns everything in the manifest, or raises WorkError with the peer's name. Memory is allocated as the
+manifest says, so a peer cannot send more than it announced.
 """
 
 import threading
@@ -27,21 +27,21 @@ from rlhf_workers.weights.source import raw_bytes
 from rlhf_workers.weights.tensor_types import DTYPES
 
 MOST_WAITING: Final = 4
-"""Chunks that have arrived and are still to be copied: 16 MiB."""
+"""Chunks that have arrived and wait to be copied: 16 MiB."""
 
 
 class WeightsRefusedError(WorkError):
-    """The peer does not hold what was asked: no use in asking it again."""
+    """The peer lacks the requested weights; asking it again is useless."""
 
 
 class WeightStream:
-    """Reads one source; `close` and `cut_off_if_idle` may be called from another thread."""
+    """Reader of one source; other threads may call `close` and `cut_off_if_idle`."""
 
     def __init__(self, model: str, version: int, address: str, certificates: Path | None) -> None:
         self.model, self.version, self.address, self.certificates = model, version, address, certificates
         self.closed = False
         self.received, self.size = 0, 0
-        """Bytes so far, and of all; 0 while that is not known."""
+        """Bytes so far, and in total; 0 while unknown."""
         self._request = pb.WeightRequest(model=model, version=version)
         self._lock = threading.Lock()
         self._call: grpc.Call | None = None
@@ -49,7 +49,7 @@ class WeightStream:
         self._idle = 0.0
 
     def read(self, describe_seconds: float) -> dict[str, torch.Tensor]:
-        """All tensors of this source. One attempt; a retryable WorkError may be tried again."""
+        """Read all tensors of this source in one attempt; a retryable WorkError may be tried again."""
         self._idle = 0.0
         with channel(self.address, self.certificates) as peer:
             stub = WeightSourceStub(peer)
@@ -66,14 +66,14 @@ class WeightStream:
         return tensors
 
     def close(self) -> None:
-        """Ends the reading for good."""
+        """End the reading for good."""
         with self._lock:
             self.closed = True
             if self._call is not None:
                 self._call.cancel()
 
     def cut_off_if_idle(self, seconds: float) -> None:
-        """Cancels a Fetch that has brought nothing for so long."""
+        """Cancel a Fetch that brought nothing for so many seconds."""
         with self._lock:
             silence = time.monotonic() - self._heard
             if self._call is not None and silence > seconds:
@@ -98,7 +98,7 @@ class WeightStream:
         return {entry.name: torch.empty(tuple(entry.shape), dtype=DTYPES[entry.dtype]) for entry in manifest.tensors}
 
     def _receive(self, manifest: pb.WeightManifest, tensors: dict[str, torch.Tensor]) -> None:
-        """Bring every tensor to its memory; the bytes of a chunk are copied and summed while the next ones arrive."""
+        """Receive every tensor; a chunk's bytes are copied and summed while the next ones arrive."""
         memory = {name: np.asarray(raw_bytes(tensor), np.uint8) for name, tensor in tensors.items()}
         filled = dict.fromkeys(tensors, 0)
         checksums = dict.fromkeys(tensors, 0)
@@ -108,7 +108,7 @@ class WeightStream:
             np.copyto(memory[chunk.name][chunk.offset : end], np.asarray(chunk.data, np.uint8))
             checksums[chunk.name] = zlib.crc32(chunk.data, checksums[chunk.name])
 
-        with ThreadPoolExecutor(1, "weights") as copier:  # one: a checksum goes from chunk to chunk
+        with ThreadPoolExecutor(1, "weights") as copier:  # one thread: a checksum continues from chunk to chunk
             waiting: deque[Future[None]] = deque()
             for chunk in self._chunks():
                 self.received += len(chunk.data)
@@ -124,7 +124,7 @@ class WeightStream:
         self._check(manifest, filled, checksums)
 
     def _check(self, manifest: pb.WeightManifest, filled: Mapping[str, int], checksums: Mapping[str, int]) -> None:
-        """WorkError where a tensor is not whole, or not what was announced."""
+        """Raise WorkError when a tensor is incomplete or differs from the manifest."""
         for entry in manifest.tensors:
             size = tensor_bytes(entry)
             if filled[entry.name] != size:

@@ -1,9 +1,9 @@
-"""Named tensors in safetensors files: read one at a time from a folder, written so that nothing half-made has a name.
+"""Reads and writes named tensors in safetensors files; an incomplete file never gets its final name.
 
-Reading takes only the tensors asked for. Writing streams to `<name>.tmp`, hashes on the way, syncs, and renames; a
-process that dies in between leaves only the temporary name, in a folder that is itself temporary until the
-coordinator renames it. The writer is our own (the format is a JSON header and raw bytes) because the library's
-neither hashes, nor syncs, nor reports a full disk as an OSError.
+A read loads the requested tensors only. A write streams to `<name>.tmp`, hashes, syncs, and renames. A process that
+dies during a write leaves only the temporary name, in a folder that is itself temporary until the coordinator renames
+it. The writer is our own (the format is a JSON header and raw bytes) because the library's writer neither hashes nor
+syncs, and reports no OSError for a full disk.
 """
 
 import errno
@@ -29,17 +29,19 @@ _FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 CHECKPOINT_FIELD: Final = "spec.checkpoints.path"
 TYPE_FIELD: Final = "spec.checkpoints.dtype"
 MASTERS: Final = "masters"
-"""Folder of a checkpoint with the float32 weights of models whose own folder has another type."""
+"""Folder of a checkpoint with float32 weights of models whose own folder has another type."""
 CHUNK_BYTES: Final = 16 * 1024 * 1024
-"""Written and hashed at a time; keeps a copy from device to host small."""
+"""Bytes written and hashed at once; keeps copies from device to host small."""
 
 
 class TensorFolder:
-    """Tensors by name over one or more safetensors files; files are opened once, as a header may name
-    thousands of experts' matrices, and tensors read when asked for."""
+    """Tensors by name over one or more safetensors files.
+
+    Each file is opened once, as a header may name thousands of experts' matrices; tensors are read on request.
+    """
 
     def __init__(self, files: Sequence[Path], field: str) -> None:
-        """WorkError ModelCorrupt, naming `field` and the file, when one is damaged."""
+        """Raises WorkError ModelCorrupt with `field` and the file when a file is damaged."""
         self.field = field
         self._files: dict[str, Path] = {}
         self._opened: dict[Path, Any] = {}
@@ -54,11 +56,11 @@ class TensorFolder:
         return name in self._files
 
     def names(self, prefix: str) -> list[str]:
-        """Return the names that begin so."""
+        """Return the names with this prefix."""
         return [name for name in self._files if name.startswith(prefix)]
 
     def read(self, name: str, shape: torch.Size) -> torch.Tensor:
-        """Return a CPU tensor of exactly this shape; WorkError ModelCorrupt when it is not there or has another one."""
+        """Return a CPU tensor of this exact shape; WorkError ModelCorrupt if it is missing or has another shape."""
         if name not in self._files:
             where = ", ".join(sorted({file.name for file in self._files.values()})) or "no file"
             raise self._corrupt(None, f"{name} is missing from {where}")
@@ -76,7 +78,7 @@ class TensorFolder:
 
 
 def model_tensors(folder: Path, field: str) -> TensorFolder:
-    """Return the tensors of a Hugging Face folder. WorkError when its weight files are missing or damaged."""
+    """Return the tensors of a Hugging Face folder; WorkError if its weight files are missing or damaged."""
     try:
         files = read_weight_files(folder).files
     except FolderError as error:
@@ -86,7 +88,7 @@ def model_tensors(folder: Path, field: str) -> TensorFolder:
 
 
 def checkpoint_tensors(checkpoint: Path, model: str, field: str) -> TensorFolder:
-    """Return the float32 weights of a model in a checkpoint: the masters, where its folder has another type."""
+    """Return the float32 weights of a model in a checkpoint: its masters, if the folder has another type."""
     masters = sorted((checkpoint / MASTERS).glob(f"{model}-stage-*.safetensors"))
     return TensorFolder(masters, CHECKPOINT_FIELD) if masters else model_tensors(checkpoint / model, field)
 
@@ -94,8 +96,10 @@ def checkpoint_tensors(checkpoint: Path, model: str, field: str) -> TensorFolder
 def write_weights(
     folder: Path, model: str, part: str, weights: Mapping[str, torch.Tensor], dtype: torch.dtype
 ) -> list[pb.CheckpointFile]:
-    """Write the weights of a stage in `dtype`, and as they are where that rounds them. `part`: the stage and what it
-    is of it. WorkError StorageFull, StorageDenied."""
+    """Write the weights of a stage in `dtype`, and also unrounded if `dtype` rounds them.
+
+    `part` names the stage and its share. Raises WorkError StorageFull or StorageDenied.
+    """
     files = [write_tensors(folder, f"{model}/model-stage-{part}.safetensors", weights, model, dtype)]
     if dtype != torch.float32:
         files.append(write_tensors(folder, f"{MASTERS}/{model}-stage-{part}.safetensors", weights, ""))
@@ -105,8 +109,10 @@ def write_weights(
 def write_tensors(
     folder: Path, name: str, tensors: Mapping[str, torch.Tensor], model: str, dtype: torch.dtype | None = None
 ) -> pb.CheckpointFile:
-    """Write `folder/name` whole or not at all, in `dtype` or as the tensors are; they may be on any device. WorkError
-    StorageFull, StorageDenied."""
+    """Write `folder/name` completely or not at all, in `dtype` or in the tensors' own types, from any device.
+
+    Raises WorkError StorageFull or StorageDenied.
+    """
     header, offset = {}, 0
     for key, tensor in tensors.items():
         written = dtype or tensor.dtype
@@ -116,7 +122,7 @@ def write_tensors(
         }  # fmt: skip
         offset += size
     text = json.dumps({"__metadata__": {"format": "pt"}, **header}, separators=(",", ":")).encode()
-    text += b" " * (-len(text) % 8)  # data starts aligned, as the format asks
+    text += b" " * (-len(text) % 8)  # data starts aligned, as the format requires
 
     def parts() -> Iterator[bytes | memoryview]:
         yield len(text).to_bytes(8, "little") + text
@@ -152,7 +158,7 @@ def write_file(
 
 
 def storage_error(path: Path, error: OSError) -> WorkError:
-    """Return the failure of a write, in words: what was written where, and what to change."""
+    """Return the failure of a write: what was written where, and what the user can change."""
     full = error.errno in _FULL
     advice = "free space there, or point the field at a larger volume" if full else "make it writable for the workers"
     return WorkError(
@@ -164,8 +170,7 @@ def storage_error(path: Path, error: OSError) -> WorkError:
 
 
 def _bytes_of(tensor: torch.Tensor, dtype: torch.dtype) -> Iterator[memoryview]:
-    """Yield the raw little-endian bytes of a tensor in `dtype`, a chunk at a time. WorkError for a value that is beyond
-    float16."""
+    """Yield the raw little-endian bytes of a tensor in `dtype`, in chunks; WorkError for a value beyond float16."""
     flat = tensor.detach().reshape(-1)
     step = max(1, CHUNK_BYTES // tensor.element_size())
     for start in range(0, flat.numel(), step):
@@ -189,4 +194,4 @@ def _discard(temporary: Path) -> None:
     try:
         temporary.unlink(missing_ok=True)
     except OSError:
-        return  # the same disk fault that is being reported; the folder is temporary and pruned as a whole
+        return  # the error being reported has the same cause; the temporary folder is pruned later

@@ -1,4 +1,4 @@
-"""Types of numbers that travel between workers, under their names in safetensors files."""
+"""Number types that workers transfer, by their names in safetensors files."""
 
 from typing import Final
 
@@ -14,6 +14,6 @@ DTYPES: Final = {
     "U8": torch.uint8,
     "BOOL": torch.bool,
 }
-"""safetensors name -> torch dtype: what travels."""
+"""safetensors name -> torch dtype, for the types that can be transferred."""
 
 NAMES: Final = {dtype: name for name, dtype in DTYPES.items()}

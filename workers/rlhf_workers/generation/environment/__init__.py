@@ -1,1 +1,1 @@
-"""Responses of several turns: the policy's, and between them what an environment answers."""
+"""Responses of several turns: turns of the policy with answers of an environment between them."""

@@ -1,9 +1,9 @@
-"""Answers that are chat messages, as the policy's chat template writes them behind a turn that the policy has ended.
+"""Renders chat messages of an environment with the policy's chat template, after a turn that the policy ended.
 
-Rule: pure; a function of the messages and of the token that ended the turn, never of the turn's text, so whoever asks
-again gets the same tokens. The template is rendered over a made-up conversation, and what it writes behind the turn is
-the answer: the end of the turn, less the token that the policy has written itself, the messages, and the beginning of
-the next turn. Must never guess: a template that shows no turn as it was given is refused.
+Rule: pure. The result depends on the messages and on the token that ended the turn, never on the turn's text, so a
+repeated call gets the same tokens. The template renders an artificial conversation, and the answer is its output after
+the turn: the end of the turn without the policy's own token, the messages, and the start of the next turn. Must never
+guess: a template that does not show a turn unchanged is refused.
 """
 
 from collections.abc import Mapping, Sequence
@@ -13,14 +13,17 @@ from rlhf_common.model_files.text_tokens import TURN
 
 
 class ChatTemplateError(ValueError):
-    """Messages cannot be written as this model reads them; the message says why."""
+    """The template cannot write these messages; the text says why."""
 
 
 def answer_of(
     tokenizer: Any, messages: Sequence[Mapping[str, str]], ended_by: str, arguments: Mapping[str, Any] | None
 ) -> str:
-    """Return the text between a turn that ended with the token `ended_by` and the next turn. `arguments` of the
-    template; None: the job has another one, which this process does not read. Raises ChatTemplateError."""
+    """Return the text between a turn that ended with the token `ended_by` and the next turn.
+
+    `arguments` are the template's; None: the job has another template, which this process does not read. Raises
+    ChatTemplateError.
+    """
     if arguments is None:
         raise ChatTemplateError("spec.prompts.chatTemplateFile is read by the coordinator alone: answer by message")
     if not tokenizer.chat_template:
@@ -28,7 +31,7 @@ def answer_of(
     conversation = [{"role": "user", "content": ""}, {"role": "assistant", "content": TURN}, *map(dict, messages)]
     try:
         text = str(tokenizer.apply_chat_template(conversation, tokenize=False, add_generation_prompt=True, **arguments))
-    except Exception as error:  # templates come with models and raise anything
+    except Exception as error:  # templates come with models and may raise anything
         raise ChatTemplateError(f"the chat template refuses these messages: {error}") from error
     _, found, answer = text.partition(TURN)
     if not found or TURN in answer:

@@ -1,7 +1,7 @@
-"""Calls of an environment for many samples at once, concurrent with the compute thread that decodes others.
+"""Calls an environment for many samples at once, while the compute thread decodes others.
 
-Rule: the compute thread submits and collects, and never waits; every submitted turn comes back exactly once as steps or
-as a failure, unless it was forgotten. A failure is its sample's: it is never an answer and never a reward.
+Rule: the compute thread submits and collects without waiting. Every submitted turn returns exactly once, as steps or
+as a failure, unless it was forgotten. A failure concerns its sample: it is never an answer and never a reward.
 """
 
 import json
@@ -23,25 +23,25 @@ from rlhf_workers.user_code.user_processes import UserProcesses
 
 FIELD: Final = "spec.rollout.environment"
 NAME: Final = "Environment"
-"""First word of the reasons of failures."""
+"""Prefix of failure reasons."""
 DIVERGED: Final = f"{NAME}Diverged"
 INVALID: Final = f"{NAME}Invalid"
 ENVIRONMENT_FAILURES: Final = (*(f"{NAME}{what}" for what in ("Raised", "Timeout", "Died")), DIVERGED, INVALID)
-"""Reasons of failures that are the environment's."""
+"""Failure reasons that are the environment's."""
 
 
 @dataclass(frozen=True)
 class EnvironmentOutcome:
-    """What became of the turns of one sample."""
+    """Result of the turns of one sample."""
 
     key: SampleKey
     steps: tuple[AnsweredTurn, ...]
-    """One for each turn; empty where there is a failure."""
+    """A step for each turn; empty if there is a failure."""
     failure: pb.Failure | None
 
 
 class EnvironmentCalls:
-    """Runs an environment's processes on a thread of its own."""
+    """Runs an environment's processes on a separate thread."""
 
     def __init__(self, environment: Environment, threads: int, settings: CodeSettings = NO_SETTINGS) -> None:
         """`settings`: variables of its processes."""
@@ -58,7 +58,7 @@ class EnvironmentCalls:
         self._calls = 0
 
     def start(self) -> None:
-        """Starts the thread and a first process; WorkError names the field of what cannot be loaded."""
+        """Start the thread and a first process; WorkError names the field if loading fails."""
         self._thread.start()
         try:
             self._thread.run(self._processes.start()).result()
@@ -67,12 +67,12 @@ class EnvironmentCalls:
             raise
 
     def submit(self, key: SampleKey, record: str, turns: Sequence[str]) -> None:
-        """Have all turns of a sample answered, as far as they are not."""
+        """Get answers for all turns of a sample."""
         self._calls += 1
         self._running[key] = self._calls, self._thread.run(self._answer(self._calls, key, record, list(turns)))
 
     def collect(self) -> list[EnvironmentOutcome]:
-        """Outcomes since the last call, in the order they came."""
+        """Return the outcomes since the last call, in order of arrival."""
         outcomes = []
         while not self._outcomes.empty():
             number, outcome = self._outcomes.get()
@@ -82,13 +82,13 @@ class EnvironmentCalls:
         return outcomes
 
     def forget(self, key: SampleKey) -> None:
-        """Cancels what is asked for a sample."""
+        """Cancel the call of a sample."""
         number_and_future = self._running.pop(key, None)
         if number_and_future is not None:
             number_and_future[1].cancel()
 
     def close(self) -> None:
-        """Ends processes and thread."""
+        """End processes and thread."""
         for key in list(self._running):
             self.forget(key)
         self._thread.close(self._processes.close())
@@ -102,7 +102,7 @@ class EnvironmentCalls:
             return tuple(AnsweredTurn(**{**step, "messages": tuple(step["messages"])}) for step in steps)
 
         try:
-            # A process that does not know the episode takes every turn of it again.
+            # A process that does not know the episode takes all its turns again.
             outcome = EnvironmentOutcome(key, await self._processes.run(take, self._timeout * len(turns)), None)
         except Exception as error:
             outcome = EnvironmentOutcome(key, (), failure_of(error, "environment"))

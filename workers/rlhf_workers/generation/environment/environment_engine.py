@@ -1,12 +1,12 @@
-"""An engine whose samples have several turns: what an environment answers is appended, and decoding goes on after it.
+"""An engine for samples of several turns: it appends the environment's answers and continues decoding after them.
 
-An Engine around another one. Where that one finishes a sample, a turn ends; while its environment answers, others are
-decoded, and the sample is this engine's own. Then it is submitted again with the answer, its tokens known: the engine
-in it goes on with the cache of the turn, if it has kept that, or computes it anew. Rule: who wrote a token is in the
-response (`turns.written`), so a sample that was given back, or whose worker died, goes on from its tokens anywhere: the
-environment takes the turns again and must answer what is there, or the sample fails. Samples move by their tokens,
-never by their caches. A failure of an environment fails its sample. Must never lose a sample that waits for an answer,
-and never finish one that the environment has not seen to its end.
+It wraps another engine. A turn ends where that engine finishes a sample. While the environment answers, other samples
+are decoded, and this engine owns the sample. Then it submits the sample again with the answer as known tokens; the
+inner engine continues with the turn's cache if it kept one, or computes it again. Rule: the response says who wrote a
+token (`turns.written`), so a returned sample continues from its tokens on any worker. There the environment takes the
+turns again and must give the same answers, or the sample fails. Samples move by their tokens, not with their caches. A
+failure of an environment fails its sample. Must never lose a sample that waits for an answer, nor finish one whose
+last turn the environment has not seen.
 """
 
 import os
@@ -50,19 +50,19 @@ NO_ARGUMENTS: Final[Mapping[str, Any]] = MappingProxyType({})
 
 @runtime_checkable
 class DecodesTurns(Engine, Sleeps, MeasuresCosts, Speculates, KeepsTurns, Protocol):
-    """An engine that goes on after tokens which it did not draw."""
+    """An engine that continues after tokens that it did not draw."""
 
 
 @runtime_checkable
 class HasEnvironment(Protocol):
-    """An engine with processes of its own, which end with it."""
+    """An engine with child processes, which end with it."""
 
     def close(self) -> None:
-        """Ends them; samples must have been withdrawn."""
+        """End the processes; samples must have been withdrawn."""
 
 
 class EnvironmentEngine:
-    """Implements `Engine`; it sleeps, measures its costs and drafts as the engine in it does."""
+    """Implements `Engine`; sleep, cost measurement and drafts are the inner engine's."""
 
     def __init__(
         self,
@@ -74,16 +74,18 @@ class EnvironmentEngine:
         evaluation_arguments: Mapping[str, Any] | None = NO_ARGUMENTS,
         ends: frozenset[int] = frozenset(),
     ) -> None:
-        """`calls` are started; they end with `close`. `template_arguments`: of the tokenizer's chat template, and
-        `evaluation_arguments` for samples of evaluations; None: the job has another template, which this process does
-        not read. `ends`: ids that end a turn and are no text."""
+        """`calls` are started, and end with `close`. `ends`: ids that end a turn and are not text.
+
+        `template_arguments` and `evaluation_arguments` are arguments of the tokenizer's chat template for samples of
+        training and of evaluations; None: the job has another template, which this process does not read.
+        """
         self._ends = ends
         self._template_arguments, self._evaluation_arguments = template_arguments, evaluation_arguments
         self._engine, self._calls, self._tokenizer, self._max_turns = engine, calls, tokenizer, max_turns
-        self._requests: dict[SampleKey, SampleRequest] = {}  # of every sample that is held
+        self._requests: dict[SampleKey, SampleRequest] = {}  # requests of all its samples
         self._waiting: dict[SampleKey, ResponsePart] = {}  # responses so far, of samples that wait for an answer
         self._finished: list[ResponsePart] = []
-        self._untold: dict[SampleKey, ResponsePart] = {}  # known to no `progress` yet, from their first token
+        self._untold: dict[SampleKey, ResponsePart] = {}  # not in any `progress` yet, from their first token
         self._failures: list[EngineError] = []
 
     # ------------------------------------------------------------ Engine
@@ -111,7 +113,7 @@ class EnvironmentEngine:
         self._requests |= {request.key: request for request in requests}
 
     def step(self) -> StepReport:
-        """See Engine: what was answered goes on, and what ends a turn is asked for."""
+        """See Engine; resume the samples with answers, and submit the turns that ended."""
         for outcome in self._calls.collect():
             try:
                 self._answered(outcome)
@@ -134,7 +136,7 @@ class EnvironmentEngine:
         return untold + self._engine.progress()
 
     def withdraw(self, keys: Sequence[SampleKey] | None = None) -> list[ResponsePart]:
-        """See Engine; a sample that waits for an answer is given back as its turn ended."""
+        """See Engine; a sample that waits for an answer is returned with its ended turn."""
         given = self._engine.withdraw(keys)
         wanted = list(self._waiting) if keys is None else [key for key in keys if key in self._waiting]
         given += [replace(self._waiting[key], finish_reason="") for key in wanted]
@@ -149,7 +151,7 @@ class EnvironmentEngine:
         """See Engine."""
         return self._engine.load_weights(tensors, version)
 
-    # ------------------------------------------------------------ what the engine in it can do besides
+    # ------------------------------------------------------------ abilities of the inner engine
 
     def sleep(self) -> None:
         """See Sleeps."""
@@ -184,7 +186,7 @@ class EnvironmentEngine:
         self._calls.submit(key, self._requests[key].record, [self._text(turn) for turn in turns])
 
     def _answered(self, outcome: EnvironmentOutcome) -> None:
-        """Let a sample go on, or finish it; EngineError with its key where it cannot."""
+        """Continue a sample, or finish it; EngineError with its key if that fails."""
         key = outcome.key
         if outcome.failure is not None:
             raise EngineError(outcome.failure.reason, outcome.failure.message, outcome.failure.field, key)
@@ -208,7 +210,7 @@ class EnvironmentEngine:
         self._untold[request.key] = known_response(request, "")
 
     def _check_answers(self, response: ResponsePart, steps: Sequence[AnsweredTurn]) -> None:
-        """Raise EngineError where answers that are in the response are not those that the environment gives now."""
+        """Raise EngineError if answers in the response differ from the environment's current ones."""
         parts = written(response.tokens, response.log_probabilities)
         for number, (turn, known, step) in enumerate(zip(parts.turns, parts.answers, steps, strict=False)):
             given = self._tokens(response.key, step, turn[-1:])
@@ -221,8 +223,7 @@ class EnvironmentEngine:
                 raise EngineError(DIVERGED, message, FIELD, response.key)
 
     def _tokens(self, key: SampleKey, step: AnsweredTurn, last: TokenArray) -> TokenArray:
-        """Return an answer to a turn whose `last` token is known, as tokens; those of special ones that its text names
-        are among them."""
+        """Return the tokens of an answer to a turn that ended with token `last`; its text may name special tokens."""
         text = self._from_messages(key, step, last) if step.messages else step.message
         ids = self._tokenizer.encode(text, add_special_tokens=False) if text else []
         if not ids and not step.done:
@@ -250,8 +251,10 @@ class EnvironmentEngine:
 
 
 def with_environment(engine: Engine, spec: RLHFJobSpec, tokenizer: Any, ends: frozenset[int]) -> EnvironmentEngine:
-    """Return the engine with the job's environment, whose first process runs; `ends` as of `EnvironmentEngine`.
-    WorkError when it cannot be loaded."""
+    """Return the engine with the job's environment, whose first process runs; WorkError if it cannot be loaded.
+
+    `ends` as for `EnvironmentEngine`.
+    """
     assert spec.rollout.environment is not None
     assert isinstance(engine, DecodesTurns), "validation lets no other engine have an environment"
     given = spec.rollout.environment

@@ -1,9 +1,9 @@
-"""The child process of a user's environment: `python -m ...environment_host --file F --name N`.
+"""Child process of a user's environment: `python -m ...environment_host --file F --name N`.
 
-For every {"id", "episode", "record", "turns": [text]} that comes in: {"id", "steps": [{"message", "messages", "done",
-"reward", "metrics"}]}, a step for each turn, or {"id", "reason", "message"}. An environment is a function of its record
-and the turns: a child that has not seen an episode's earlier turns takes them again.
-Rule: standard library only, as all that a child imports (`user_code.user_host`). Must never answer for an environment.
+Request: {"id", "episode", "record", "turns": [text]}. Reply: {"id", "steps": [{"message", "messages", "done",
+"reward", "metrics"}]}, a step for each turn, or {"id", "reason", "message"}. An environment is a function of its
+record and the turns: a child that has not seen an episode's earlier turns takes them again. Rule: standard library
+only, as in all modules of the child (`user_code.user_host`). Must never answer for an environment.
 """
 
 import inspect
@@ -17,22 +17,22 @@ from rlhf_workers.user_code.returned_values import finite, shown
 from rlhf_workers.user_code.user_host import SECRETS, HostedCode, LoadError, hide, load_name, serve
 
 MAX_EPISODES: Final = 1024
-"""Unfinished ones that a child remembers; one that was forgotten is taken from its first turn again."""
+"""Unfinished episodes that a child remembers; a forgotten one starts again from its first turn."""
 MAX_MESSAGE: Final = 100_000
-"""Characters of an answer."""
+"""Maximum characters of an answer."""
 MAX_MESSAGES: Final = 64
-"""Chat messages of an answer."""
+"""Maximum chat messages of an answer."""
 KEYS: Final = ("message", "messages", "done", "reward", "metrics")
 
 StepReply = dict[str, Any]
 
 
 class StepError(Exception):
-    """What `step` returned is no answer."""
+    """The return value of `step` is invalid."""
 
 
 class OpenEpisode:
-    """One environment, and the turns that it has answered."""
+    """One environment with the turns that it has answered."""
 
     def __init__(self, environment: Any) -> None:
         self.environment = environment
@@ -41,7 +41,7 @@ class OpenEpisode:
 
 
 class Episodes:
-    """The episodes of one child, by name."""
+    """Episodes of one child, by name."""
 
     def __init__(self, environment: type) -> None:
         self._environment = environment
@@ -49,13 +49,13 @@ class Episodes:
 
     @property
     def is_async(self) -> bool:
-        """Whether steps are awaited, so that several episodes go on at once."""
+        """Whether steps are awaited, so that several episodes run at once."""
         return inspect.iscoroutinefunction(getattr(self._environment, "step", None))
 
     async def taken(self, request: Mapping[str, Any]) -> list[StepReply]:
-        """Return the steps of all turns of an episode; those that are known are not taken again."""
+        """Return the steps of all turns of an episode; known steps are not repeated."""
         name, turns = request["episode"], request["turns"]
-        episode = self._episodes.pop(name, None)  # one that raises or hangs is begun anew
+        episode = self._episodes.pop(name, None)  # one that raises or hangs starts again
         if episode is None or episode.turns != turns[: len(episode.turns)]:
             episode = OpenEpisode(self._environment())
             await _awaited(episode.environment.reset(request["record"]))
@@ -73,7 +73,7 @@ class Episodes:
 
 
 def checked_step(value: Any) -> StepReply:
-    """Return what `step` gave with all its keys; StepError says what is wrong with it."""
+    """Return the value of `step` with all its keys; StepError if it is invalid."""
     if not isinstance(value, Mapping):
         raise StepError(f"step returned {_shown(value)}; it must return a mapping of {', '.join(KEYS)}")
     if unknown := [key for key in value if key not in KEYS]:
@@ -115,7 +115,7 @@ def _checked_messages(value: Any) -> list[dict[str, str]]:
 
 
 def load_environment(file: str, module: str, name: str) -> Episodes:
-    """The class `name` of a file or a module; LoadError says what is wrong with it."""
+    """Return the episodes of class `name` in a file or module; LoadError if it cannot be used."""
     environment, place = load_name(file, module, name), file or module
     if not inspect.isclass(environment):
         raise LoadError("name", f"{name} in {place} is a {type(environment).__name__}, not a class")

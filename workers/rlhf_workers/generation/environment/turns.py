@@ -1,7 +1,7 @@
-"""Turns of a response: whose tokens are whose, and what follows once an environment has answered.
+"""Splits a response into turns and answers, and builds its continuation after an answer.
 
-Rule: pure. Who wrote a token is told by its log-probability (`NOT_SAMPLED`) and by nothing else, so a response that
-moved, was journaled or was given back is read as it was. Turns are separated by answers, which are never empty.
+Rule: pure. The log-probability of a token (`NOT_SAMPLED`) is the only mark of who wrote it. So a response reads the
+same after a move, from the journal, or after its return. Answers separate turns and are never empty.
 """
 
 from collections.abc import Sequence
@@ -22,28 +22,28 @@ from rlhf_common.samples import (
 
 @dataclass(frozen=True)
 class AnsweredTurn:
-    """What an environment said of one turn."""
+    """An environment's step after one turn."""
 
     message: str
-    """Its answer; empty where it is done, or answers by `messages`."""
+    """Answer text; empty if the episode is done, or the answer is in `messages`."""
     done: bool
     reward: float | None
-    """None: this turn was given none."""
+    """Reward of this turn; None without one."""
     metrics: dict[str, float]
     messages: tuple[dict[str, str], ...] = ()
-    """Its answer as chat messages, in place of `message`: role and content of each."""
+    """Answer as chat messages (role and content) in place of `message`."""
 
 
 @dataclass(frozen=True)
 class Written:
-    """A response by who wrote it: as many answers as turns, the last of which may be missing."""
+    """A response split by author: as many answers as turns, or one less."""
 
     turns: tuple[TokenArray, ...]
     answers: tuple[TokenArray, ...]
 
 
 def written(tokens: TokenArray, log_probabilities: FloatArray) -> Written:
-    """Return the turns of the policy in a response, and the answers between and after them."""
+    """Return the policy's turns in a response, and the answers between and after them."""
     ours = log_probabilities != NOT_SAMPLED
     edges = np.flatnonzero(ours[1:] != ours[:-1]) + 1
     parts = np.split(tokens, edges) if len(tokens) else []
@@ -51,7 +51,7 @@ def written(tokens: TokenArray, log_probabilities: FloatArray) -> Written:
 
 
 def episode_of(steps: Sequence[AnsweredTurn]) -> Episode:
-    """Return what an environment said of a whole response: rewards and metrics of its steps are added up."""
+    """Return the episode of a whole response, with rewards and metrics of its steps added up."""
     rewards = [step.reward for step in steps if step.reward is not None]
     metrics: dict[str, float] = {}
     for step in steps:
@@ -68,10 +68,11 @@ def following(
     max_turns: int,
     version: int,
 ) -> SampleRequest | ResponsePart:
-    """Return what follows a turn that was answered: the request that goes on after the answer, or the whole response.
+    """Return the request that continues after an answer, or the whole response.
 
-    `response` ends with the turn, and `answer` is what the last of `steps` wrote. A response that the environment did
-    not end, but its last turn, the turns or the tokens that are allowed, was cut: its finish reason is length.
+    `response` ends with the turn, and `answer` has the tokens of the last of `steps`. A response that ended for
+    another reason than the environment (its last turn was cut, or it reached the maximum turns or tokens) has finish
+    reason length.
     """
     longest = request.max_response_tokens
     if steps[-1].done and response.finish_reason == "stop":

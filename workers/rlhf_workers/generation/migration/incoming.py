@@ -1,9 +1,10 @@
-"""Samples that come to this worker with their KV caches: the destination's side, on the compute thread.
+"""Takes samples that arrive with their KV caches: the destination's side, on the compute thread.
 
-Rule: an offer is taken only when the cache can be read here (same layout, same weight version) and a slot can be kept
-for it; held samples are never pushed out. A sample is fenced by (iteration, sample, attempt): what was withdrawn, or is
-known under the same or a higher attempt, is refused, at the offer and again at the hand-over. An admitted sample is
-told to the coordinator, whole, before its source hears of it. Must never hold a slot for an arrival that ended.
+Rule: an offer is accepted only if the cache can be read here (same layout, same weight version) and a slot is free;
+samples here are never displaced. A sample is fenced by (iteration, sample, attempt): one that was withdrawn, or is
+known with the same or a higher attempt, is refused at the offer. A withdrawal ends an arrival. An admitted sample is
+reported to the coordinator, with all its tokens, before the source gets its receipt. Must never reserve a slot for an
+arrival that ended.
 """
 
 import time
@@ -33,10 +34,10 @@ class IncomingMigrations:
         self._engine = engine
         self._clock_ns = clock_ns
         self._offered: dict[SampleKey, _Offered] = {}
-        self._fenced: dict[tuple[int, int], int] = {}  # (iteration, sample) -> highest attempt that is over or here
+        self._fenced: dict[tuple[int, int], int] = {}  # (iteration, sample) -> highest attempt that ended or is here
 
     def offer(self, offer: pb.KvOffer) -> KvReservation:
-        """Keeps a slot for the sample; KvRefusedError when it cannot be taken."""
+        """Reserve a slot for the sample; KvRefusedError if it cannot be taken."""
         moves = kv_moves_of(self._engine)
         if moves is None:
             raise KvRefusedError("this worker's engine takes no KV caches")
@@ -61,7 +62,7 @@ class IncomingMigrations:
         return KvReservation(request.key, moves.shapes, len(request.prompt) + len(request.tokens), longest)
 
     def admit(self, key: SampleKey, hand_over: pb.KvHandOver, cache: KvSlice | None, outbox: Outbox, size: int) -> None:
-        """Takes the sample to decode it on, and says so; KvRefusedError when it is not wanted any more or is wrong."""
+        """Take the sample, decode it, and report it; KvRefusedError if it is no longer wanted or malformed."""
         offered, moves = self._offered.get(key), kv_moves_of(self._engine)
         if offered is None or moves is None:
             raise KvRefusedError("it was withdrawn, or this worker's session broke")
@@ -72,7 +73,7 @@ class IncomingMigrations:
             request = resumed_request(offered.request, hand_over.sample)
         except ValueError as error:
             raise KvRefusedError(f"the hand-over is malformed: {error}") from error
-        del self._offered[key]  # the engine gives the slot back when it refuses
+        del self._offered[key]  # the engine releases the slot when it refuses
         try:
             moves.admit(request, cache)
         except EngineError as error:
@@ -89,23 +90,23 @@ class IncomingMigrations:
         )
 
     def drop(self, key: SampleKey) -> None:
-        """The arrival ended without a hand-over."""
+        """Release the slot of an arrival that ended without a hand-over."""
         moves = kv_moves_of(self._engine)
         if self._offered.pop(key, None) is not None and moves is not None:
             moves.release()
 
     def fence(self, keys: Iterable[SampleKey]) -> None:
-        """These were withdrawn: also what is still on its way."""
+        """Fence samples that were withdrawn, including those still arriving."""
         for key in keys:
             self._fenced[key[:2]] = max(self._fenced.get(key[:2], 0), key.attempt)
             self.drop(key)
 
     def begin_iteration(self, iteration: int) -> None:
-        """Fences of iterations before the last are not needed any more."""
+        """Drop the fences of iterations before the last."""
         self._fenced = {key: attempt for key, attempt in self._fenced.items() if key[0] >= iteration - 1}
 
     def clear(self) -> None:
-        """Ends every arrival."""
+        """End every arrival."""
         for key in list(self._offered):
             self.drop(key)
 

@@ -1,8 +1,7 @@
-"""KV caches on the wire: cut into chunks with checksums, and put together again in host memory.
+"""Cuts KV caches into chunks with checksums for transfer, and joins them again in host memory.
 
-Rule: bytes travel as they are in the cache. An arrival takes only chunks that continue what it has, of the model's own
-shapes, with the checksum that was announced, and is given out only whole. It holds no more memory than it was allowed.
-Must never guess a missing byte.
+Rule: bytes travel as in the cache. An arrival takes only chunks that continue it, with the model's shapes and the
+announced checksum, and is returned only when complete. Its memory is limited. Must never guess a missing byte.
 """
 
 import logging
@@ -24,19 +23,19 @@ WIRE: Final[dict[torch.dtype, tuple[str, torch.dtype]]] = {
     torch.float16: ("float16", torch.float16),
     torch.bfloat16: ("uint16", torch.int16),
 }
-"""dtype of a cache -> its name on the wire, and a type of the same size that numpy knows."""
+"""dtype of a cache -> its name in messages, and a numpy type of the same size."""
 ALIGNMENT: Final = 256
-"""Bytes between which keys and values of layers begin in an arrival's memory."""
+"""Alignment of each layer's keys and values in an arrival's memory, in bytes."""
 GROWTH_TOKENS: Final = 64
-"""Room beyond the tokens known at the offer: a sample that is decoded on while it is sent grows by a few dozen."""
+"""Capacity beyond the tokens known at the offer; a sample grows by a few dozen while it is sent."""
 
 
 class KvRefusedError(Exception):
-    """What came cannot be taken; the message says why."""
+    """An arrival cannot be taken; the message says why."""
 
 
 def chunks(piece: KvSlice) -> Iterator[pb.KvPart]:
-    """The messages of part of a cache, in position order a layer, once it is there."""
+    """Yield the messages for part of a cache, in position order for each layer, once it is ready."""
     piece.ready()
     for layer, states in enumerate(piece.layers):
         for kind, part in enumerate(states):
@@ -56,7 +55,7 @@ def chunks(piece: KvSlice) -> Iterator[pb.KvPart]:
 
 
 class IncomingCache:
-    """The cache of one sample while it comes in."""
+    """The cache of one sample while it arrives."""
 
     def __init__(
         self,
@@ -67,8 +66,10 @@ class IncomingCache:
         *,
         pinned: bool = False,
     ) -> None:
-        """`known` positions are expected at first and `longest` at most; `allow` is asked for every byte held, and a
-        negative number gives them back; `pinned` where a device will copy it."""
+        """`known` positions are expected at first, `longest` at most; `pinned` if a device will copy it.
+
+        `allow` is asked for every byte of memory; a negative number returns bytes.
+        """
         self._pinned = pinned
         self._shapes = shapes
         self._longest = longest
@@ -79,11 +80,11 @@ class IncomingCache:
         self._memory: torch.Tensor | None = None
         self._parts: list[tuple[torch.Tensor, torch.Tensor]] = []
         self.received = 0
-        """Bytes of data so far."""
+        """Data bytes received so far."""
         self._grow(min(known + GROWTH_TOKENS, longest))
 
     def take(self, chunk: pb.KvChunk) -> None:
-        """Adds a chunk; KvRefusedError when it does not fit or is damaged."""
+        """Add a chunk; KvRefusedError if it does not fit or is damaged."""
         where = f"{'values' if chunk.values else 'keys'} of layer {chunk.layer} from position {chunk.position}"
         if not 0 <= chunk.layer < len(self._shapes):
             raise KvRefusedError(f"{where}: the model has {len(self._shapes)} layers")
@@ -113,7 +114,7 @@ class IncomingCache:
         self.received += len(data)
 
     def whole(self, positions: int) -> KvSlice | None:
-        """The cache of exactly so many positions (None: of none); KvRefusedError when something is missing."""
+        """Return the cache of exactly `positions` positions (None for 0); KvRefusedError if a part is missing."""
         for layer, filled in enumerate(self._filled):
             if filled != [positions, positions]:
                 raise KvRefusedError(f"{positions} positions were handed over, layer {layer} has {min(filled)}")
@@ -123,7 +124,7 @@ class IncomingCache:
         return KvSlice(0, positions, layers, memory=self._memory)
 
     def close(self) -> None:
-        """Forgets everything."""
+        """Release all memory."""
         self._parts, self._memory = [], None
         self._allow(-self._capacity * self._bytes_per_token)
         self._capacity = 0
@@ -154,7 +155,7 @@ class IncomingCache:
 
 
 def host_memory(size: int, *, pinned: bool) -> torch.Tensor:
-    """Return uint8 [size]; where it cannot be pinned it is not, and copies to a device then stop its thread."""
+    """Return uint8 [size] of host memory; if pinning fails, it is unpinned and copies to a device block."""
     if pinned:
         try:
             return torch.empty(size, dtype=torch.uint8, pin_memory=True)

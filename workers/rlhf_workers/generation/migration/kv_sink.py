@@ -1,9 +1,9 @@
-"""KvSink service: takes samples with their KV caches from other workers and hands them to the compute thread.
+"""KvSink service: receives samples with their KV caches from other workers, for the compute thread.
 
-Rule: an offer is answered before a byte of cache comes; the cache is put together here, in bounded memory, and given
-to the compute thread whole; the receipt says accepted only when the sample is held there. A call that ends in any other
-way leaves nothing behind. Open only while the worker has a session with its coordinator: what it takes, it must be able
-to tell. Every wait ends. Must never call a role from the event loop.
+Rule: an offer is answered before cache bytes arrive. The cache is joined here, in bounded memory, and given to the
+compute thread complete. The receipt says accepted only when the sample is admitted there; a call that ends otherwise
+leaves nothing behind. The service is open only while the worker has a session with its coordinator, as it must report
+what it takes. Every wait ends. Must never call a role from the event loop.
 """
 
 import asyncio
@@ -27,13 +27,13 @@ from rlhf_workers.worker_role import KvReceiver, Outbox
 log = logging.getLogger(__name__)
 
 IDLE_SECONDS: Final = 30.0
-"""Between two messages of a source; a healthy one sends hundreds a second."""
+"""Seconds allowed between two messages of a source; a healthy one sends hundreds per second."""
 COMPUTE_SECONDS: Final = 10.0
-"""Until the compute thread answers; it may be scoring a batch."""
+"""Seconds to wait for the compute thread, which may be scoring a batch."""
 MEMORY_SHARE: Final = 8
-"""One in so many bytes of the memory may hold caches that are still arriving."""
+"""Divisor of the memory for the maximum that arriving caches may take."""
 CONTAINER_LIMIT: Final = Path("/sys/fs/cgroup/memory.max")
-"""Bytes, or "max"."""
+"""File with the container's limit in bytes, or "max"."""
 
 T = TypeVar("T")
 Context = grpc.aio.ServicerContext[Any, Any]
@@ -41,7 +41,7 @@ Receive = Callable[[Callable[[KvReceiver, Outbox], T]], "Future[T]"]
 
 
 def most_arriving_bytes() -> int:
-    """Memory for caches that are still arriving: a share of the machine's, or of the container's limit."""
+    """Return the memory for arriving caches: a share of the machine's, or of the container's limit."""
     machine = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     try:
         limit = CONTAINER_LIMIT.read_text().strip()
@@ -54,8 +54,7 @@ class KvSinkService(KvSinkServicer):
     """Serves one worker's generation role."""
 
     def __init__(self, receive: "Receive[Any]", most_bytes: int, *, pinned: bool = False) -> None:
-        """`receive` runs a piece of work on the compute thread (`Compute.receive`); `pinned`: the worker decodes on a
-        device."""
+        """`receive` runs work on the compute thread (`Compute.receive`); `pinned`: the worker decodes on a device."""
         self._pinned = pinned
         self._receive = receive
         self._most_bytes = most_bytes
@@ -64,11 +63,11 @@ class KvSinkService(KvSinkServicer):
         self._running: set[asyncio.Future[pb.KvReceipt]] = set()
 
     def open(self) -> None:
-        """Samples may come: the worker has a session."""
+        """Accept samples: the worker has a session."""
         self._closed = ""
 
     def close(self, why: str) -> None:
-        """Refuses what comes and ends what is under way."""
+        """Refuse new samples and end running calls."""
         self._closed = why
         for running in self._running:
             running.cancel()
@@ -124,7 +123,7 @@ class KvSinkService(KvSinkServicer):
 
     @staticmethod
     async def _part(parts: AsyncIterator[pb.KvPart], *kinds: str) -> pb.KvPart:
-        """The next message, of one of these kinds."""
+        """Return the next message, which must be of one of these kinds."""
         try:
             async with asyncio.timeout(IDLE_SECONDS):
                 part = await anext(parts)
@@ -137,8 +136,11 @@ class KvSinkService(KvSinkServicer):
         return part
 
     async def _on_compute(self, work: Callable[[KvReceiver, Outbox], T], late: Callable[[T], None]) -> T:
-        """What `work` returns, on the compute thread. TimeoutError when it did not begin in time; once begun it is
-        waited for. `late` gets the result of work that was under way when this call was cancelled."""
+        """Run `work` on the compute thread and return its result.
+
+        Raises TimeoutError if it does not start in time; once started it is waited for. `late` gets the result of work
+        that was running when this call was cancelled.
+        """
         answer: Future[T] = self._receive(work)
         waiting = asyncio.wrap_future(answer)
         try:

@@ -1,9 +1,9 @@
-"""One sample on its way to another worker: the Receive call of its destination, fed from the compute thread.
+"""Sends one sample to another worker through its Receive call, fed by the compute thread.
 
-Rule: nothing but the offer leaves before the destination has taken it. The outcome is set once: moved only by a receipt
-that says so; a refusal, a broken call, a time-out or `cancel` mean not moved, also when the destination took the sample
-and its receipt was lost. Chunks are made on gRPC's thread while the compute thread decodes. When this process dies, the
-destination sees the call break; what it had accepted by then is for the coordinator to settle.
+Rule: the chunks follow only after the destination accepted the offer. The outcome is set once. Only a positive receipt
+means moved. A refusal, a broken call, a time-out or `cancel` mean not moved, even if the destination took the sample
+and its receipt was lost. gRPC's thread builds chunks while the compute thread decodes. If this process dies, the
+destination sees the call break, and the coordinator settles a sample that it had already accepted.
 """
 
 import queue
@@ -21,7 +21,7 @@ from rlhf_workers.generation.migration.kv_chunks import chunks
 from rlhf_workers.models.kv_slices import KvSlice
 
 TAKEN: Final = "rlhf-offer-taken"
-"""Initial metadata by which a destination says that the chunks may come."""
+"""Initial metadata with which a destination accepts the offer."""
 
 
 @dataclass(frozen=True)
@@ -30,19 +30,19 @@ class TransferOutcome:
 
     moved: bool
     why: str
-    """Not moved: why."""
+    """Reason if it was not moved."""
     at: float
-    """time.monotonic()."""
+    """Time of the end, time.monotonic()."""
 
 
 class KvTransfer:
-    """Fed and watched by the compute thread; everything else happens on gRPC's threads."""
+    """A transfer that the compute thread feeds and watches; gRPC's threads send it."""
 
     def __init__(self, channel: grpc.Channel, offer: pb.KvOffer, seconds: float) -> None:
-        """Dials at once. `seconds` is the time for all of it."""
+        """Dial at once. `seconds` limits the whole transfer."""
         self.taken = False
         self.backlog = 0
-        """Pieces given and not yet sent."""
+        """Cache slices given and not yet sent."""
         self.bytes = 0
         """KV bytes sent."""
         self._offer = offer
@@ -57,22 +57,22 @@ class KvTransfer:
 
     @property
     def outcome(self) -> TransferOutcome | None:
-        """Return how it ended; None while it is under way."""
+        """Return how it ended; None while it runs."""
         with self._lock:
             return self._outcome
 
     def send(self, piece: KvSlice) -> None:
-        """The next positions."""
+        """Send the next positions."""
         with self._lock:
             self.backlog += 1
         self._pieces.put(piece)
 
     def hand_over(self, message: pb.KvHandOver) -> None:
-        """The last message: from here on only the receipt says whose the sample is."""
+        """Send the last message; from now on the receipt decides who owns the sample."""
         self._pieces.put(message)
 
     def cancel(self, why: str) -> bool:
-        """Ends it as not moved; False when it had ended before."""
+        """End the transfer as not moved; return False if it had ended before."""
         if not self._end(TransferOutcome(False, why, time.monotonic())):
             return False
         self._call.cancel()
@@ -85,7 +85,7 @@ class KvTransfer:
         self._dialed.wait()
         metadata = self._call.initial_metadata() or ()
         if not any(name == TAKEN for name, _ in metadata):
-            return  # the receipt says why
+            return  # the receipt gives the reason
         self.taken = True
         while True:
             piece = self._pieces.get()

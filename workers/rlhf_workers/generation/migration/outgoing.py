@@ -1,10 +1,10 @@
-"""Samples that leave this worker with their KV caches: the source's side of Migrate, advanced between engine steps.
+"""Moves samples with their KV caches away from this worker: the source's side of Migrate, between engine steps.
 
-A sample is decoded on while its cache is sent piece by piece. When what is left is small, or after a few rounds, it is
-paused at a step boundary, the rest and all its tokens go out, and the receipt decides. Rule: a sample is this worker's
-until the receipt says moved, and is then forgotten before anything else is done with it; in every other case it is
-decoded on here. A paused sample is never decoded before its transfer has ended. Every wait ends. A command is
-answered once, when the last of its samples is settled. When this process dies, the ledger has its samples.
+A sample is decoded while its cache is sent in slices. When little is left, or after a few rounds, it pauses between
+two steps, the rest and all its tokens are sent, and the receipt decides. Rule: this worker owns the sample until the
+receipt says moved, and then drops it before anything else happens with it. In every other case it decodes the sample
+further. A paused sample is never decoded before its transfer has ended. Every wait ends. A command is answered once,
+when all its samples are settled. If this process dies, the ledger has its samples.
 """
 
 import logging
@@ -28,19 +28,19 @@ from rlhf_workers.worker_role import Outbox
 log = logging.getLogger(__name__)
 
 TRANSFERS: Final = 4
-"""At once: enough to fill a link while one of them waits for its receipt."""
+"""Maximum concurrent transfers: enough to fill a link while one waits for its receipt."""
 PIECE_BYTES: Final = 16 * 1024 * 1024
-"""Copied between two decode steps; a few milliseconds of memory bandwidth."""
+"""Bytes copied between two decode steps; a few milliseconds of memory bandwidth."""
 BACKLOG: Final = 2
-"""Pieces of a sample in memory that are not sent yet."""
+"""Maximum slices of a sample in memory that are not sent yet."""
 LAST_TOKENS: Final = 16
-"""A sample stops when so few positions are left to send."""
+"""Remaining positions at which a sample pauses."""
 ROUNDS: Final = 4
-"""And at the latest after so many times of catching up: decoding may be faster than the link."""
+"""Maximum rounds of catching up before a sample pauses; decoding may be faster than the link."""
 DEFAULT_SECONDS: Final = 60.0
-"""For a command that gives no time-out."""
+"""Time-out in seconds of a command without one."""
 RECEIPT_SECONDS: Final = 10.0
-"""A paused sample waits no longer for its receipt; placing a sample takes milliseconds."""
+"""Seconds that a paused sample waits for its receipt; placing a sample takes milliseconds."""
 
 
 @dataclass
@@ -54,9 +54,9 @@ class _Move:
     target: int = 0
     rounds: int = 0
     paused: float = 0.0
-    """When it stopped; 0: it did not."""
+    """Time when it paused; 0 if it did not."""
     stopped: float = 0.0
-    """Seconds of the compute thread that exports took: nothing was decoded meanwhile."""
+    """Seconds that exports took on the compute thread, without decoding."""
     handed_over: pb.SampleProgress | None = None
     result: pb.MigratedSample | None = None
 
@@ -87,7 +87,7 @@ class OutgoingMigrations:
         self._commands: list[_Command] = []
 
     def begin(self, identifier: int, command: pb.Migrate, outbox: Outbox) -> None:
-        """Takes a command; it is answered by a later `step` (at the earliest)."""
+        """Take a command; a later `step` answers it at the earliest."""
         moves = [
             _Move(key_of(sample.key), key_of(sample.key)._replace(attempt=sample.new_attempt))
             for sample in command.samples
@@ -105,7 +105,7 @@ class OutgoingMigrations:
             moving.add(move.key)
 
     def step(self) -> bool:
-        """Advances every transfer; whether something was done."""
+        """Advance every transfer; return whether there was work."""
         if not self._commands:
             return False
         worked = False
@@ -119,7 +119,10 @@ class OutgoingMigrations:
         return worked
 
     def stop(self, keys: Iterable[SampleKey] | None, why: str) -> None:
-        """Ends the transfers of these samples (None: all) as not moved, unless a receipt came; answers what is due."""
+        """End the transfers of these samples (None: all) as not moved, unless a receipt came.
+
+        Answers the commands that this settles.
+        """
         wanted = None if keys is None else set(keys)
         for command, move in self._open():
             if wanted is None or move.key in wanted:
@@ -168,12 +171,12 @@ class OutgoingMigrations:
         move.transfer = KvTransfer(command.channel, offer, max(command.left, 0.001))
 
     def _feed(self, move: _Move, transfer: KvTransfer, cached: int, moves: KvMoves) -> bool:
-        """The next piece, or the hand-over."""
+        """Send the next slice, or the hand-over."""
         if not transfer.taken or transfer.backlog >= BACKLOG:
             return False
         if move.fed == move.target and not move.paused:
             if transfer.backlog:
-                return False  # it is decoded on until what was given is sent
+                return False  # it is decoded until the earlier slices are sent
             left = cached - move.fed
             if left <= LAST_TOKENS or move.rounds >= ROUNDS:
                 moves.pause(move.key, True)
@@ -194,7 +197,7 @@ class OutgoingMigrations:
         return True
 
     def _stop(self, command: _Command, move: _Move, why: str) -> None:
-        """Ends a move now; a receipt that came before counts."""
+        """End a move now; an earlier receipt counts."""
         if move.transfer is not None and not move.transfer.cancel(why):
             outcome = move.transfer.outcome
             assert outcome is not None
@@ -237,7 +240,7 @@ class OutgoingMigrations:
         return [(command, move) for command in self._commands for move in command.moves if move.result is None]
 
     def _answer(self) -> None:
-        """Answers the commands whose samples are all settled."""
+        """Answer the commands whose samples are all settled."""
         for command in list(self._commands):
             results = [move.result for move in command.moves if move.result is not None]
             if len(results) < len(command.moves):

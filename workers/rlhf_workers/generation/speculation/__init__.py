@@ -1,5 +1,5 @@
-"""Speculative decoding on a generation worker: who guesses a sample's next tokens, and how far guesses are followed.
+"""Speculative decoding on a generation worker: drafters guess a sample's next tokens, a controller limits the guesses.
 
-Rule: a guess never changes a token. A drafted token is accepted where it equals the token that `generation.sampling`
-draws at that position, so nothing here may reach a sample but through an engine's verification.
+Rule: a guess never changes a token. A drafted token is accepted if it equals the token that `generation.sampling`
+draws at that position, so drafts reach a sample only through an engine's verification.
 """

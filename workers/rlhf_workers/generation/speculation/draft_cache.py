@@ -1,8 +1,8 @@
-"""Keys and values of a draft model: rows of samples whose tokens arrive a few at a time and are taken back.
+"""KV cache of a draft model: rows of samples whose tokens arrive in small numbers and are rolled back.
 
-Rule: a transformers `Cache` whose `update` writes where `point` said and returns the keys that it said; what stands
-beyond a row's tokens is stale, every mask hides it, and it is written over when its position is fed. Storage is made at
-the first write of a layer and grows by doubling up to rows x capacity as asked for. Must never grow by itself.
+Rule: a transformers `Cache` whose `update` writes and reads where `point` says. Entries beyond a row's tokens are
+stale: every mask hides them, and they are overwritten when their position is fed. A layer's storage is allocated at
+its first write and grows up to the requested rows and capacity. Must never grow by itself.
 """
 
 from typing import Any
@@ -12,7 +12,7 @@ from transformers.cache_utils import Cache
 
 
 class DraftCache(Cache):  # type: ignore[misc]
-    """A layer's storage is [rows, heads, capacity, size]."""
+    """Stores [rows, heads, capacity, size] per layer."""
 
     def __init__(self, rows: int, capacity: int) -> None:
         super().__init__(layers=[])
@@ -31,7 +31,7 @@ class DraftCache(Cache):  # type: ignore[misc]
     def update(
         self, key_states: torch.Tensor, value_states: torch.Tensor, layer_idx: int, *_: Any, **__: Any
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Write [n, heads, q, size] states; return [n, heads, length, size], a view where the rows are neighbours."""
+        """Write [n, heads, q, size] states; return [n, heads, length, size], a view if the rows are adjacent."""
         keys, values = self._layer(layer_idx, key_states, value_states)
         for target, states in ((keys, key_states), (values, value_states)):
             target[self._rows[:, None], :, self._positions] = states.transpose(1, 2)
@@ -39,11 +39,11 @@ class DraftCache(Cache):  # type: ignore[misc]
         return keys[read, :, : self._length], values[read, :, : self._length]
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
-        """Return 0: positions are given explicitly."""
+        """Return 0: positions are explicit."""
         return 0
 
     def grow(self, rows: int, capacity: int) -> None:
-        """Have at least this size; what is held stays in its place."""
+        """Grow to at least this size; stored states stay in place."""
         if rows <= self.rows and capacity <= self.capacity:
             return
         held, old_rows, old_capacity = self._storage, self.rows, self.capacity
@@ -53,7 +53,7 @@ class DraftCache(Cache):  # type: ignore[misc]
                 target[:old_rows, :, :old_capacity] = source
 
     def _layer(self, layer: int, keys: torch.Tensor, values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the storage of a layer, made to fit the first states that it is given."""
+        """Return the storage of a layer, allocated for the shape of its first states."""
         if layer not in self._storage:
             self._storage[layer] = (
                 keys.new_zeros(self.rows, keys.shape[1], self.capacity, keys.shape[3]),

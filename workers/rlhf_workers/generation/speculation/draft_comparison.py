@@ -1,7 +1,7 @@
-"""What several drafters said of the same place of a sample, until it is seen which of them was right for longer.
+"""Compares drafts of several drafters at the same position, once the drawn tokens show which was right for longer.
 
-Rule: a note waits for the sample's next draft, whose request has what was drawn since; the tokens drawn judge all
-drafts of the place, also those that nobody followed. One note a sample, dropped with it.
+Rule: a note waits for the sample's next draft, whose request has the tokens drawn since. They judge all drafts of the
+position, also those that were not followed. There is one note per sample, dropped with it.
 """
 
 from collections.abc import Sequence
@@ -17,13 +17,13 @@ from rlhf_workers.generation.speculation.drafter import MATCHES, Draft, DraftReq
 
 class _Note(NamedTuple):
     tokens: int
-    """Of prompt and response before the drafts."""
+    """Prompt and response tokens before the drafts."""
     drafts: list[tuple[int, Draft]]
-    """Drafter, and what it said: at least one token."""
+    """(drafter, its draft of at least one token)."""
 
 
 class DraftComparison:
-    """Of the samples of one engine. Not thread-safe."""
+    """Draft comparisons for the samples of one engine. Not thread-safe."""
 
     def __init__(self) -> None:
         self._notes: dict[SampleKey, _Note] = {}
@@ -31,7 +31,7 @@ class DraftComparison:
     def note(
         self, drafters: Sequence[int], drafts: Sequence[Sequence[Draft]], requests: Sequence[DraftRequest]
     ) -> None:
-        """Keep the drafts of each request that has several; `drafts` are those of each drafter, by request."""
+        """Note the drafts of each request that has several; `drafts` are per drafter, in the order of requests."""
         if len(drafters) < 2:
             return
         for at, request in enumerate(requests):
@@ -40,8 +40,7 @@ class DraftComparison:
                 self._notes[request.key] = _Note(len(request.tokens), made)
 
     def compared(self, requests: Sequence[DraftRequest]) -> PairwiseCounts | None:
-        """Return every pair of drafts that was kept of these samples, judged by their tokens since, and forget them;
-        None: there are none."""
+        """Remove and return the pairs of noted drafts of these samples, judged by their tokens since; or None."""
         duels: list[tuple[int, int, int, int, int]] = []
         for request in requests if self._notes else ():
             note = self._notes.pop(request.key, None)
@@ -59,5 +58,5 @@ class DraftComparison:
         return PairwiseCounts(*np.array(duels, np.int64).T) if duels else None
 
     def forget(self, key: SampleKey) -> None:
-        """Drop what was kept of a sample that ended here."""
+        """Drop the note of a sample that ended here."""
         self._notes.pop(key, None)

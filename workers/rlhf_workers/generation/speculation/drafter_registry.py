@@ -1,8 +1,7 @@
-"""Which module builds which drafter: by its name in `spec.generation.speculation.drafters`.
+"""Table of the modules that build the drafters of `spec.generation.speculation.drafters`.
 
-A module has `build_drafter(spec, tokenizer, device) -> Drafter`. To add one: a module beside this one and a line here,
-and its name among the manifest's. Rule: importing this module loads no drafter; a worker pays only for those that its
-job names.
+A module has `build_drafter(spec, tokenizer, device) -> Drafter`. To add one, write a module, and add its name here and
+in the manifest's schema. Rule: importing this module loads no drafter, so a worker loads its job's drafters only.
 """
 
 from collections.abc import Mapping, Sequence
@@ -19,12 +18,12 @@ DRAFTERS: Final[Mapping[str, str]] = {
     "Ngram": "rlhf_workers.generation.speculation.ngram",
     "Model": "rlhf_workers.generation.speculation.model",
 }
-"""Name -> module."""
+"""Module by name."""
 
 
 def build_drafters(names: Sequence[str], spec: RLHFJobSpec, tokenizer: Any, device: torch.device) -> list[Drafter]:
     """Return the drafters of these names, in order.
 
-    `tokenizer` is the policy's, `device` the one that it is decoded on. WorkError names the field of what cannot be.
+    `tokenizer` is the policy's, `device` decodes it. Raises WorkError with the field of an unusable drafter.
     """
     return [import_module(DRAFTERS[name]).build_drafter(spec, tokenizer, device) for name in names]

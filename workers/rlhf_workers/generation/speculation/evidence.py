@@ -1,8 +1,9 @@
-"""What an engine's steps showed of drafts since it was last told, and what was drafted for each sample.
+"""Collects the outcomes of drafts since the last report, and the drafted tokens of each sample.
 
-Rule: counts of fixed arrays and classes; `take` gives them as a message and begins anew. The coordinator adds up what
-all workers tell, keeps it with the job, and gives it to workers that start (`rlhf_planner.speculation.learned_drafts`).
-What was drafted for a sample is kept until it is asked for, of at most MAX_SAMPLES samples.
+Rule: counts have fixed sizes; `take` returns them as a message and starts again. The coordinator adds up the counts of
+all workers, stores them with the job, and sends them to workers that start
+(`rlhf_planner.speculation.learned_drafts`). The drafted tokens of a sample are stored until they are read, for at most
+MAX_SAMPLES samples.
 """
 
 from collections.abc import Sequence
@@ -21,18 +22,18 @@ Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 
 MAX_SAMPLES: Final = 8192
-"""Twice what an engine decodes at once; of withdrawn samples nobody asks."""
+"""Maximum samples; twice what an engine decodes at once, as counts of withdrawn samples are never read."""
 
 
 COUNTED_AT_ONCE: Final = 64
-"""Steps whose outcomes are added together."""
+"""Steps whose outcomes are counted together."""
 
 
 class DraftedTokens(NamedTuple):
-    """Of one sample, or of many."""
+    """Drafted tokens of one sample, or of many."""
 
     drafted: int
-    """That were verified."""
+    """Drafted tokens that were verified."""
     accepted: int
 
 
@@ -40,7 +41,7 @@ NO_DRAFTS: Final = DraftedTokens(0, 0)
 
 
 class Evidence:
-    """Of one engine."""
+    """Draft outcomes of one engine."""
 
     def __init__(self, drafters: Sequence[str], matches: int, longest: int) -> None:
         self._drafters = tuple(drafters)
@@ -50,14 +51,14 @@ class Evidence:
 
     def _begin(self) -> None:
         self._counts: Ints = np.zeros(self._shape, np.int64)
-        """Drafted, judged, accepted."""
+        """Counts of drafted, judged and accepted tokens."""
         self._passes: dict[tuple[int, int], Floats] = {}
-        """By class: passes, and the sums of what else `MeanPass` has."""
+        """Passes and the sums of the other fields of `MeanPass`, by class."""
         self._message = pb.SpeculationObservation()
         self._outcomes: list[Outcomes] = []
-        """That are not in the counts yet: many are added as fast as one step's."""
+        """Outcomes that are not counted yet; counting many is as fast as counting one."""
         self._rested = [0, 0, 0.0]
-        """Steps of which nothing was learned, samples and seconds."""
+        """Steps without learning, their samples and seconds."""
 
     def stepped(self, plan: Plan, step: MeasuredStep, outcomes: Outcomes, regret: float) -> None:
         """Add a step."""
@@ -79,7 +80,7 @@ class Evidence:
                 self._count()
 
     def rested(self, rows: int, seconds: float) -> None:
-        """Add a plain step of which nothing was learned."""
+        """Add a step without drafts and without learning."""
         rested = self._rested
         rested[0] += 1
         rested[1] += rows
@@ -97,7 +98,7 @@ class Evidence:
             np.add.at(counts, (drafters, matches), place < tokens[:, None])
 
     def take(self) -> pb.SpeculationObservation | None:
-        """Return what was added since the last time; None: nothing was."""
+        """Return the counts since the last call; None if there are none."""
         message, (steps, samples, seconds) = self._message, self._rested
         message.steps += int(steps)
         message.samples += int(samples)
@@ -124,12 +125,12 @@ class Evidence:
     # ------------------------------------------------------------ samples
 
     def verified(self, key: SampleKey, drafted: int, accepted: int) -> None:
-        """Add what was drafted for a sample."""
+        """Add the drafted tokens of a sample."""
         before = self._samples.pop(key, NO_DRAFTS)
         if len(self._samples) >= MAX_SAMPLES:
             self._samples.pop(next(iter(self._samples)))
         self._samples[key] = DraftedTokens(before.drafted + drafted, before.accepted + accepted)
 
     def of_finished(self, key: SampleKey) -> DraftedTokens:
-        """Return what was drafted here for a sample that finished, and forget it."""
+        """Remove and return the drafted tokens of a finished sample."""
         return self._samples.pop(key, NO_DRAFTS)

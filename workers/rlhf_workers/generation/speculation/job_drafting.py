@@ -1,7 +1,7 @@
-"""A speculator and the rest of the job: hints of what others decode come in, what its steps showed goes out.
+"""Connects a speculator with the job: passes on sibling hints and reports the outcomes of its steps.
 
-Rule: the role calls this, and engines drive the speculator; an engine without one has a JobDrafting in which nothing
-happens. What it tells is numbers, at most once in REPORT_NS. Must never fail what is decoded.
+Rule: the role calls this, the engine drives the speculator; without a speculator a JobDrafting does nothing. Reports
+are numbers, sent every REPORT_NS at most. Must never fail decoding.
 """
 
 import logging
@@ -20,12 +20,12 @@ from rlhf_workers.worker_role import Outbox
 log = logging.getLogger(__name__)
 
 REPORT_NS: Final = 2_000_000_000
-"""Between two reports: a few kilobytes each, and all that a worker learned that is lost with it."""
+"""Nanoseconds between two reports of a few kilobytes; a lost worker loses what it learned since the last one."""
 NO_LIMITS: Final = SiblingLimits(0, 0)
 
 
 class JobDrafting:
-    """Of one generation role."""
+    """Drafting of one generation role."""
 
     def __init__(self, speculator: Speculator | None = None, limits: SiblingLimits = NO_LIMITS) -> None:
         self._speculator = speculator
@@ -36,7 +36,7 @@ class JobDrafting:
 
     @classmethod
     def for_engine(cls, engine: Engine, spec: RLHFJobSpec, learned: pb.LearnedDrafts) -> "JobDrafting":
-        """Return that of an engine, whose speculator begins with what others learned, where that makes sense."""
+        """Return the drafting of an engine; its speculator starts with what other workers learned, if that is valid."""
         speculator = engine.speculator if isinstance(engine, Speculates) else None
         if speculator is not None:
             try:
@@ -47,35 +47,35 @@ class JobDrafting:
 
     @property
     def learns_siblings(self) -> bool:
-        """Return whether hints are of any use here."""
+        """Whether hints have an effect here."""
         return self._hints is not None
 
     def learn(self, message: pb.SiblingTokens) -> None:
-        """Take in a hint."""
+        """Take a hint."""
         if self._hints is not None:
             self._hints.take(message)
 
     def begin_iteration(self, iteration: int) -> None:
-        """Forget the prompts of iterations before this one."""
+        """Drop the prompts of earlier iterations."""
         if self._hints is not None:
             self._hints.begin_iteration(iteration)
 
     def begin_session(self) -> None:
-        """Forget all hints: they are sent again."""
+        """Drop all hints: they are sent again."""
         if self._hints is not None:
             self._hints.clear()
 
     def policy_changed(self) -> None:
-        """Let what was learned count less: the policy has new weights."""
+        """Reduce the weight of learned tokens: the policy has new weights."""
         if self._speculator is not None:
             self._speculator.policy_changed()
 
     def of_finished(self, key: SampleKey) -> DraftedTokens:
-        """Return what was drafted here for a sample that finished."""
+        """Return the drafted tokens of a finished sample."""
         return NO_DRAFTS if self._speculator is None else self._speculator.evidence.of_finished(key)
 
     def report(self, iteration: int, now_ns: int, outbox: Outbox, *, idle: bool = False) -> None:
-        """Tell what steps of an iteration showed, when it is time or nothing is decoded any more."""
+        """Report the outcomes of an iteration's steps, when a report is due or decoding has ended."""
         if self._speculator is None or (not idle and 0 <= now_ns - self._reported_ns < REPORT_NS):
             return
         message = self._speculator.evidence.take()

@@ -1,11 +1,11 @@
-"""Drafts by a small model, token by token: with the uniform that the policy's token is drawn with, or greedily.
+"""Drafts with a small model, token by token: with the uniform of the policy's token, or greedily.
 
-Rule: the draft model draws by `generation.sampling` with the sample's own key, so where it agrees with the policy about
-the distribution, it agrees about the token (a coupling). One that agrees less is right more often with its likeliest
-token: which of the two is guessed is learned from the tokens that tell them apart. All samples that draft go through
-one pass together, each at its own position. What was fed and turned out otherwise is fed again: a row is as long as
-the text it agrees with. A sample that has no row, whose text has no room left or a token that the draft model has not
-(policies are often padded to more logits than their tokenizer has words), gets no guess.
+Rule: the draft model draws with `generation.sampling` and the sample's own key, so where it agrees with the policy
+about the distribution it draws the same token (a coupling). A model that agrees less is right more often with its most
+probable token. The drafter chooses between the two from tokens on which they differed. All samples share one pass,
+each at its own position. Rejected positions are fed again: a row extends as far as it agrees with the text. A sample
+gets no guess without a row, without space for its text, or with a token that the draft model lacks (policies often
+have more logits than their tokenizer has tokens).
 """
 
 from collections.abc import Mapping, Sequence
@@ -30,9 +30,9 @@ from rlhf_workers.models.precision import compute_dtype
 
 FIELD: Final = "spec.generation.speculation.draftModel.path"
 WIDE: Final = 2 * MAX_DRAFT
-"""Tokens: a sample that has to catch up with more goes through a pass of its own, so that others carry no padding."""
+"""Missing tokens above which a sample gets a separate pass, so that others need no padding."""
 FADE: Final = 0.98
-"""What a token that told a guess right or wrong counts when the next one does: the last fifty matter."""
+"""Decay of the count of right guesses per distinguishing token: about the last fifty matter."""
 NOTHING: Final = Draft(np.empty(0, np.int32), 0)
 _FIRST_ROWS: Final = 4
 _FIRST_CAPACITY: Final = 128
@@ -47,14 +47,14 @@ class _Row:
         self.number = number
         self.random_key = random_key
         self.fed: TokenArray = np.empty(0, np.int32)
-        """Tokens whose keys and values the row holds, from position 0."""
+        """Tokens whose keys and values are in the row, from position 0."""
         self.uniforms = np.empty(0)
-        """Of the first response positions, as many as were needed so far."""
+        """Uniforms of the first response positions, as many as needed so far."""
         self.open = (0, 0, 0)
-        """(place in the text, drawn token, likeliest token) of the last guess, until it is known who was right."""
+        """(position in the text, drawn token, most probable token) of the last guess, until it is judged."""
 
     def known(self, text: TokenArray) -> int:
-        """Return how many tokens at the beginning of `text` need not be fed; the last one always is."""
+        """Return how many tokens at the start of `text` need not be fed; the last token is always fed."""
         count = min(len(self.fed), len(text) - 1)
         differs = np.flatnonzero(self.fed[:count] != text[:count])
         return int(differs[0]) if differs.size else count
@@ -84,30 +84,30 @@ class ModelDrafter:
         self._rows: dict[SampleKey, _Row] = {}
         self._free = list(range(self._rows_at_most))[::-1]
         self._right = [0.0, 0.0]
-        """How often of late the token that the uniform drew was right, and the likeliest one, where they differed."""
+        """Decayed counts of right guesses, for the drawn token and the most probable one, where they differed."""
 
     @property
     def greedy(self) -> bool:
-        """Return whether the likeliest token is guessed, as it was right more often than what the uniform drew."""
+        """Whether the most probable token is guessed, because it was right more often than the drawn one."""
         return self._sampling.temperature == 0 or self._right[1] > self._right[0]
 
     def begin(self, request: SampleRequest) -> None:
-        """Give the sample a row, if there is one."""
+        """Assign a row to the sample, if one is free."""
         if request.key not in self._rows and self._free:
             self._rows[request.key] = _Row(self._free.pop(), request.random_key)
 
     def extend(self, key: SampleKey, tokens: TokenArray) -> None:
-        """Have nothing to take note of: the text comes with every request."""
+        """Do nothing: the text comes with every request."""
 
     def end(self, key: SampleKey) -> None:
-        """Take the row back."""
+        """Release the row."""
         row = self._rows.pop(key, None)
         if row is not None:
             self._free.append(row.number)
-            self._free.sort(reverse=True)  # low rows first, so that those in use are neighbours
+            self._free.sort(reverse=True)  # low rows first, so that used rows are adjacent
 
     def load_weights(self, tensors: Mapping[str, torch.Tensor]) -> int:
-        """Replace all weights or none; return bytes. What was fed is fed again. WorkError WeightsMismatch."""
+        """Replace all weights or none; return bytes. Tokens are fed again. Raises WorkError WeightsMismatch."""
         replaced = replace_weights(self._model, tensors, what="draft model")
         for row in self._rows.values():
             row.fed = np.empty(0, np.int32)
@@ -115,7 +115,7 @@ class ModelDrafter:
 
     @torch.inference_mode()
     def draft(self, requests: Sequence[DraftRequest]) -> list[Draft]:
-        """Return what the model says next; `match` is the class of the first token's probability."""
+        """Return the model's next tokens; `match` is the class of the first token's probability."""
         drafts = [NOTHING] * len(requests)
         asked = [
             (place, request, self._rows[request.key], min(request.longest, self._longest_text - len(request.tokens)))
@@ -161,15 +161,18 @@ class ModelDrafter:
         return guesses, certain
 
     def _draw(self, logits: torch.Tensor, uniform: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Return after logits [n, vocabulary] the tokens [n] that the uniforms draw, the likeliest ones [n], and the
-        probabilities [n] of those that are to be guessed."""
+        """Draw after logits [n, vocabulary].
+
+        Return the tokens [n] that the uniforms draw, the most probable ones [n], and the probabilities [n] of the
+        guesses.
+        """
         drawn, log_probabilities = sample(logits, uniform, self._sampling)
         scores = logits.float() / (self._sampling.temperature or 1.0)
         most, likeliest = torch.softmax(scores, dim=-1).max(dim=-1)
         return drawn, likeliest, most if self.greedy else log_probabilities.exp()
 
     def _learn_rule(self, rows: Sequence[_Row], texts: Sequence[TokenArray]) -> None:
-        """Count, for the last guess of each row, who was right where the two rules differed."""
+        """Count which of the two rules was right in the last guess of each row, if they differed."""
         for row, text in zip(rows, texts, strict=True):
             at, drawn, likeliest = row.open
             if drawn != likeliest and at < len(text):
@@ -180,7 +183,7 @@ class ModelDrafter:
             row.open = (0, 0, 0)
 
     def _catch_up(self, texts: list[TokenArray], rows: list[_Row]) -> torch.Tensor:
-        """Feed what each row lacks of its text; return the logits [rows, vocabulary] after the texts' last tokens."""
+        """Feed the missing tokens of each row; return the logits [rows, vocabulary] after the texts' last tokens."""
         known = [row.known(text) for row, text in zip(rows, texts, strict=True)]
         few = [place for place, text in enumerate(texts) if len(text) - known[place] <= WIDE]
         batches = [few] if few else []
@@ -219,7 +222,7 @@ class ModelDrafter:
 
 
 def build_drafter(spec: RLHFJobSpec, tokenizer: Any, device: torch.device) -> ModelDrafter:
-    """Return the drafter with the manifest's draft model; WorkError when it cannot draft for this policy."""
+    """Return the drafter with the manifest's draft model; WorkError if it cannot draft for this policy."""
     draft_model = spec.generation.speculation.draft_model
     if draft_model is None:
         raise _unusable("is not set, and the drafter Model needs it: name a Hugging Face folder")

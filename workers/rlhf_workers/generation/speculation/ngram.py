@@ -1,8 +1,7 @@
-"""Drafts from the sample's own text: what followed the last time that its latest tokens stood there.
+"""Drafts from the sample's own text: the continuation of the latest earlier occurrence of its last tokens.
 
-Rule: the longest repeated end of the text counts, at most LONGEST_MATCH tokens of it; among its places the latest.
-Where the text ends before the guess is long enough, it is taken to go on as it did from there: what repeats, repeats.
-It keeps nothing: the text comes with every request, so there is nothing to bound, to age or to forget.
+Rule: the longest repeated suffix counts, up to LONGEST_MATCH tokens, at its latest occurrence. If the text ends before
+the guess is long enough, the continuation is repeated. The drafter has no state: the text comes with every request.
 """
 
 from collections.abc import Sequence
@@ -16,7 +15,7 @@ from rlhf_common.samples import SampleKey, SampleRequest, TokenArray
 from rlhf_workers.generation.speculation.drafter import MATCHES, Draft, DraftRequest
 
 LONGEST_MATCH: Final = MATCHES - 1
-"""Tokens; a longer match is no better a guess."""
+"""Maximum tokens of a match; a longer one is no better."""
 NOTHING: Final = Draft(np.empty(0, np.int32), 0)
 
 
@@ -26,21 +25,21 @@ class NgramDrafter:
     name = "Ngram"
 
     def begin(self, request: SampleRequest) -> None:
-        """Has nothing to take note of."""
+        """Do nothing."""
 
     def extend(self, key: SampleKey, tokens: TokenArray) -> None:
-        """Has nothing to take note of."""
+        """Do nothing."""
 
     def end(self, key: SampleKey) -> None:
-        """Has nothing to take note of."""
+        """Do nothing."""
 
     def draft(self, requests: Sequence[DraftRequest]) -> list[Draft]:
-        """Return what followed each text's longest repeated end; `match` is the number of its tokens."""
+        """Return the continuation of each text's longest repeated suffix; `match` is its length."""
         return [_continuation(request.tokens, request.longest) for request in requests]
 
 
 def build_drafter(spec: RLHFJobSpec, tokenizer: Any, device: torch.device) -> NgramDrafter:
-    """Return the drafter; it takes nothing from the job."""
+    """Return the drafter; it needs nothing from the job."""
     return NgramDrafter()
 
 

@@ -1,7 +1,7 @@
-"""Hints of the coordinator on their way to the drafters: tokens of siblings and of earlier epochs, checked one by one.
+"""Checks the coordinator's hints and passes them to the drafters: tokens of siblings and of earlier epochs.
 
-Rule: a hint comes from other machines, so nothing of it is believed: what is not the iteration's, of no group of it, or
-no list of tokens is left out and counted here; drafters judge the tokens themselves. Must never fail what is decoded.
+Rule: hints are not trusted, as they come from other machines. A hint of another iteration, of an unknown group, or
+without a valid list of tokens is ignored and counted; drafters check the tokens. Must never fail decoding.
 """
 
 from dataclasses import dataclass
@@ -20,12 +20,12 @@ from rlhf_workers.generation.speculation.drafter import PromptGroup, SampleSourc
 
 @dataclass(frozen=True)
 class SiblingLimits:
-    """What a hint may hold."""
+    """Limits of a valid hint."""
 
     groups: int
     """Prompt groups of an iteration."""
     batch: int
-    """Samples of an iteration, those that may take the place of others, or were begun beyond it, included."""
+    """Samples of an iteration, including replacements and oversampled ones."""
 
     @classmethod
     def from_spec(cls, spec: RLHFJobSpec) -> "SiblingLimits":
@@ -35,7 +35,7 @@ class SiblingLimits:
 
 
 class LearnsFromOthers(Protocol):
-    """What hands tokens on to drafters: a speculator, or one drafter."""
+    """A speculator or one drafter that takes learned tokens."""
 
     def learn(
         self, group: PromptGroup, source: SampleSource, offset: int, tokens: TokenArray, weight: float = 1.0
@@ -54,12 +54,12 @@ class SiblingHints:
         self._groups: set[PromptGroup] = set()
         self._iteration = -1
         self.learned = 0
-        """Tokens that were handed to drafters."""
+        """Tokens given to drafters."""
         self.refused = 0
-        """Deltas that made no sense."""
+        """Invalid deltas."""
 
     def take(self, message: pb.SiblingTokens) -> None:
-        """Take in a message; one of an earlier iteration comes too late and says nothing."""
+        """Take a message; ignore one of an earlier iteration."""
         if message.iteration < self._iteration:
             return
         self.begin_iteration(message.iteration)
@@ -77,13 +77,13 @@ class SiblingHints:
             self._learner.learn(group, source, delta.offset, tokens, delta.weight)
 
     def begin_iteration(self, iteration: int) -> None:
-        """Forget the groups of iterations before this one."""
+        """Drop the groups of earlier iterations."""
         if iteration > self._iteration:
             self.clear()
             self._iteration = iteration
 
     def clear(self) -> None:
-        """Forget all groups: the session is a new one, and all is sent again."""
+        """Drop all groups: in a new session everything is sent again."""
         for group in tuple(self._groups):
             self._forget(group)
 
@@ -92,7 +92,7 @@ class SiblingHints:
         self._learner.forget(group)
 
     def _tokens(self, iteration: int, delta: pb.SiblingDelta) -> TokenArray | None:
-        """Return the tokens of a delta; None when it makes no sense."""
+        """Return the tokens of a delta; None if it is invalid."""
         limits = self._limits
         known = 0 <= delta.group < limits.groups and 0 <= delta.iteration <= iteration
         if not known or not 0 <= delta.sample < limits.batch:

@@ -1,9 +1,9 @@
-"""Drafts from what the siblings of a sample said, here and on other workers, and from earlier responses to its prompt.
+"""Drafts from responses of siblings, here and on other workers, and from earlier responses to the prompt.
 
-One suffix index per prompt group: samples that are decoded here feed it themselves, all others through `learn`. Rule:
-what comes from other machines is bounded and checked before it is kept, and what is left out is counted. A group is
-dropped when it is forgotten, when a later iteration has begun and none of its samples is decoded here, or, the longest
-unused first, when MAX_BYTES are held; samples of a dropped group are decoded on without guesses of this drafter.
+There is one suffix index per prompt group. Samples decoded here extend it themselves, all others through `learn`.
+Rule: tokens from other machines are bounded and checked, and ignored ones are counted. A group is dropped when it is
+forgotten, or when a later iteration began and none of its samples is decoded here. At MAX_BYTES the least recently
+used one is dropped. Samples of a dropped group continue without this drafter's guesses.
 """
 
 from array import array
@@ -30,26 +30,26 @@ from rlhf_workers.generation.speculation.suffix_index import (
 from rlhf_workers.generation.speculation.vocabulary import policy_vocabulary
 
 MAX_BYTES: Final = 256 * 2**20
-"""Of all groups together, on one worker: the responses of 64 samples of 4096 tokens fit."""
+"""Bytes of all groups on one worker; responses of 64 samples of 4096 tokens fit."""
 BYTES_PER_GROUP: Final = 4000
 AGEING: Final = 0.5
-"""What tokens of earlier weights count beside those of later ones."""
+"""Relative weight of tokens that older policy weights drew."""
 LENGTHS: Final = (2, 5, 15)
-"""Tokens: a match longer than these is of the next class."""
+"""Bounds of the classes of match length, in tokens."""
 SHARES: Final = (0.45, 0.6, 0.8)
-"""Of the votes, one against always among them: one voter has a half, two of one mind two thirds."""
+"""Bounds of the classes of agreement: share of the votes, with one vote against always added."""
 NOTHING: Final = Draft(np.empty(0, np.int32), 0)
 
 
 class _Group:
-    """What is known of the responses to one prompt."""
+    """Known responses to one prompt."""
 
     def __init__(self) -> None:
         self.index = SuffixIndex()
         self.texts: dict[SampleSource, tuple[int, Text]] = {}
-        """Of every source: the response position at which its newest text begins, and that text."""
+        """Start position and content of each source's newest text."""
         self.live: set[SampleSource] = set()
-        """Those that are decoded here."""
+        """Sources that are decoded here."""
         self.bytes = BYTES_PER_GROUP
 
 
@@ -61,29 +61,29 @@ class SiblingsDrafter:
     def __init__(
         self, samples_per_prompt: int, vocabulary: int, max_response_tokens: int, max_bytes: int = MAX_BYTES
     ) -> None:
-        """`vocabulary` is the width of the policy's logits; the sizes are bounds on what is learned from others."""
+        """`vocabulary` is the width of the policy's logits; the sizes bound what is learned from others."""
         self._samples_per_prompt = samples_per_prompt
         self._vocabulary = vocabulary
         self._max_response_tokens = max_response_tokens
         self._max_bytes = max_bytes
         self._groups: dict[PromptGroup, _Group] = {}
-        """The least recently used first."""
+        """Groups, least recently used first."""
         self._live: dict[SampleSource, tuple[SampleKey, Text]] = {}
-        """Samples that are decoded here, each under one lease, and their texts."""
+        """Samples that are decoded here, each with its lease and text."""
         self.held_bytes = 0
-        """Of all groups, at most `max_bytes`; estimated from above."""
+        """Estimated bytes of all groups, from above; at most `max_bytes`."""
         self.refused_tokens = 0
-        """Learned ones that were out of bounds or had no room, since the start."""
+        """Learned tokens since the start that were out of bounds or did not fit."""
 
     @property
     def held_groups(self) -> int:
-        """Return the number of groups of which something is known."""
+        """Number of groups with known responses."""
         return len(self._groups)
 
     # ------------------------------------------------------------ samples that are decoded here
 
     def begin(self, request: SampleRequest) -> None:
-        """Take note of a sample with the tokens that it already has; what others told of it may be known."""
+        """Register a sample with its known tokens; some may have come from other workers before."""
         key = request.key
         source = SampleSource(key.iteration, key.sample)
         self._leave(source)
@@ -109,17 +109,17 @@ class SiblingsDrafter:
             return
         if self._room_for(BYTES_PER_TOKEN * len(tokens), group):
             self._append(group, text, tokens)
-        else:  # a text with a gap would say what was never said
+        else:  # a text with a gap would be wrong
             self._leave(source)
 
     def end(self, key: SampleKey) -> None:
-        """Take note that a sample is not decoded here any more; its tokens stay for its siblings."""
+        """Register that a sample is no longer decoded here; its tokens stay for its siblings."""
         source = SampleSource(key.iteration, key.sample)
         if source in self._live and self._live[source][0] == key:
             self._leave(source)
 
     def draft(self, requests: Sequence[DraftRequest]) -> list[Draft]:
-        """Return what most siblings went on with; `match` is the class of its length and of how they agree."""
+        """Return the continuation of most siblings; `match` is the class of its length and of their agreement."""
         return [self._draft(request) for request in requests]
 
     def _draft(self, request: DraftRequest) -> Draft:
@@ -129,14 +129,14 @@ class SiblingsDrafter:
         guess = group.index.guess(_context(request), request.longest)
         return NOTHING if guess is None else Draft(np.array(guess.tokens, np.int32), match_class(guess))
 
-    # ------------------------------------------------------------ what others tell
+    # ------------------------------------------------------------ learning from other workers
 
     def learn(
         self, group: PromptGroup, source: SampleSource, offset: int, tokens: TokenArray, weight: float = 1.0
     ) -> None:
-        """Add tokens of a sample that is not decoded here; where some before them are missing, as a text of their own.
+        """Learn tokens of a sample that is not decoded here; after a gap they form a new text.
 
-        Tokens outside the vocabulary or beyond the longest response, and weights that are no share, are left out.
+        Tokens outside the vocabulary or beyond the longest response, and weights outside (0, 1], are ignored.
         """
         count = len(tokens)
         if source in self._live or not count:
@@ -155,7 +155,7 @@ class SiblingsDrafter:
         self._append(known, text, tokens[max(0, start + len(text) - offset) :])
 
     def forget(self, group: PromptGroup) -> None:
-        """Drop a group; samples of it that are decoded here go on without it."""
+        """Drop a group; its samples that are decoded here continue without it."""
         dropped = self._groups.pop(group, None)
         if dropped is not None:
             self.held_bytes -= dropped.bytes
@@ -163,14 +163,14 @@ class SiblingsDrafter:
                 del self._live[source]
 
     def age(self) -> None:
-        """Make what is held count less than tokens to come."""
+        """Reduce the weight of the stored tokens relative to later ones."""
         for group in self._groups.values():
             group.index.age(AGEING)
 
     # ------------------------------------------------------------ bounds
 
     def _group(self, name: PromptGroup) -> _Group | None:
-        """Return the group, made where it is new, as the most recently used; None: there is no room for it."""
+        """Return the group as the most recently used, new if necessary; None if it does not fit."""
         group = self._groups.pop(name, None)
         if group is None:
             group = _Group()
@@ -181,7 +181,7 @@ class SiblingsDrafter:
         return group
 
     def _room_for(self, count: int, wanted: _Group) -> bool:
-        """Drop unused groups, the longest unused first, until so many bytes more fit; False: they do not."""
+        """Drop unused groups, least recently used first, until `count` more bytes fit; return whether they do."""
         if self.held_bytes + count > self._max_bytes:
             for name in [name for name, group in self._groups.items() if not group.live and group is not wanted]:
                 self.forget(name)
@@ -214,19 +214,19 @@ class SiblingsDrafter:
 
 
 def build_drafter(spec: RLHFJobSpec, tokenizer: Any, device: torch.device) -> SiblingsDrafter:
-    """Return the drafter for a job's groups; the vocabulary is that of the policy's folder."""
+    """Return the drafter for a job's groups, with the vocabulary of the policy's folder."""
     vocabulary = policy_vocabulary(spec)
     return SiblingsDrafter(samples_per_prompt(spec), vocabulary, spec.rollout.max_response_tokens)
 
 
 def match_class(guess: Guess) -> int:
-    """Return 0 .. MATCHES - 1: four classes of the match's length, each of four of how the voters agree."""
+    """Return 0 .. MATCHES - 1: four classes of the match's length times four of the voters' agreement."""
     length = sum(guess.match > bound for bound in LENGTHS)
     return 4 * length + sum(guess.share >= bound for bound in SHARES)
 
 
 def _begins(known: TokenArray, text: Text) -> bool:
-    """Return whether a text is how `known` begins."""
+    """Return whether `known` begins with a text."""
     return len(text) <= len(known) and text.written[LONGEST_MATCH:] == array("i", known[: len(text)].tobytes())
 
 

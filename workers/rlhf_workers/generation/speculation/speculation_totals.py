@@ -1,6 +1,6 @@
-"""What speculation did since a worker's engine was built, for Prometheus.
+"""Totals of speculation since a worker's engine was built, for Prometheus.
 
-Rule: written by the thread that drives the engine, read by a scrape; counts only rise, of fixed arrays.
+Rule: the thread that drives the engine writes, a scrape reads; counts only rise, in arrays of fixed size.
 """
 
 from collections.abc import Sequence
@@ -16,7 +16,7 @@ from rlhf_planner.speculation.step_records import BUDGETS, budget_class
 Ints = npt.NDArray[np.int64]
 
 REASONS: Final = ("Fixed", "Unmeasured", "Faster", "Slower", "Probe")
-"""Why a step drafted, or did not."""
+"""Reasons why a step drafted, or did not."""
 
 
 @dataclass
@@ -26,21 +26,21 @@ class SpeculationTotals:
     drafters: tuple[str, ...]
     drafted: Ints
     accepted: Ints
-    """int64 [drafters, positions]."""
+    """Drafted and accepted tokens, int64 [drafters, positions] each."""
     steps: int = 0
     tokens: int = 0
-    """Drawn in these steps."""
+    """Tokens drawn in these steps."""
     samples: int = 0
-    """Of these steps, added up."""
+    """Samples of these steps, added up."""
     by_budget: dict[int, int] = field(default_factory=lambda: dict.fromkeys(BUDGETS, 0))
-    """Steps by the most drafted tokens a sample, on average."""
+    """Steps by class of drafted tokens per sample."""
     by_reason: dict[str, int] = field(default_factory=lambda: dict.fromkeys(REASONS, 0))
-    """Steps."""
+    """Steps by reason."""
     by_drafter_seconds: list[float] = field(default_factory=list)
 
     @classmethod
     def for_drafters(cls, drafters: Sequence[str], longest: int) -> "SpeculationTotals":
-        """Return totals of nothing."""
+        """Return totals of zero."""
         shape = (len(drafters), longest)
         return cls(
             tuple(drafters),
@@ -50,12 +50,12 @@ class SpeculationTotals:
         )
 
     def asked(self, drafters: Sequence[int], seconds: Sequence[float]) -> None:
-        """Add the time that drafters took."""
+        """Add the seconds that drafters took."""
         for drafter, took in zip(drafters, seconds, strict=True):
             self.by_drafter_seconds[drafter] += took
 
     def rested(self, rows: int) -> None:
-        """Add a plain step of which nothing was learned."""
+        """Add a step without drafts and without learning."""
         self.steps += 1
         self.samples += rows
         self.tokens += rows

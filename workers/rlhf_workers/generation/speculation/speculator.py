@@ -1,12 +1,13 @@
-"""What an engine drives to decode several tokens a step: drafters are fed and asked, the controller says how far.
+"""Lets an engine decode several tokens per step: feeds and asks drafters, and limits drafts with the controller.
 
-Rule: for every step an engine asks `wants`; where it says no, the step is a plain one and drafters are not even asked.
-Otherwise `propose` has a draft (empty for many) for each request. After the step, also a plain one, `verified` tells
-what became of it, from which everything is learned. Of a small model a step takes not much longer than that. So where
-drafts were found to be faster for a while, one step of LEARN_STEPS is learned from; and where they are slower it rests:
-for a growing number of steps nothing is asked or learned, until the batch shrinks or the policy changes. Totals count
-every step. Tokens reach drafters in few calls: they are kept until drafts are asked for, or for FEED_STEPS steps.
-Nothing here can change a token. Not thread-safe; totals are read by scrapes.
+Rule: an engine calls `wants` before every step. If it returns False, the step is plain and drafters are not asked.
+Otherwise `propose` returns a draft (often empty) for each request. After every step the engine reports the outcome
+with `verified`, from which everything is learned. Learning must be cheap relative to a step of a small model. After
+drafts were faster for a while, one step of LEARN_STEPS is learned from. Where drafts are slower the speculator rests:
+for a growing number of steps it neither asks nor learns, until the batch shrinks or the policy changes. Totals count
+every step. Tokens are passed to drafters together: when drafts are requested, or after FEED_STEPS steps.
+
+This module cannot change a token. Not thread-safe; scrapes read totals.
 """
 
 import time
@@ -38,47 +39,49 @@ Ints = npt.NDArray[np.int64]
 Mode = Literal["Auto", "Fixed"]
 
 FEED_STEPS: Final = 32
-"""Steps after which drafters are told of tokens at the latest."""
+"""Maximum steps before drafters get new tokens."""
 PLAN_STEPS: Final = 16
-"""Steps for which a plan holds while the batch is about the same: making one takes a fifth of a millisecond."""
+"""Steps for which a plan is valid while the batch size is similar; making one takes a fifth of a millisecond."""
 ABOUT: Final = 8
-"""A batch is about the same while it differs by less than this part of itself."""
+"""Inverse of the relative difference below which batch sizes are similar."""
 FIRST_REST: Final = 16
-"""Steps of the first rest: about what it takes to see a second time that drafts are slower."""
+"""Steps of the first rest: about as many as confirm that drafts are slower."""
 LONGEST_REST: Final = 128
-"""Steps: beyond, drafts that have become right would be found later."""
+"""Maximum steps of a rest; after longer ones, drafts that improved would be found too late."""
 LONGEST_SHORT_REST: Final = 1024
-"""Steps where they take so little that LONGEST_REST of them take less than REST_SECONDS: what is spent between rests,
-a millisecond, is then a small part of a hundredth, too."""
+"""Maximum steps of a rest if LONGEST_REST steps take less than REST_SECONDS.
+
+The millisecond spent between rests is then also a small part of a hundredth.
+"""
 REST_SECONDS: Final = 0.5
 SETTLED: Final = 64
-"""Steps with drafts in a row after which costs and acceptance are known."""
+"""Consecutive steps with drafts after which costs and acceptance are known."""
 LEARN_STEPS: Final = 4
-"""Of as many such steps one is learned from."""
+"""Number of such steps per step that is learned from."""
 SHRUNK: Final = 0.75
-"""Part of the batch below which a rest ends: drafts pay where few samples run."""
+"""Share of the batch below which a rest ends: drafts pay when few samples run."""
 NOTHING: Final[TokenArray] = np.empty(0, np.int32)
 NO_PLAN: Final = Plan((), 0, 0, "Unmeasured", 0.0)
 
 
 class Rest(NamedTuple):
-    """Steps that are plain without a question."""
+    """Plain steps before drafters are asked again."""
 
     left: int
     steps: int
-    """Of the whole rest."""
+    """Length of the whole rest."""
     rows: int
-    """Samples when it began."""
+    """Samples when the rest began."""
 
 
 class Verified(NamedTuple):
-    """What became of one draft that an engine verified."""
+    """Outcome of one verified draft."""
 
     key: SampleKey
     drafted: int
-    """Tokens of it that were judged or could have been: without those behind the end of the response."""
+    """Tokens that were or could have been judged, up to the end of the response."""
     accepted: int
-    """How many of them, from the first on, the policy drew too."""
+    """Leading tokens that the policy drew too."""
 
 
 @runtime_checkable
@@ -87,11 +90,11 @@ class Speculates(Protocol):
 
     @property
     def speculator(self) -> "Speculator | None":
-        """Return what drafts for it; None: it decodes token by token."""
+        """The engine's speculator; None if it decodes token by token."""
 
 
 class Speculator:
-    """Of one engine."""
+    """Speculator of one engine."""
 
     def __init__(
         self,
@@ -102,51 +105,53 @@ class Speculator:
         widths: Ints,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        """At most `longest` tokens a draft; `widths` int64 [rows + 1] is how wide a pass over so many rows is, for as
-        many rows as a pass may have. `clock` returns seconds."""
+        """`longest`: maximum tokens per draft. `clock` returns seconds.
+
+        `widths` int64 [rows + 1]: width of a pass over so many rows, up to the maximum rows of a pass.
+        """
         self.mode: Mode = mode
         self.longest = longest
         self.controller = DraftController.new(len(drafters), MATCHES, longest, widths)
         self.totals = SpeculationTotals.for_drafters([drafter.name for drafter in drafters], longest)
         self.evidence = Evidence([drafter.name for drafter in drafters], MATCHES, longest)
-        """What the coordinator is told."""
+        """Outcomes that are reported to the coordinator."""
         self._drafters = list(drafters)
         self._clock = clock
         self._everybody = tuple(range(len(drafters)))
         self._plan = NO_PLAN
         self._planned = (0, 0)
-        """(samples, steps it holds for) of the plan."""
+        """(samples, remaining steps) of the plan."""
         self._rows = 0
         self._rest = Rest(0, 0, 0)
         self._rest_length = FIRST_REST
         """Steps of the next rest."""
         self._faster = 0
-        """Steps in a row in which drafts were expected to be faster, probes of others among them."""
+        """Consecutive steps in which drafts were expected to be faster, including probes."""
         self._unlearned, self._unlearned_seconds = 0, 0.0
-        """Steps of which nothing was learned since the last one that was, and what they took."""
+        """Steps without learning since the last learned one, and their seconds."""
         self._judged: list[Outcomes] = []
-        """What became of drafts in these steps, which is learned with the next: acceptance may fall at any time."""
+        """Outcomes of drafts in these steps, learned with the next one, as acceptance may fall at any time."""
         self._drawn: dict[SampleKey, list[TokenArray]] = {}
-        """Tokens that drafters were not told of yet."""
+        """Tokens not yet passed to drafters."""
         self._fed = 0
-        """Steps since they were told."""
+        """Steps since drafters got tokens."""
         self._proposed: dict[SampleKey, tuple[int, int]] = {}
-        """(drafter, match) of the drafts of this step."""
+        """(drafter, match) of this step's drafts."""
         self._rivals = DraftComparison()
 
     # ------------------------------------------------------------ samples
 
     def begin(self, request: SampleRequest) -> None:
-        """A sample is decoded here from now on."""
+        """Register a sample that is decoded here from now on."""
         for drafter in self._drafters:
             drafter.begin(request)
 
     def extend(self, key: SampleKey, tokens: TokenArray) -> None:
-        """The policy drew tokens, int32 [n], for a sample that began here."""
+        """Add tokens, int32 [n], that the policy drew for a registered sample."""
         self._drawn.setdefault(key, []).append(tokens)
 
     def end(self, key: SampleKey) -> None:
-        """A sample finished, or was withdrawn or moved away."""
+        """Remove a sample that finished, was withdrawn or moved away."""
         self._feed((key,))
         self._proposed.pop(key, None)
         self._rivals.forget(key)
@@ -156,7 +161,7 @@ class Speculator:
     # ------------------------------------------------------------ a step
 
     def wants(self, rows: int, keys: int) -> bool:
-        """Return whether drafts are wanted for a step over `rows` samples that read `keys` keys in all."""
+        """Return whether to draft for a step over `rows` samples that reads `keys` keys in total."""
         self._proposed.clear()
         self._rows = rows
         if self._rest.left:
@@ -176,13 +181,13 @@ class Speculator:
         return self._plan.probes or self._faster <= SETTLED or self._faster % LEARN_STEPS == 0
 
     def propose(self, requests: Sequence[DraftRequest], keys: int) -> list[TokenArray]:
-        """Return what to verify for each request, int32 [0 .. longest]; `keys` as in `wants`.
+        """Return the draft to verify for each request, int32 [0 .. longest]; `keys` as in `wants`.
 
-        Requests may be fewer than the samples of the step: those that can use a draft.
+        There may be fewer requests than samples in the step: those that can use a draft.
         """
         plan = self._plan
         result = [NOTHING] * len(requests)
-        # A probe asks for few samples, and not for the same ones every time.
+        # A probe asks for few samples, different ones each time.
         first = self.totals.steps % max(1, len(requests)) if plan.requests < len(requests) else 0
         asked = [(first + at) % len(requests) for at in range(min(plan.requests, len(requests)))]
         if not asked or not plan.drafters:
@@ -214,10 +219,10 @@ class Speculator:
     def verified(
         self, outcomes: Sequence[Verified], pass_rows: int, keys: int, draft_seconds: float, pass_seconds: float
     ) -> None:
-        """Learn from a step: `pass_rows` rows were decoded, drafted ones among them.
+        """Learn from a step that decoded `pass_rows` rows, including drafted ones.
 
-        `keys` as in `wants`; `draft_seconds` went into `wants` and `propose`, `pass_seconds` into the passes, without
-        prefill. Steps that are unlike others, as those that capture a graph, are left out by the caller.
+        `keys` as in `wants`; `draft_seconds`: time of `wants` and `propose`; `pass_seconds`: time of the passes
+        without prefill. The caller omits exceptional steps, such as those that capture a graph.
         """
         self._fed += 1
         if self._fed >= FEED_STEPS:
@@ -252,7 +257,7 @@ class Speculator:
             self._unlearned += 1
             self._unlearned_seconds += seconds
             return
-        # It speaks for those before it, too.
+        # The step represents those before it, too.
         regret = (1 + self._unlearned) * self.controller.records.regret(rows, step.tokens, seconds)
         self.evidence.stepped(self._plan, step, learned, regret)
         self._count_unlearned(asked=True)
@@ -260,20 +265,20 @@ class Speculator:
         self._judged = []
         self._begin_rest()
 
-    # ------------------------------------------------------------ what comes from elsewhere
+    # ------------------------------------------------------------ input from the job
 
     @property
     def takes_weights(self) -> bool:
-        """Return whether a drafter has weights of its own."""
+        """Whether a drafter has its own weights."""
         return any(isinstance(drafter, TakesWeights) for drafter in self._drafters)
 
     def load_weights(self, tensors: Mapping[str, torch.Tensor]) -> int:
-        """The draft model has new weights, which came with the policy's; return bytes. See `TakesWeights`."""
+        """Load new weights of the draft model, which came with the policy's; return bytes. See `TakesWeights`."""
         return sum(drafter.load_weights(tensors) for drafter in self._drafters if isinstance(drafter, TakesWeights))
 
     @property
     def learns_siblings(self) -> bool:
-        """Whether a drafter drafts by what others decode."""
+        """Whether a drafter uses tokens of siblings on other workers."""
         return any(isinstance(drafter, LearnsSiblings) for drafter in self._drafters)
 
     def begin_with(self, learned: LearnedDrafts) -> None:
@@ -282,7 +287,7 @@ class Speculator:
         self.controller = learned.given_to(self.controller, names)
 
     def policy_changed(self) -> None:
-        """The policy has new weights: what was learned of it counts less."""
+        """Reduce the weight of what was learned: the policy has new weights."""
         self.controller = self.controller.aged()
         self._end_rest()
         self._rest_length = FIRST_REST
@@ -294,13 +299,13 @@ class Speculator:
     def learn(
         self, group: PromptGroup, source: SampleSource, offset: int, tokens: TokenArray, weight: float = 1.0
     ) -> None:
-        """Tokens of a sibling that is decoded elsewhere, or of an earlier epoch; see `LearnsSiblings`."""
+        """Learn tokens of a sibling on another worker, or of an earlier epoch; see `LearnsSiblings`."""
         for drafter in self._drafters:
             if isinstance(drafter, LearnsSiblings):
                 drafter.learn(group, source, offset, tokens, weight)
 
     def forget(self, group: PromptGroup) -> None:
-        """All samples of a prompt are finished; see `LearnsSiblings`."""
+        """Drop a prompt whose samples are all finished; see `LearnsSiblings`."""
         for drafter in self._drafters:
             if isinstance(drafter, LearnsSiblings):
                 drafter.forget(group)
@@ -308,7 +313,7 @@ class Speculator:
     # ------------------------------------------------------------ parts
 
     def _begin_rest(self) -> None:
-        """After a step: rest where drafts are slower."""
+        """Start a rest after a step in which drafts are slower."""
         if self.mode == "Fixed" or self._plan.probes or self._plan.reason == "Unmeasured":
             return
         if self._plan.reason == "Faster":
@@ -317,7 +322,7 @@ class Speculator:
         self._rest = Rest(self._rest_length, self._rest_length, self._rows)
 
     def _end_rest(self) -> None:
-        """Go on with a new plan."""
+        """End the rest and request a new plan."""
         if self._rest.steps and not self._rest.left:
             short = self._unlearned_seconds * LONGEST_REST < REST_SECONDS * self._rest.steps
             self._rest_length = min(2 * self._rest.steps, LONGEST_SHORT_REST if short else LONGEST_REST)
@@ -326,7 +331,7 @@ class Speculator:
         self._planned = (0, 0)
 
     def _count_unlearned(self, *, asked: bool) -> None:
-        """Tell the controller of steps of which nothing was learned; `asked`: drafters were."""
+        """Report steps without learning to the controller; `asked`: drafters were asked."""
         if self._unlearned:
             self.controller = self.controller.unlearned(self._unlearned, self._unlearned_seconds, asked=asked)
             self._unlearned, self._unlearned_seconds = 0, 0.0
@@ -349,7 +354,7 @@ class Speculator:
         return self.controller.choose(plan._replace(reason="Probe"), self._rows, keys, offers)
 
     def _feed(self, keys: Sequence[SampleKey] | None = None) -> None:
-        """Tell drafters of tokens that were drawn, of these samples or of all."""
+        """Pass drawn tokens of these samples, or of all, to the drafters."""
         if keys is None:
             drawn, self._drawn, self._fed = self._drawn, {}, 0
         else:
@@ -361,12 +366,12 @@ class Speculator:
 
 
 def _joined(outcomes: Sequence[Outcomes]) -> Outcomes:
-    """Those of one step and more, one after the other."""
+    """Concatenate the outcomes of one or more steps."""
     return outcomes[0] if len(outcomes) == 1 else Outcomes(*map(np.concatenate, zip(*outcomes, strict=True)))
 
 
 def _offer(drafter: int, drafts: Sequence[Draft], requests: Sequence[DraftRequest]) -> Offered:
-    """What a drafter has, checked: it may be anybody's."""
+    """Return a drafter's drafts after checking their number and bounds."""
     if len(drafts) != len(requests):
         raise ValueError(f"a drafter made {len(drafts)} drafts for {len(requests)} requests")
     lengths = [min(len(draft.tokens), request.longest) for draft, request in zip(drafts, requests, strict=True)]

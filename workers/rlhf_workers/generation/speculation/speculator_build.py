@@ -1,7 +1,6 @@
-"""The speculator of a job's manifest.
+"""Builds the speculator of a job.
 
-Rule: without speculation nothing is loaded and nothing is asked. Must never know an engine: what it says of its passes
-comes as numbers.
+Rule: without speculation nothing is loaded. Must never depend on an engine, whose passes are described by numbers.
 """
 
 from typing import Any
@@ -14,10 +13,10 @@ from rlhf_workers.generation.speculation.speculator import Ints, Speculator
 
 
 def build_speculator(spec: RLHFJobSpec, tokenizer: Any, device: torch.device, widths: Ints) -> Speculator | None:
-    """Return what drafts for an engine of this job; None where it is Disabled.
+    """Return the speculator for an engine of this job; None if speculation is Disabled.
 
-    `tokenizer` is the policy's, `device` the one that it is decoded on; `widths` int64 [rows + 1] is how wide a pass
-    over so many rows is, for as many rows as a pass may have. WorkError names the field of what cannot be.
+    `tokenizer` is the policy's, `device` decodes it. `widths` int64 [rows + 1]: width of a pass over so many rows, up
+    to the maximum rows of a pass. Raises WorkError with the field of an unusable drafter.
     """
     speculation = spec.generation.speculation
     if speculation.mode == "Disabled":

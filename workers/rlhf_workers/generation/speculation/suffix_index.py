@@ -1,10 +1,10 @@
-"""What stood where in a few growing texts: finds the places after which a given end of a text goes on, and votes there.
+"""Index over a few growing texts: finds earlier occurrences of a suffix and votes on its continuation.
 
-For each of ORDERS a chain links the places whose last so many tokens are equal, the latest first, as in the match
-finders of LZ77 (Ziv and Lempel, 1977). Rule: the longest order with places counts; of its places, those with the
-longest match vote, each with the weight of its text, token by token along what they have in common with the guess so
-far. So a guess is always the continuation of one place. Everything is bounded: places looked at, tokens compared,
-bytes held. Must never hold a text that its owner has not counted.
+For each of ORDERS a chain links the positions with equal preceding tokens, latest first, as in the match finders of
+LZ77 (Ziv and Lempel, 1977). Rule: the longest order with matches counts. Its positions with the longest match vote
+token by token, each with the weight of its text, while they agree with the guess so far. So a guess is always the
+continuation of one position. Positions searched, tokens compared and bytes are bounded. Must never store a text that
+its owner has not counted.
 """
 
 from array import array
@@ -13,27 +13,29 @@ from typing import Final, NamedTuple
 from rlhf_common.samples import TokenArray
 
 LONGEST_MATCH: Final = 32
-"""Tokens; that a match is longer still says nothing more."""
+"""Maximum tokens of a match; longer ones add no information."""
 ORDERS: Final = (16, 8, 4, 2, 1)
-"""Tokens of the contexts by which places are found; the longest first."""
+"""Context lengths in tokens, longest first."""
 LOOKED_AT: Final = 48
-"""Places of a chain; a chain of short contexts is as long as the texts."""
+"""Positions searched per chain; a chain of short contexts is as long as the texts."""
 VOTERS: Final = 16
-"""Places that have a say; the latest of those that match longest."""
+"""Maximum positions that vote: the latest of the longest matches."""
 FOUND_AT_ONCE: Final = 256
-"""Tokens that one question makes findable, in about a millisecond; what is left is for the next, of which a step has
-as many as samples. Probes ask about a few samples only, and would index for nothing."""
+"""Tokens indexed per query, in about a millisecond; the rest waits for later queries.
+
+A step has one query per sample. Probes query few samples, for which full indexing would be wasted.
+"""
 START: Final = array("i", [-1] * LONGEST_MATCH)
-"""Stands before a text for the prompt, which all texts of an index have in common; no token is negative."""
+"""Filler before a text, in place of the prompt that all texts of an index share; no token is negative."""
 SOMEWHERE: Final = array("i", [-2] * LONGEST_MATCH)
-"""Stands before a text whose beginning is not known."""
+"""Filler before a text whose beginning is unknown."""
 BYTES_PER_TEXT: Final = 1500
 BYTES_PER_TOKEN: Final = 700
-"""At most, where no context occurs twice: five entries of dictionaries with two integers each, and the places."""
+"""Maximum, if no context occurs twice: five dictionary entries with two integers each, and the positions."""
 _SHIFT: Final = 32
 _OFFSET: Final = (1 << _SHIFT) - 1
 _REACH: Final = tuple(2 * order - 1 if order < ORDERS[0] else LONGEST_MATCH for order in ORDERS)
-"""Longest match to look for among the places of an order: a longer one would be among those of the order before."""
+"""Longest match to search for in each order; a longer one would be found in the order before."""
 
 
 class Text:
@@ -44,13 +46,13 @@ class Text:
     def __init__(self, number: int, weight: float, before: "array[int]") -> None:
         self.number = number
         self.written = before[:]
-        """What stands before it, LONGEST_MATCH entries, and its tokens."""
+        """Filler of LONGEST_MATCH entries, then the text's tokens."""
         self.weight = weight
-        """Of tokens from `aged_to` on."""
+        """Weight of tokens from `aged_to` on."""
         self.weight_before = weight
         self.aged_to = 0
         self.earlier: tuple[array[int], ...] = tuple(array("q") for _ in ORDERS)
-        """For each order: the place before this one with an equal context, -1 for none."""
+        """Previous position with an equal context, for each order; -1 for none."""
 
     def __len__(self) -> int:
         """Return the number of its tokens."""
@@ -58,13 +60,13 @@ class Text:
 
 
 class Guess(NamedTuple):
-    """A continuation."""
+    """A continuation with its support."""
 
     tokens: "array[int]"
     match: int
-    """Tokens of the context that stood before it."""
+    """Context tokens that matched before it."""
     share: float
-    """Weight of the places that agree on its first token, over that of all voters and one more that does not."""
+    """Weight of the positions that agree on its first token, over that of all voters plus one against."""
 
 
 class SuffixIndex:
@@ -74,30 +76,30 @@ class SuffixIndex:
         self._texts: list[Text] = []
         self._latest: tuple[dict[int, int], ...] = tuple({} for _ in ORDERS)
         self._behind: dict[int, Text] = {}
-        """By number: texts with tokens that cannot be found yet."""
+        """Texts with tokens that are not indexed yet, by number."""
 
     def add(self, weight: float, before: "array[int]" = START) -> Text:
-        """Return a new, empty text, whose tokens count this much; `before` is START or SOMEWHERE."""
+        """Return a new, empty text with this weight; `before` is START or SOMEWHERE."""
         text = Text(len(self._texts), weight, before)
         self._texts.append(text)
         self._make_findable(text, 1)
         return text
 
     def append(self, text: Text, tokens: TokenArray) -> None:
-        """Add tokens, int32 [n], at the end of a text."""
+        """Append tokens, int32 [n], to a text."""
         text.written.extend(tokens.tolist())
         self._behind[text.number] = text
 
     def age(self, factor: float) -> None:
-        """Multiply the weight of every token that is held by a factor; tokens to come count in full."""
+        """Multiply the weight of all stored tokens by a factor; later tokens have full weight."""
         for text in self._texts:
             text.weight_before *= factor
             text.aged_to = len(text.written)
 
     def guess(self, context: "array[int]", longest: int) -> Guess | None:
-        """Return what followed `context`, START and a text's tokens; None: its last token stood nowhere.
+        """Return the continuation of `context`, START and a text's tokens; None if its last token occurs nowhere.
 
-        `longest` is the most tokens that the guess has, at least 1.
+        `longest`, at least 1, is the maximum length of the guess.
         """
         if self._behind:
             self._catch_up()
@@ -112,7 +114,7 @@ class SuffixIndex:
         return None
 
     def _catch_up(self) -> None:
-        """Make what came since the last question findable, at most FOUND_AT_ONCE tokens of it."""
+        """Index tokens that came since the last query, at most FOUND_AT_ONCE."""
         left = FOUND_AT_ONCE
         while self._behind and left > 0:
             number, text = next(iter(self._behind.items()))
@@ -121,9 +123,9 @@ class SuffixIndex:
                 del self._behind[number]
 
     def _make_findable(self, text: Text, most: int) -> int:
-        """Make ends of a text findable by what stands before them, where none was yet; return how many, at most `most`.
+        """Index further ends of a text by their contexts; return how many, at most `most`.
 
-        The first end is before the first token, behind what stands before the text.
+        The first end is before the first token, after the filler.
         """
         first = LONGEST_MATCH + len(text.earlier[0])
         last = min(first + most - 1, len(text.written))
@@ -140,7 +142,7 @@ class SuffixIndex:
     def _voters(
         self, tail: "array[int]", place: int, order: int, reach: int, chain: int
     ) -> tuple[int, list[tuple[Text, int]]]:
-        """Return the longest match, and the text and offset of up to VOTERS places after it, the latest first."""
+        """Return the longest match, and the text and offset of up to VOTERS matching positions, latest first."""
         wanted = tail[-order:]
         best = order
         voters: list[tuple[Text, int]] = []
@@ -165,7 +167,7 @@ def _vote(voters: list[tuple[Text, int]], longest: int, match: int) -> Guess:
     guess = array("i")
     share = 0.0
     while voters and len(guess) < longest:
-        if len(voters) == 1:  # nobody is left to disagree
+        if len(voters) == 1:  # nothing is left to disagree
             text, offset = voters[0]
             if not guess:
                 share = _weight(text, offset) / (_weight(text, offset) + 1)

@@ -1,4 +1,4 @@
-"""Which tokens a draft may have: those of the policy, whose logits are as wide as its folder says."""
+"""Vocabulary of drafts: the policy's, as wide as its logits."""
 
 from transformers import AutoConfig
 

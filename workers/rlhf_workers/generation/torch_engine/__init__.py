@@ -1,1 +1,1 @@
-"""The torch engine: any causal language model that transformers loads, decoded by continuous batching."""
+"""The torch engine: continuous batching for any causal language model that transformers loads."""

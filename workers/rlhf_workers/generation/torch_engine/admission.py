@@ -1,9 +1,9 @@
-"""Takes samples from the queue into the cache: their prefixes are prefilled, and each gets a slot and a row.
+"""Admits samples from the queue: prefills their prefixes, and gives each a slot and a cache row.
 
 Rule: a step prefills about as many tokens as fit into one pass, so it stays short; samples of one prompt share its
-prefill. In deterministic mode known tokens are no part of it, and prompts share a pass only where that was proven. A
-sample whose cache was kept from its last turn has no prefill; one whose prefill failed is back in the queue. Must never
-take a slot that is reserved.
+prefill. In deterministic mode known tokens are not prefilled, and prompts share a pass only if that was proven exact.
+A sample with a cached turn needs no prefill; one whose prefill failed returns to the queue. Must never take a reserved
+slot.
 """
 
 from collections.abc import Sequence
@@ -20,26 +20,26 @@ from rlhf_workers.generation.torch_engine.forward import CausalForward
 from rlhf_workers.generation.torch_engine.tiles import Tiles
 
 PREFILL_TOKENS: Final = 4096
-"""Padded prompt tokens of one prefill pass, and about of all prefills of one step: a step stays well under a second."""
+"""Padded prompt tokens per prefill pass, and roughly per step, which keeps a step well under a second."""
 
 ADMIT_SHARE: Final = 8
-"""One in so many slots must be free before a crowded engine admits: at most that share stays idle."""
+"""Inverse share of slots that must be free before a crowded engine admits; at most that share stays idle."""
 
 
 class Admission:
     """The prefills of one engine."""
 
     def __init__(self, forward: CausalForward, tiles: Tiles | None, limits: EngineLimits) -> None:
-        """`tiles`: those of a deterministic engine."""
+        """`tiles` are those of a deterministic engine, else None."""
         self._forward = forward
         self._tiles = tiles
         self._most = limits.max_batch_size
 
     def admit(self, state: EngineState, report: StepReport) -> None:
-        """Prefills queued samples while slots and this step's share of prefill tokens last.
+        """Prefill queued samples while slots and this step's prefill tokens last.
 
         Waits until an eighth of the slots (or as many as are queued) is free: a prefill pass for one or two prompts
-        costs half a decode pass of all.
+        costs half a decode pass of all samples.
         """
         if state.free < min(len(state.queue), -(-self._most // ADMIT_SHARE)):
             return
@@ -72,7 +72,7 @@ class Admission:
         return state.turn_cache is not None and state.turn_cache.fits(request)
 
     def _go_on(self, state: EngineState, report: StepReport) -> None:
-        """Places the first sample of the queue, whose cache was kept; where that fails it is prefilled next time."""
+        """Place the first sample of the queue with its cached turn; if that fails it is prefilled next time."""
         assert state.turn_cache is not None
         request = state.queue[0]
         kept = state.turn_cache.take(request.key)
@@ -81,13 +81,13 @@ class Admission:
         report.kept += kept.position
 
     def _prefix(self, request: SampleRequest) -> np.ndarray[Any, np.dtype[np.int32]]:
-        """Tokens that go through prefill."""
+        """Return the tokens to prefill."""
         if self._tiles is None and len(request.tokens):
             return np.concatenate([request.prompt, request.tokens[:-1]])
         return request.prompt[:-1]
 
     def _place(self, state: EngineState, batch: Sequence[SampleRequest], length: int) -> None:
-        """Runs the distinct prefixes of `batch`, padded to `length`, and gives every sample a slot and a row."""
+        """Prefill the distinct prefixes of `batch`, padded to `length`, and give every sample a slot and a row."""
         prefixes = [self._prefix(request) for request in batch]
         distinct = {prefix.tobytes(): prefix for prefix in prefixes}
         rows = {content: row for row, content in enumerate(distinct)}

@@ -1,6 +1,6 @@
 """Builds the torch engine of a job: `engineArgs`, the policy's folder, sampling and sizes.
 
-Rule: every argument that the engine does not have is an error that names it; nothing is guessed.
+Rule: an unknown argument is an error that names it.
 """
 
 from collections.abc import Sequence
@@ -23,11 +23,11 @@ from rlhf_workers.models.precision import compute_dtype
 ACTOR_FIELD: Final = f"{GENERATE.model.manifest_path}.path"
 ATTENTIONS: Final[tuple[Attention, ...]] = ("eager", "sdpa")
 COARSE: Final = "bfloat16"
-"""Type in which generation alone may compute."""
+"""Coarser type that generation may use if no ratio depends on its log-probabilities."""
 PASS_ARGUMENTS: Final = ("staticShapes", "fusedKernels")
-"""How decode passes are run."""
+"""Arguments for decode passes."""
 MODES: Final[tuple[KernelMode, ...]] = ("Auto", "Enabled", "Disabled")
-"""The first is the default."""
+"""Values of these arguments; the first is the default."""
 
 
 def build_engine(spec: RLHFJobSpec, tokenizer: Any, device: torch.device) -> TorchEngine:
@@ -53,19 +53,22 @@ def build_engine(spec: RLHFJobSpec, tokenizer: Any, device: torch.device) -> Tor
 
 
 def _for_gpus(mode: KernelMode, device: torch.device) -> KernelMode:
-    """What is `Auto` on a GPU: few shapes gain nothing where nothing is captured, and fused passes gained nothing with
-    two threads of a CPU (docs/measurements/engines.md)."""
+    """Return the mode for a device: `Auto` applies to GPUs.
+
+    On a CPU, static shapes gain nothing without capture, and fused passes gained nothing with two threads
+    (docs/measurements/engines.md).
+    """
     return mode if device.type == "cuda" or mode == "Enabled" else "Disabled"
 
 
 def _arguments(spec: RLHFJobSpec) -> dict[str, Any]:
-    """What `engineArgs` ask for, with the defaults: the fused attention kernel, unless results must be reproducible.
+    """Return the checked `engineArgs` with defaults: fused attention, or eager attention in deterministic jobs.
 
-    WorkError for arguments this engine does not have, and for a dtype that is not that of the whole job, unless that
-    is no matter: where no ratio is against the log-probabilities of the engine, they may be coarser.
+    Raises WorkError for unknown arguments, and for a dtype other than the job's. A coarser dtype is allowed if no
+    ratio uses the engine's log-probabilities.
     """
     dtype, algorithm = str(compute_dtype(spec)).removeprefix("torch."), spec.algorithm.fields
-    # Ratios of tokens that older weights drew are against the engine, unless a correction weighs them.
+    # Ratios of tokens that older weights drew use the engine's log-probabilities, unless a correction weighs them.
     against = not algorithm.recomputes_logprobs or (spec.rollout.may_be_stale and not algorithm.corrects_mismatch)
     dtypes = (dtype,) if against else tuple(dict.fromkeys((dtype, COARSE)))
     allowed: dict[str, Sequence[str]] = {"dtype": dtypes, "attention": ATTENTIONS}

@@ -1,8 +1,8 @@
-"""Turns a function that launches the same kernels on the same memory every time into something cheap to run again.
+"""Captures a function that launches the same kernels on the same memory every time, for cheap replays.
 
-Rule: what is captured reads and writes fixed memory only, has run before (so that libraries and lazy memory are ready),
-and never waits for the device. Where there is nothing to capture with, running it again is calling it. Must never
-leave a stream in the middle of a capture: a failure ends it and says why.
+Rule: a captured function uses fixed memory, has run before (so that libraries and lazy memory are ready), and never
+waits for the device. Without a way to capture, a replay calls the function. Must never leave a stream in a capture: a
+failure ends it and gives the reason.
 """
 
 from collections.abc import Callable
@@ -14,25 +14,25 @@ Run = Callable[[], None]
 
 
 class Captured(NamedTuple):
-    """A function that is replayed."""
+    """A replayable function."""
 
     replay: Run
     bytes: int
-    """Device memory that it holds."""
+    """Device memory of the capture in bytes."""
 
 
 class CaptureError(Exception):
-    """The function cannot be captured; it can be called as before."""
+    """The function cannot be captured; it can still be called."""
 
 
 class Capture(Protocol):
     """A way to make a function replayable."""
 
     def capture(self, function: Run) -> Captured:
-        """Return its replay; CaptureError says why there is none."""
+        """Return the captured function; CaptureError with the reason if that fails."""
 
     def clear(self) -> None:
-        """Nothing captured before is replayed any more: its memory may go."""
+        """Release the memory of earlier captures, which are not replayed again."""
 
 
 class DirectCapture:
@@ -47,8 +47,10 @@ class DirectCapture:
 
 
 class CudaGraphCapture:
-    """Records the launches as a CUDA graph; all graphs share the memory of their intermediate results, as one is
-    replayed after the other."""
+    """Records the launches as a CUDA graph.
+
+    All graphs share the memory of their intermediate results, as they replay one after the other.
+    """
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -56,7 +58,7 @@ class CudaGraphCapture:
         self._pool = torch.cuda.graph_pool_handle()
 
     def capture(self, function: Run) -> Captured:
-        """See Capture. Other threads may go on using the device meanwhile."""
+        """See Capture. Other threads may use the device meanwhile."""
         graph = torch.cuda.CUDAGraph()
         torch.cuda.current_stream(self._device).synchronize()
         before = torch.cuda.memory_reserved(self._device)
@@ -79,12 +81,12 @@ class CudaGraphCapture:
 
 
 def capture_for(device: torch.device) -> Capture:
-    """Return the way of a device."""
+    """Return the capture method of a device."""
     return CudaGraphCapture(device) if device.type == "cuda" and torch.cuda.is_initialized() else DirectCapture()
 
 
 def _abandon(graph: torch.cuda.CUDAGraph) -> None:
-    """Ends a capture whose function failed; that it cannot be ended well is what failed already."""
+    """End a capture whose function failed; ending it may fail for the same reason."""
     try:
         graph.capture_end()
     except RuntimeError:

@@ -1,9 +1,9 @@
-"""What a fused decode pass is made of beside matrix products, on a CPU: few calls, and no key is read that none sees.
+"""Operations of a fused decode pass on a CPU, beside matrix products: few calls, and few unneeded keys are read.
 
-Attention over cached keys takes as long as they take to read. Rule: neighbouring rows share a call as long as what the
-shorter ones read beyond their own keys costs less than one more call; query heads that share keys are the queries of
-one call, so keys are never repeated. What all layers of a pass have in common is made once, by `begin`. Results are
-those of `TorchOps` but for rounding. Must never change anything but `residual` and the pool.
+Attention over cached keys takes as long as reading them. Rule: neighbouring rows share a call while the surplus keys
+that shorter rows read cost less than another call. Query heads that share keys are queries of one call, so keys are
+never repeated. `begin` computes once what all layers of a pass share. Results equal those of `TorchOps` up to
+rounding. Must never change anything but `residual` and the pool.
 """
 
 from collections.abc import Sequence
@@ -15,36 +15,36 @@ from torch.nn.functional import rms_norm, scaled_dot_product_attention, silu
 from rlhf_workers.generation.torch_engine.decode_ops import CachePlace, Rotation
 
 CALL_BYTES: Final = 128 * 1024
-"""Keys and values that a core reads in the time of one more call of attention."""
+"""Bytes of keys and values that a core reads in the time of one more attention call."""
 
 
 class CachedRow(NamedTuple):
-    """A row of the pool, and the neighbouring rows of a pass that read it."""
+    """A pool row, with the neighbouring rows of a pass that read it."""
 
     pool: int
     readers: int
-    """Of the pass's rows."""
+    """Number of rows of the pass."""
     length: int
     """Keys that the last of them sees."""
 
 
 class RowRun(NamedTuple):
-    """Neighbouring rows of the pool whose attention is one call: each is read by as many rows of the pass."""
+    """Neighbouring pool rows that share one attention call; the same number of pass rows reads each."""
 
     start: int
     """First row of the pass."""
     pool: int
     """First row of the pool."""
     rows: int
-    """Of the pool."""
+    """Number of pool rows."""
     readers: int
-    """Rows of the pass for each of them."""
+    """Rows of the pass per pool row."""
     longest: int
-    """Keys that are read of each."""
+    """Keys read of each pool row."""
 
 
 def cached_rows(pool: Sequence[int], lengths: Sequence[int]) -> list[CachedRow]:
-    """Put together neighbouring rows of a pass that read the same row of the pool, up to so many keys each."""
+    """Join neighbouring rows of a pass that read the same pool row, with up to `lengths` keys each."""
     cached: list[CachedRow] = []
     for row, length in zip(pool, lengths, strict=True):
         if cached and cached[-1].pool == row:
@@ -55,7 +55,7 @@ def cached_rows(pool: Sequence[int], lengths: Sequence[int]) -> list[CachedRow]:
 
 
 def runs_of(cached: Sequence[CachedRow], spare: int) -> list[RowRun]:
-    """Cut rows into runs; joining one may cost up to `spare` keys that are read for nothing."""
+    """Divide rows into runs; joining a row may cost up to `spare` surplus keys."""
     runs: list[RowRun] = []
     start = 0
     for pool, readers, length in cached:
@@ -139,8 +139,10 @@ class CpuOps:
         return silu(gate) * up
 
     def _mask(self, run: RowRun, window: int, group: int, dtype: torch.dtype) -> torch.Tensor | None:
-        """What is added to the scores [rows, 1, queries, longest] of a run, `group` queries for each row of the pass
-        where there are several; None: every row sees all of the keys."""
+        """Return the mask added to the scores [rows, 1, queries, longest] of a run; None if every row sees all keys.
+
+        A pass row has `group` queries if there are several readers.
+        """
         positions = self._positions[run.start : run.start + run.rows * run.readers]
         if int(positions.min()) + 1 == run.longest and (not window or window >= run.longest):
             return None

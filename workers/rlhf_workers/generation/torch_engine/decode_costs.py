@@ -1,10 +1,10 @@
-"""What decoding costs here: decode steps over a grid of batch sizes and context lengths, and a few prefills.
+"""Measures the cost of decoding here: steps over a grid of batch sizes and context lengths, and some prefills.
 
-Runs whole engine steps on made-up samples while the engine's own are put aside, so the price is that of real work, host
-part included. Rule: nothing is left behind: no sample, no cache, no random number, no message. Time is bounded: the
-grid is visited from its corners inward and is cut off when the budget is spent, never before batch 1 and the largest
-batch were seen at a long and at a short context, and a prefill at two lengths: what was seen at one alone says nothing
-of others. A planner interpolates between the points.
+It runs whole engine steps on artificial samples while the engine's own are put aside, so the cost includes the host.
+Rule: no sample, cache, random number or message is left behind. Time is bounded: the grid is visited from its corners
+inward, and ends when the budget is spent. Batch 1 and the largest batch are measured in any case at a long and at a
+short context, and prefill at two lengths. One point shows nothing about others. A planner interpolates between the
+points.
 """
 
 import time
@@ -25,21 +25,21 @@ from rlhf_workers.generation.torch_engine.kv_cache import PromptCache
 from rlhf_workers.models.kv_slices import KvShape
 
 BUDGET_SECONDS: Final = 0.8
-"""Compute time of all points."""
+"""Compute seconds of all points."""
 STEPS: Final = 8
-"""Timed steps of a point, of which the shortest counts: whatever else the machine does can only add to it."""
+"""Timed steps per point; the shortest counts, as other load can only add time."""
 POINT_SECONDS: Final = 0.02
-"""A point whose steps take long is timed less often, but never less than twice."""
+"""Seconds per point after which fewer steps are timed, but at least two."""
 POINT_BYTES: Final = 2**30
-"""KV memory of one point on a CPU at most; on a GPU the room for caches is the limit."""
+"""Maximum KV bytes of one point on a CPU; on a GPU the free memory is the limit."""
 ROOM_SHARE: Final = 0.8
-"""Of the free device memory: what KV caches may fill; the rest is for what kernels need for a moment."""
+"""Share of the free device memory for KV caches; the rest is temporary memory of kernels."""
 NO_LIMIT: Final = 2**30
-"""Response tokens of a made-up sample: it never finishes."""
+"""Response tokens of an artificial sample, which never finishes."""
 
 
 class MeasurableEngine(Protocol):
-    """What `measure` needs of the torch engine."""
+    """The members of the torch engine that `measure` needs."""
 
     limits: EngineLimits
     deterministic: bool
@@ -47,26 +47,26 @@ class MeasurableEngine(Protocol):
 
     @property
     def vocabulary(self) -> int:
-        """Width of the logits."""
+        """Return the width of the logits."""
 
     @property
     def moves(self) -> KvMoves:
-        """Say what a token leaves in the cache."""
+        """Mover of its caches, which knows the bytes per token."""
 
     def kv_bytes(self) -> int:
-        """Memory of the caches that it holds."""
+        """Return the bytes of its caches."""
 
     def step(self) -> StepReport:
-        """Decodes one token of every sample that is held."""
+        """Decode one token of every sample."""
 
     def aside(self) -> AbstractContextManager[EngineState]:
-        """Inside, the engine holds no sample of its own."""
+        """Put the engine's own samples aside inside."""
 
 
 def measure(engine: MeasurableEngine) -> Generator[None, None, EngineCosts]:
-    """Measure one point of the grid per step of the iterator; its return value is the answer."""
+    """Measure one point of the grid per step of the iterator; return the costs as its return value."""
     room = kv_room(engine.device)
-    if room:  # what the engine's own caches hold is room for caches, too
+    if room:  # the engine's own caches count as free, too
         room += engine.kv_bytes()
     most = room if engine.device.type == "cuda" else POINT_BYTES
     spent, decode, prefill = 0.0, [], []
@@ -94,8 +94,8 @@ def measure(engine: MeasurableEngine) -> Generator[None, None, EngineCosts]:
 def decode_grid(limits: EngineLimits, *, tiled: bool = False) -> list[tuple[int, int]]:
     """Return the points of `cost_grid.decode_points`.
 
-    `tiled` (deterministic jobs): a pass has the rows of whole tiles and the keys of a bucket, so batches go by tiles,
-    and a context is the middle of its bucket: a line through the middles is right on average.
+    `tiled` (deterministic jobs): a pass has whole tiles of rows and the keys of a bucket. So batches are multiples of
+    a tile, and a context is the middle of its bucket: a line through the middles is right on average.
     """
     longest = limits.max_prompt_tokens + limits.max_response_tokens
     if not tiled:
@@ -106,13 +106,13 @@ def decode_grid(limits: EngineLimits, *, tiled: bool = False) -> list[tuple[int,
 
 
 def _middle(context: int, longest: int) -> int:
-    """The context in the middle of those that are decoded in passes of the same key length."""
+    """Return the middle of the contexts that share this one's key length."""
     keys = bucket(context, longest)
     return max(min(3 * keys // 4, longest - STEPS - 2), 1)
 
 
 def kv_room(device: torch.device) -> int:
-    """Return the bytes for KV caches, 0 where host memory is the only limit."""
+    """Return the bytes for KV caches, 0 if host memory is the only limit."""
     if device.type != "cuda":
         return 0
     return int(ROOM_SHARE * free_memory(device))
@@ -131,7 +131,7 @@ def _decode_seconds(engine: MeasurableEngine, batch: int, context: int) -> float
 
 
 def _fill(engine: MeasurableEngine, state: EngineState, batch: int, context: int) -> None:
-    """`batch` samples with `context` tokens in their caches."""
+    """Add `batch` samples with `context` cached tokens."""
     known = np.zeros(max(context + 1 - engine.limits.max_prompt_tokens, 0), np.int32)
     prompt = np.zeros(context + 1 - len(known), np.int32)
     slots = np.array([state.table.add(_request(number, prompt, known), context) for number in range(batch)])
@@ -160,7 +160,7 @@ def _prefill_seconds(engine: MeasurableEngine, prompts: int, tokens: int) -> flo
 
 
 def _prompt(engine: MeasurableEngine, number: int, tokens: int) -> SampleRequest:
-    """A made-up sample of which so many tokens are prefilled; no two are alike."""
+    """Return an artificial sample with `tokens` tokens to prefill, different from the others."""
     prompt = np.zeros(min(tokens + 1, engine.limits.max_prompt_tokens), np.int32)
     prompt[0] = number % engine.vocabulary
     known = np.zeros(tokens + 1 - len(prompt), np.int32)

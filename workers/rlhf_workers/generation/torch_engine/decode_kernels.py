@@ -1,8 +1,8 @@
-"""Triton kernels of a decode pass, and what launches them: each does what several kernels of transformers do.
+"""Triton kernels of a decode pass and their launches: each replaces several kernels of transformers.
 
-Rule: one token a row; sums are float32, and a value is rounded where transformers rounds one that it keeps. Attention
-reads a row's own keys only, as many as its position says, so nothing is padded, and splits them among programs, so that
-one row can use the whole device. Must never be imported where Triton is missing: `forward_choice` says who asks.
+Rule: one token per row; sums are float32, and values are rounded where transformers rounds stored ones. Attention
+reads only the row's own keys up to its position, without padding, and splits them among programs, so that one row can
+use the whole device. Must never be imported without Triton: `forward_choice` decides.
 """
 
 from typing import Any, Final
@@ -12,15 +12,15 @@ import triton
 import triton.language as tl
 
 KEYS_AT_ONCE: Final = 64
-"""Keys a program reads at a time."""
+"""Keys that a program reads at once."""
 LEAST_ROWS: Final = 16
-"""Rows of a matrix product of tensor cores: query heads of a group are padded to as many."""
+"""Minimum rows of a tensor core product; query heads of a group are padded to it."""
 PROGRAMS: Final = 264
-"""Programs that keep a device busy: two for each multiprocessor of the largest."""
+"""Programs that fill a device: two per multiprocessor of the largest."""
 MOST_SPLITS: Final = 32
 ACTIVATIONS_AT_ONCE: Final = 1024
 NO_WINDOW: Final = 2**30
-"""Keys: more than any row has. The window is part of a kernel, which is compiled anew for another."""
+"""Window of a row without one, longer than any context; the window is a kernel constant, compiled per value."""
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -193,7 +193,7 @@ class TritonOps:
     """Implements `DecodeOps` on contiguous tensors of one GPU."""
 
     def begin(self, positions: torch.Tensor, rows: torch.Tensor, sin: torch.Tensor) -> None:
-        """See DecodeOps: kernels read rows and positions where they are."""
+        """See DecodeOps; nothing to prepare, as kernels read rows and positions directly."""
 
     def add_norm(self, x: torch.Tensor | None, residual: torch.Tensor, gain: torch.Tensor, eps: float) -> torch.Tensor:
         """See DecodeOps."""
@@ -274,5 +274,5 @@ class TritonOps:
 
 
 def splits_of(programs: int) -> int:
-    """Parts of a row's keys, a power of two, where every part of every head of every row is a program."""
+    """Return the number of parts of a row's keys, a power of two; one program handles one part of one head of a row."""
     return min(max(int(triton.next_power_of_2(-(-PROGRAMS // programs))), 1), MOST_SPLITS)

@@ -1,7 +1,7 @@
-"""What a fused decode pass is made of beside matrix products, as torch computes it: the meaning of the kernels.
+"""Operations of a fused decode pass beside matrix products, in torch: the definition of the kernels.
 
-Rule: these are the definition. `decode_kernels` does the same in fewer launches on a GPU, `cpu_ops` in fewer calls on a
-CPU; tests hold both to it. All change `residual` and the pool in place and nothing else.
+Rule: `decode_kernels` does the same in fewer launches on a GPU, `cpu_ops` in fewer calls on a CPU; tests compare both
+with these. All change `residual` and the pool in place and nothing else.
 """
 
 from typing import NamedTuple, Protocol
@@ -10,56 +10,56 @@ import torch
 
 
 class Rotation(NamedTuple):
-    """How queries and keys of a pass are turned by their positions."""
+    """Rotary embedding of the queries and keys of a pass."""
 
     cos: torch.Tensor
-    """[rows, size]"""
+    """Cosines [rows, size]."""
     sin: torch.Tensor
-    """[rows, size]"""
+    """Sines [rows, size]."""
     gains: tuple[torch.Tensor, torch.Tensor] | None
-    """[size] each: queries and keys are normalised head by head first, with these gains; None: they are not."""
+    """Gains [size] of the per-head norms of queries and keys before the rotation; None without norms."""
     eps: float
 
 
 class CachePlace(NamedTuple):
-    """Where the rows of a pass are in one layer's storage."""
+    """Position of a pass's rows in one layer's storage."""
 
     keys: torch.Tensor
-    """[pool rows, heads, capacity, size]"""
+    """Keys [pool rows, heads, capacity, size]."""
     values: torch.Tensor
     positions: torch.Tensor
-    """int64 [rows]: of the token that is fed."""
+    """Positions of the fed tokens, int64 [rows]."""
     rows: torch.Tensor
-    """int64 [rows]: of the pool; several may be the same, at other positions of it."""
+    """Pool rows, int64 [rows]; several may be equal, with different positions."""
 
 
 class DecodeOps(Protocol):
-    """Everything between two matrix products."""
+    """The operations between two matrix products."""
 
     def begin(self, positions: torch.Tensor, rows: torch.Tensor, sin: torch.Tensor) -> None:
-        """Prepare, once a pass, what its layers have in common: `rows` of the pool at `positions`, turned by `sin`."""
+        """Prepare what the layers of a pass share: pool `rows` at `positions`, rotated with `sin`; once per pass."""
 
     def add_norm(self, x: torch.Tensor | None, residual: torch.Tensor, gain: torch.Tensor, eps: float) -> torch.Tensor:
-        """Add x [rows, size] to `residual`, in place, and return its root mean square norm times `gain` [size]."""
+        """Add x [rows, size] to `residual` in place; return its root mean square norm times `gain` [size]."""
 
     def rotate_and_store(self, qkv: torch.Tensor, turn: Rotation, place: CachePlace, heads: int) -> torch.Tensor:
-        """Split [rows, (heads + 2 kv heads) * size], turn queries and keys, store keys and values at their positions.
+        """Split [rows, (heads + 2 kv heads) * size], rotate queries and keys, and store keys and values.
 
-        Returns the queries [rows, heads, size].
+        Return the queries [rows, heads, size].
         """
 
     def attend(self, queries: torch.Tensor, place: CachePlace, scaling: float, window: int) -> torch.Tensor:
-        """Return [rows, heads * size]: attention of each row over its keys up to its position; `window` 0 sees all."""
+        """Return attention [rows, heads * size] of each row over its keys up to its position; `window` 0 sees all."""
 
     def silu_times(self, gate_up: torch.Tensor) -> torch.Tensor:
-        """Return silu(gate) * up [rows, size] of [rows, 2 * size]."""
+        """Return silu(gate) * up, [rows, size], from [rows, 2 * size]."""
 
 
 class TorchOps:
     """Implements `DecodeOps` on any device."""
 
     def begin(self, positions: torch.Tensor, rows: torch.Tensor, sin: torch.Tensor) -> None:
-        """See DecodeOps: nothing is kept between calls."""
+        """See DecodeOps; nothing to prepare."""
 
     def add_norm(self, x: torch.Tensor | None, residual: torch.Tensor, gain: torch.Tensor, eps: float) -> torch.Tensor:
         """See DecodeOps."""
@@ -101,7 +101,7 @@ def _normed(x: torch.Tensor, gain: torch.Tensor, eps: float) -> torch.Tensor:
 
 
 def _turned(x: torch.Tensor, turn: Rotation) -> torch.Tensor:
-    """[rows, heads, size], by the angles of each row."""
+    """Rotate [rows, heads, size] by the angles of each row."""
     low, high = x.float().chunk(2, dim=-1)
     cos, sin = turn.cos.float()[:, None], turn.sin.float()[:, None]
     return (x.float() * cos + torch.cat([-high, low], dim=-1) * sin).to(x.dtype)

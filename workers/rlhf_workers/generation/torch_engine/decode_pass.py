@@ -1,8 +1,7 @@
-"""One decode pass from the engine's numbers to the model's: what goes in and comes out as one array each.
+"""Runs one decode pass, with one array as input and one as output.
 
-Rule: a pass is launched without waiting, and its result is waited for once, so a step of several passes stops the host
-only when all of them are on their way. `PlainDecoder` runs the pass as it is asked for. Must never know what a sample
-is: rows and numbers only.
+Rule: a pass is launched without waiting, and its result is waited for once, so a step launches all its passes before
+the host stops. `PlainDecoder` runs a pass in its own shape. Must never know samples: rows and numbers only.
 """
 
 from dataclasses import dataclass
@@ -25,12 +24,14 @@ POSITIONS: Final = 1
 UNIFORMS: Final = 2
 ROWS: Final = 3
 INPUTS: Final = 4
-"""Rows of what goes in, int64 [INPUTS, width]; uniforms are the bits of float64, and ROWS, where a pass has several of
-one sample, those of the pool."""
+"""Rows of the input, int64 [INPUTS, width]; UNIFORMS are bits of float64.
+
+ROWS are pool rows, in passes with several rows of one sample.
+"""
 REPLAY_ROWS: Final = 2 * TILE_ROWS
-"""Rows that known tokens may have in a step beside one a sample: the passes of a wider one cost as much a row."""
+"""Maximum rows of known tokens per step beyond one per sample; wider passes cost the same per row."""
 OUTPUTS: Final = 2
-"""Rows of what comes out, int64 [OUTPUTS, width]: tokens, and log-probabilities as the bits of float64."""
+"""Rows of the output, int64 [OUTPUTS, width]: tokens, and log-probabilities as bits of float64."""
 
 Inputs = npt.NDArray[np.int64]
 
@@ -54,14 +55,14 @@ class PassForward(Protocol):
         length: int,
         shape: SampleRows | None = None,
     ) -> torch.Tensor:
-        """Return logits likewise for rows [n] of `pool`, of which several may be the same, as `shape` may say, too."""
+        """Return logits likewise for rows [n] of `pool`, which may repeat; `shape` may describe them too."""
 
 
 class PassResult(Protocol):
-    """What a launched pass will have drawn."""
+    """Result of a launched pass."""
 
     def wait(self) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float32]]:
-        """Return tokens [width] and their log-probabilities [width], the caller's own."""
+        """Return tokens [width] and their log-probabilities [width], which belong to the caller."""
 
 
 class PassDecoder(Protocol):
@@ -71,12 +72,12 @@ class PassDecoder(Protocol):
         """Start a pass over INPUTS x run.width numbers."""
 
     def since(self) -> tuple[int, int]:
-        """Return the passes replayed and the nanoseconds spent on capturing since the last time this was asked."""
+        """Return the passes replayed and the nanoseconds of capturing since the last call."""
 
 
 @dataclass(frozen=True)
 class DrawnTokens:
-    """Tokens and log-probabilities, packed where they come from a device."""
+    """Tokens and log-probabilities, packed if they come from a device."""
 
     copies: tuple[CopyToHost, ...]
 
@@ -90,7 +91,7 @@ class DrawnTokens:
 
 
 class PlainDecoder:
-    """Runs every pass at its own shape, by itself."""
+    """Runs every pass in its own shape."""
 
     def __init__(self, forward: PassForward, parameters: SamplingParameters) -> None:
         self._forward = forward
@@ -107,7 +108,7 @@ class PlainDecoder:
         return DrawnTokens((CopyToHost(packed),))
 
     def since(self) -> tuple[int, int]:
-        """See PassDecoder: nothing is captured."""
+        """See PassDecoder; nothing is captured."""
         return 0, 0
 
 
@@ -119,9 +120,9 @@ def drawn(
     *,
     fixed: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return tokens int64 [width] and log-probabilities float32 [width] drawn from inputs [INPUTS, width] there.
+    """Return tokens int64 [width] and log-probabilities float32 [width] drawn from inputs [INPUTS, width].
 
-    `fixed`: what is launched follows from width and length alone, so that it can be launched again for other rows.
+    `fixed`: launches depend on width and length only, so that they can be replayed for other rows.
     """
     fed, pool = (inputs[TOKENS], inputs[POSITIONS], run.length), run.pool
     if run.rows is None:

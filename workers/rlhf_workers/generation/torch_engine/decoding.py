@@ -1,9 +1,9 @@
-"""One decode step over the samples of an engine: what each is fed, what was drawn, what of it is kept, who is finished.
+"""Runs decode steps over an engine's samples: feeds tokens, records drawn ones, and finishes responses.
 
-Rule: a step launches all its passes before it waits for one. A sample is fed its next token and, behind it, tokens that
-it already has (where it replays them) or that were drafted: several positions in one pass, of which it keeps what
-single steps would have drawn. Where the deterministic mode cannot prove such passes, each sample has one row. A paused
-sample is fed again what it was fed and keeps nothing. Must never record a token whose probability is not finite.
+Rule: a step launches all its passes before it waits for one. A sample is fed its next token and, after it, known
+tokens (in a replay) or drafted ones: several positions in one pass, of which it keeps what single steps would have
+drawn. If deterministic mode cannot prove such passes, each sample has one row. A paused sample is fed again and keeps
+nothing. Must never record a token whose probability is not finite.
 """
 
 import time
@@ -36,7 +36,7 @@ from rlhf_workers.generation.torch_engine.verification import cut_at_ends, verdi
 
 @dataclass
 class Launched:
-    """A pass that is under way."""
+    """A launched pass."""
 
     run: DecodePass
     result: PassResult
@@ -53,7 +53,7 @@ class Decoding:
         tiles: Tiles | None,
         drafting: Drafting,
     ) -> None:
-        """`tiles`: those of a deterministic engine."""
+        """`tiles` are those of a deterministic engine, else None."""
         self.stop = stop
         self.drafting = drafting
         self._decoder = decoder
@@ -61,7 +61,7 @@ class Decoding:
         self._tiles = tiles
 
     def step(self, state: EngineState, version: int, report: StepReport) -> None:
-        """Decodes one token of every sample in the table, or several; whole responses go to `state.complete`."""
+        """Decode one or several tokens of every sample in the table; whole responses go to `state.complete`."""
         self.drafting.follow(state)
         counts, drafted = self._counts(state, report)
         started = time.perf_counter_ns()
@@ -81,16 +81,16 @@ class Decoding:
         self.drafting.follow(state)
 
     def free(self, state: EngineState, slots: Slots) -> None:
-        """Lets go of samples, without telling."""
+        """Drop samples without telling the drafters."""
         if len(slots):
             state.pools.drop(slots)
             for slot in slots:
                 state.table.remove(int(slot))
 
-    # ------------------------------------------------------------ what is fed
+    # ------------------------------------------------------------ inputs
 
     def _counts(self, state: EngineState, report: StepReport) -> tuple[Slots | None, Slots]:
-        """Rows of every slot (None: one each), and how many of them are drafts."""
+        """Return the rows of every slot (None: one each), and how many of them are drafts."""
         table = state.table
         drafted = np.zeros(len(table.requests), np.int64)
         if not (self.drafting.enabled or self._tiles is not None or state.turn_cache is not None):
@@ -111,7 +111,7 @@ class Decoding:
         return (counts if (counts > 1).any() else None), drafted
 
     def _proven(self, state: EngineState, slots: Slots) -> npt.NDArray[np.bool_]:
-        """Whether several positions of a sample may stand in a pass over the pool that it is in, [n]."""
+        """Return [n]: whether passes may have several rows of a sample, in the pool of each slot."""
         if self._tiles is None:
             return np.ones(len(slots), bool)
         ends = state.pools.reach(state.table.position[slots])
@@ -133,13 +133,13 @@ class Decoding:
         if self._parameters.random:
             new = np.flatnonzero(ahead >= table.known_ahead(run.slots))
             inputs[UNIFORMS, new] = table.uniform(run.slots[new], run.rows.ahead[new]).view(np.int64)
-        inputs[:, count:] = inputs[:, count - 1 : count]  # padding is the last row again: it writes the same numbers
+        inputs[:, count:] = inputs[:, count - 1 : count]  # padding repeats the last row, which writes the same numbers
         return Launched(run, self._decoder.launch(run, inputs))
 
-    # ------------------------------------------------------------ what is kept
+    # ------------------------------------------------------------ outputs
 
     def _record(self, state: EngineState, launched: Launched, version: int, report: StepReport) -> None:
-        """Waits for what a pass of one row a sample drew, records it and finishes."""
+        """Wait for a pass with one row per sample, record its tokens, and finish samples."""
         run, table = launched.run, state.table
         live = ~table.paused[run.slots]
         drawn, drawn_log_probabilities = launched.result.wait()
@@ -167,7 +167,7 @@ class Decoding:
         version: int,
         report: StepReport,
     ) -> list[Verified]:
-        """Waits for what passes of several rows a sample drew, and keeps what single steps would have drawn."""
+        """Wait for passes with several rows per sample, and keep what single steps would have drawn."""
         table = state.table
         slots, tokens, log_probabilities = self._gathered(launched, counts, len(table.requests), report, state)
         live = ~table.paused[slots]
@@ -195,7 +195,7 @@ class Decoding:
         report.prefilled += forced
         report.began += table.keys(slots[(new > 0) & (before == table.known[slots])])
         accepted = np.minimum(cut.accepted, new)
-        # Drafts behind the end of a response were never asked for.
+        # Drafts after the end of a response are not judged.
         judged_drafts = np.where(accepted == new, accepted, drafted[slots])
         report.accepted += int(accepted.sum())
         outcomes = [
@@ -209,7 +209,7 @@ class Decoding:
     def _gathered(
         self, launched: list[Launched], counts: Slots, size: int, report: StepReport, state: EngineState
     ) -> tuple[Slots, npt.NDArray[np.int64], npt.NDArray[np.float32]]:
-        """Slots [n] of several passes, tokens and log-probabilities [n, most] of their rows, each waited for."""
+        """Wait for several passes; return slots [n], and tokens and log-probabilities [n, most] of their rows."""
         slots = np.concatenate([one.run.slots[one.run.rows.ahead == 0] for one in launched if one.run.rows is not None])
         line = np.zeros(size, np.int64)
         line[slots] = np.arange(len(slots))
@@ -239,7 +239,10 @@ class Decoding:
         ended: npt.NDArray[np.bool_],
         stopped: npt.NDArray[np.bool_],
     ) -> tuple[npt.NDArray[np.bool_], npt.NDArray[np.bool_]]:
-        """Shortens responses to the first new token that completes a stop string; [n] who ended, and who by a stop."""
+        """Shorten responses to the first new token that completes a stop string.
+
+        Return [n] which ended, and [n] which ended by a stop.
+        """
         table = state.table
         for at, slot in enumerate(slots):
             tokens = table.tokens(int(slot))
@@ -256,7 +259,7 @@ class Decoding:
         return ended, stopped
 
     def _finish(self, state: EngineState, slots: Slots, sampled: Slots) -> None:
-        """Ends the responses that one new token each completes."""
+        """Finish the responses that one new token completes."""
         table = state.table
         stopped = self.stop.is_stop[sampled]
         if self.stop.has_strings:
@@ -275,7 +278,7 @@ class Decoding:
         self.free(state, slots)
 
     def _refuse(self, state: EngineState, slots: Slots, version: int) -> None:
-        """A policy that yields no probabilities must not yield tokens."""
+        """Raise EngineError: a policy without finite probabilities must yield no tokens."""
         message = (
             f"{sample_name(state.table.key(int(slots[0])))}: weight version {version} of the actor gives logits that "
             "are not finite; lower spec.training.optimizer.learningRate or go back to an earlier checkpoint"

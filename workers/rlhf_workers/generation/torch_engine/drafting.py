@@ -1,10 +1,9 @@
-"""The seam between the torch engine and what drafts tokens: who is asked for drafts, and what is told of the outcome.
+"""Interface between the torch engine and its speculator: requests drafts and reports their outcomes.
 
-Rule: drafts are put behind a sample's sequence and nowhere else; one that reaches beyond a sample's limit, its pool or
-the vocabulary is cut there. A sample that replays known tokens or is paused is not asked for. The drafting side learns
-of samples by what is in the table when a step begins and ends, so it hears of every one, whatever way it came or went,
-and of their tokens when drafts are wanted, when they end, and every so many steps: a plain step costs next to nothing.
-Must never let a draft become a token: `verification` decides.
+Rule: drafts are stored after a sample's sequence only, and cut at the sample's limit, its pool and the vocabulary. A
+sample that replays known tokens or is paused gets no draft. The speculator learns of samples from the table at the
+start and end of a step, so it misses none. It gets their tokens when drafts are wanted, when samples end, and every
+few steps, so that a plain step costs little. Must never let a draft become a token: `verification` decides.
 """
 
 import time
@@ -24,11 +23,11 @@ from rlhf_workers.generation.torch_engine.response_table import ResponseTable, S
 Flags = npt.NDArray[np.bool_]
 
 TELL_STEPS: Final = 32
-"""Steps after which drafters are told of tokens at the latest: those of other samples may draft by them."""
+"""Maximum steps before drafters get new tokens, which other samples may use for drafts."""
 
 
 class ProposesDrafts(Protocol):
-    """`speculator.Speculator`: drafters, and who chooses among them and how far."""
+    """`speculator.Speculator`: asks drafters, chooses among them, and limits drafts."""
 
     def begin(self, request: SampleRequest) -> None: ...
     def extend(self, key: SampleKey, tokens: TokenArray) -> None: ...
@@ -44,23 +43,23 @@ class Drafting:
     """Drafts for the samples of one engine."""
 
     def __init__(self, speculator: ProposesDrafts | None, vocabulary: int) -> None:
-        """None: nothing is ever drafted."""
+        """`speculator` None disables drafts."""
         self.speculator = speculator
         self._vocabulary = vocabulary
         self._decoded: set[SampleKey] = set()
         self._followed: tuple[ResponseTable | None, int] = (None, 0)
-        """The table that was last looked at, and its changes until then."""
+        """The last table seen, and its number of changes then."""
         self._untold = 0
-        """Steps since all tokens were told."""
+        """Steps since all tokens were passed on."""
         self._seconds = 0.0
 
     @property
     def enabled(self) -> bool:
-        """Whether anybody drafts."""
+        """Whether there is a speculator."""
         return self.speculator is not None
 
     def follow(self, state: EngineState) -> None:
-        """Tells of samples that came and went."""
+        """Register samples that came, and remove samples that left."""
         if self.speculator is None:
             return
         table, changes = self._followed
@@ -89,8 +88,10 @@ class Drafting:
         return wanted
 
     def propose(self, state: EngineState, slots: Slots, proven: Flags, report: StepReport) -> Slots:
-        """Puts drafts, which are wanted, behind the sequences of those `slots` [n] whose passes are `proven` [n];
-        returns how many tokens each has [n]."""
+        """Request drafts and store them after the sequences of `slots` [n] whose passes are `proven` [n].
+
+        Return the drafted tokens of each slot [n].
+        """
         drafted = np.zeros(len(slots), np.int64)
         started = time.perf_counter()
         if self.speculator is not None:
@@ -102,7 +103,7 @@ class Drafting:
         return drafted
 
     def tell(self, state: EngineState, slots: Slots) -> None:
-        """Tells of tokens of samples that were drawn since the last time."""
+        """Pass on the tokens drawn since the last call."""
         if self.speculator is not None:
             for slot in map(int, slots):
                 tokens = state.table.untold(slot)
@@ -110,8 +111,7 @@ class Drafting:
                     self.speculator.extend(state.table.key(slot), tokens)
 
     def verified(self, outcomes: Sequence[Verified], report: StepReport, seconds: float) -> None:
-        """Tells how a step went, whose passes took so long; one that replayed tokens or captured a pass is no example
-        of others."""
+        """Report the outcomes of a step and its seconds, except for untypical steps with replays or captures."""
         report.draft_ns = int(self._seconds * 1e9)
         if self.speculator is not None and report.rows and not (report.replayed or report.capture_ns):
             self.speculator.verified(outcomes, report.pass_rows, report.positions, self._seconds, seconds)
@@ -122,7 +122,7 @@ class Drafting:
     def _drafts(
         self, speculator: ProposesDrafts, state: EngineState, slots: Slots, proven: Flags, keys: int
     ) -> Iterator[tuple[int, TokenArray]]:
-        """Yield which of `slots` has a draft, and the draft as far as it is sound: it may be anybody's."""
+        """Yield an index into `slots` and its draft up to the first invalid token; drafters are not trusted."""
         table, position = state.table, state.table.position[slots]
         room = np.minimum(state.pools.reach(position) - position, table.limit[slots] - table.length[slots]) - 1
         asked = np.flatnonzero(proven & ~table.paused[slots] & (table.known_ahead(slots) == 0) & (room > 0))

@@ -1,13 +1,12 @@
-"""The torch engine: continuous batching over any causal language model that transformers loads.
+"""The torch engine: continuous batching for any causal language model that transformers loads.
 
-Rule: a prompt without its last token is prefilled; that last token and every response token go through a decode pass,
-so all sampling happens in one place (`Decoding`). Fast mode prefills a resumed sample's tokens too. Deterministic mode
-replays them through decode passes, and runs only shapes proven alike (`Tiles`), so a sample's bits do not depend on
-batch, order, worker, drafts or interruptions. Tokens that were known before are forced, never sampled again. Must never
-finish a sample twice or lose one. When the process dies here, the coordinator has every token `progress` returned, and
-nothing else is kept.
+Rule: a prompt is prefilled without its last token; that token and every response token go through a decode pass, so
+`Decoding` does all sampling. Fast mode also prefills a resumed sample's tokens. Deterministic mode replays them
+through decode passes, and runs shapes proven alike (`Tiles`). A sample's bits then do not depend on batch, order,
+worker, drafts or interruptions. Known tokens are forced, never sampled again. Must never finish a sample twice or lose
+one. If the process dies, the coordinator has every token that `progress` returned.
 
-What deterministic mode costs is in docs/determinism.md.
+docs/determinism.md gives the cost of deterministic mode.
 """
 
 from collections import deque
@@ -50,7 +49,7 @@ from rlhf_workers.weights.offload import OffloadableWeights
 
 
 class TorchEngine:
-    """Implements `Engine`; it sleeps, measures its costs and moves KV caches."""
+    """Implements `Engine`, with sleep, cost measurement and moves of KV caches."""
 
     def __init__(
         self,
@@ -66,10 +65,12 @@ class TorchEngine:
         version: int = 0,
         field: str = "spec.models.actor.path",
     ) -> None:
-        """`model` is in eval mode on its device; WorkError when it is of a kind that cannot be decoded (or, where
-        `deterministic` asks for it, reproduced). `static_shapes`: decode passes of few shapes, captured where there is
-        something to capture with. `fused_kernels`: passes by kernels that do several of the model's steps each. Neither
-        goes with `deterministic`, whose shapes and sums are those that were proven. `speculator` drafts tokens."""
+        """`model` is in eval mode on its device; WorkError if it cannot be decoded, or reproduced if `deterministic`.
+
+        `static_shapes`: decode passes have few shapes, captured where possible. `fused_kernels`: kernels run several
+        steps of the model each. Neither works with `deterministic`, which needs the proven shapes and sums.
+        `speculator` drafts tokens.
+        """
         self.version = version
         self.parameters = parameters
         self.limits = limits
@@ -97,7 +98,7 @@ class TorchEngine:
             self._decoder = self._graphs
         self._state = self._empty_state(self._kept)
         self.speculator = speculator
-        """What drafts for it, also while its costs are measured without; None: nothing does."""
+        """The engine's speculator, also during a cost measurement, which runs without it; None without drafts."""
         self._decoding = self._decoding_by(self._stop, speculator)
         rules = (self._check, self._complete_reason)
         self.moves = TorchKvMoves(self._forward, limits, lambda: self._state, *rules, deterministic=deterministic)
@@ -109,7 +110,7 @@ class TorchEngine:
 
     @property
     def vocabulary(self) -> int:
-        """Width of the logits."""
+        """Return the width of the logits."""
         return self._forward.vocabulary
 
     @property
@@ -118,7 +119,7 @@ class TorchEngine:
         return len(self._state.held)
 
     def submit(self, requests: Sequence[SampleRequest]) -> None:
-        """See Engine; a sample whose tokens are complete already is finished by the next step."""
+        """See Engine; the next step finishes a sample whose tokens are already complete."""
         new: set[SampleKey] = set()
         for request in requests:
             self._check(request)
@@ -142,7 +143,7 @@ class TorchEngine:
         self._admission.admit(self._state, report)
         prefill.stop()
         self._decoding.step(self._state, self.version, report)
-        report.prefill_ns = prefill.read_ns()  # after the passes: by then the device has come that far
+        report.prefill_ns = prefill.read_ns()  # read after the passes, when the device has finished the prefill
         report.fused_passes = report.passes if self.fused else 0
         report.finished, self._state.complete = self._state.complete, []
         self._state.held.difference_update(response.key for response in report.finished)
@@ -153,7 +154,7 @@ class TorchEngine:
         return self._state.table.unsent()
 
     def withdraw(self, keys: Sequence[SampleKey] | None = None) -> list[ResponsePart]:
-        """See Engine; a response that is complete but not yet reported counts as finished unless all are asked for."""
+        """See Engine; a complete response that is not reported counts as finished, unless all are withdrawn."""
         wanted = self._state.held.copy() if keys is None else self._state.held.intersection(keys)
         if keys is not None:
             wanted.difference_update(response.key for response in self._state.complete)
@@ -214,8 +215,7 @@ class TorchEngine:
 
     @contextmanager
     def aside(self) -> Iterator[EngineState]:
-        """Inside, the engine holds no sample, knows no stop and drafts nothing; afterwards it is as it was (for
-        measuring)."""
+        """Put samples, stop rule and speculator aside inside, for a cost measurement; restore them afterwards."""
         state, decoding = self._state, self._decoding
         self._state = self._empty_state()
         endless = StopRule(None, self._forward.vocabulary, (), ())
@@ -226,28 +226,28 @@ class TorchEngine:
             self._state, self._decoding = state, decoding
 
     def draft_by(self, speculator: ProposesDrafts | None) -> None:
-        """Let samples that come from now on be drafted for by another speculator, or by none; the engine holds none."""
+        """Set the speculator (or None) for later samples; the engine must have none."""
         if self.held:
             raise EngineError("EngineBusy", f"{self.held} samples must be withdrawn before drafts come from elsewhere")
         self.speculator = speculator
         self._decoding = self._decoding_by(self._stop, speculator)
 
     def kv_bytes(self) -> int:
-        """Memory of the key-value pools."""
+        """Return the bytes of the KV pools."""
         return self._state.pools.bytes()
 
     def graph_bytes(self) -> int:
-        """Device memory of captured passes and of what goes in and out of them."""
+        """Return the device bytes of captured passes and their buffers."""
         return 0 if self._graphs is None else self._graphs.bytes()
 
     @property
     def fused(self) -> bool:
-        """Whether passes run by kernels that do several of the model's steps each."""
+        """Return whether fused kernels run the passes."""
         return self._way is not self._forward
 
     @property
     def graphs(self) -> GraphFigures | None:
-        """What capturing did so far; None: passes run as they are."""
+        """Return statistics of captures; None if passes are not captured."""
         return None if self._graphs is None else self._graphs.figures
 
     def _forget_turns(self) -> None:

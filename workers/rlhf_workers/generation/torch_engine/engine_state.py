@@ -1,6 +1,6 @@
-"""What a torch engine holds of its samples: from the queue through slots and rows to responses not yet reported.
+"""A torch engine's samples: in the queue, in slots and rows, and complete but not yet reported.
 
-Rule: one object, so that all of it can be put aside at once. Every sample of `held` is in exactly one of queue,
+Rule: it is one object, so that all of it can be put aside at once. Every sample in `held` is in exactly one of queue,
 waiting, table and complete. Must never be shared between engines.
 """
 
@@ -26,22 +26,24 @@ class EngineState:
     held: set[SampleKey] = field(default_factory=set)
     complete: list[ResponsePart] = field(default_factory=list)
     waiting: dict[SampleKey, SampleRequest] = field(default_factory=dict)
-    """Samples of the queue that are paused."""
+    """Queued samples that are paused."""
     turn_cache: TurnCache | None = None
-    """Of samples that were reported as finished, by which they go on; None: nothing is kept."""
+    """Caches of finished samples that may resume; None if turns are not cached."""
     reserved: int = 0
-    """Slots kept for samples that arrive from other workers."""
+    """Slots reserved for samples that arrive from other workers."""
 
     def enqueue(self, request: SampleRequest) -> None:
-        """Puts a sample into the queue; one that goes on with what is kept of it comes before those that begin."""
+        """Queue a sample; one with a cached turn goes before new ones."""
         if self.turn_cache is not None and self.turn_cache.fits(request):
             self.queue.appendleft(request)
         else:
             self.queue.append(request)
 
     def place(self, request: SampleRequest, position: int, states: PromptCache) -> None:
-        """Gives a sample a slot and a row with keys and values `states` of one prompt, up to `position` of its
-        sequence; where that fails it has neither."""
+        """Give a sample a slot and a row with `states` of one prompt, up to `position` of its sequence.
+
+        If that fails, the sample has neither.
+        """
         slots = np.array([self.table.add(request, position)])
         try:
             self.pools.place(slots, self.table.position[slots], states, np.zeros(1, np.int64))
@@ -52,11 +54,11 @@ class EngineState:
 
     @property
     def free(self) -> int:
-        """Slots for samples of the queue."""
+        """Return the slots for queued samples."""
         return self.table.free - self.reserved
 
     def slot(self, key: SampleKey) -> int | None:
-        """Where a sample is decoded."""
+        """Return the slot of a sample, or None."""
         for slot, request in enumerate(self.table.requests):
             if request is not None and request.key == key:
                 return slot

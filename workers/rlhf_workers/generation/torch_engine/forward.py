@@ -1,9 +1,8 @@
-"""Runs a transformers causal language model for the engine: a prefill of prompts, a decode pass over rows of a pool.
+"""Runs a transformers causal language model for the engine: prefills prompts and decodes rows of a pool.
 
-Rule: the engine says which position every token has and what it may see; the model gets explicit position ids and
-prepared 4D masks (the dict form where layers differ), which transformers passes through untouched. A model that does
-not follow them is found by `verify` when the engine is built, not by wrong tokens later. Must never depend on the
-cache's own idea of length.
+Rule: the engine decides the position of every token and what it may see. The model gets explicit position ids and
+prepared 4D masks (the dict form if layers differ), which transformers passes through unchanged. `verify` finds a model
+that ignores them when the engine is built. Must never depend on the cache's own idea of length.
 """
 
 import logging
@@ -31,9 +30,9 @@ from rlhf_workers.models.kv_slices import KvShape
 log = logging.getLogger(__name__)
 
 VERIFY_TOKENS: Final = 24
-"""Length of the sequence `verify` compares; longer than no window matters little, the masks are ours."""
+"""Tokens of the sequence that `verify` compares; it need not exceed a window, as the masks are ours."""
 VERIFY_TOLERANCE: Final = {torch.float32: 2e-3, torch.float64: 2e-3}
-"""Largest difference of logits, relative to the largest logit; half-precision types get HALF_TOLERANCE."""
+"""Largest difference of logits, relative to the largest logit; half-precision types use HALF_TOLERANCE."""
 HALF_TOLERANCE: Final = 0.1
 
 
@@ -41,14 +40,14 @@ class CausalForward:
     """One model, driven by explicit positions and masks."""
 
     def __init__(self, model: Any, field: str) -> None:
-        """`field` is the manifest path named when the model is of a kind the engine cannot drive."""
+        """`field` is the manifest path to name when the engine cannot drive the model."""
         self.model = model
         self.device: torch.device = model.device
         config = model.config.get_text_config()
         self.vocabulary = int(config.vocab_size)
         self.max_positions: int | None = context_length(config)
         self.experts_see_others = has_experts(config) and not in_tiles(model)
-        """Whether layers route tokens to experts whose kernels depend on how many tokens come together."""
+        """Whether expert kernels depend on how many tokens are routed together."""
         self._field = field
         self._masks = AttentionMasks(config, model.dtype)
         if self._masks.unknown:
@@ -56,11 +55,11 @@ class CausalForward:
             raise _unsupported(config, field, why)
         self.kinds, self.window = self._masks.kinds, self._masks.window
         self._shares_keys = False
-        """Whether rows of one sample can read its keys at once."""
+        """Whether rows of one sample can read its keys together."""
         self._group = 1
-        """Query heads that share the keys of a head."""
+        """Query heads per key head."""
         self.kv_shapes: tuple[KvShape, ...] = ()
-        """What a token leaves in the cache, layer by layer; known once `verify` ran."""
+        """Shapes of a token's cache entries, by layer; set by `verify`."""
 
     @torch.inference_mode()
     def prefill(self, tokens: torch.Tensor) -> PromptCache:
@@ -82,7 +81,7 @@ class CausalForward:
     def decode(
         self, pool: KvPool, first: int, tokens: torch.Tensor, positions: torch.Tensor, length: int
     ) -> torch.Tensor:
-        """Return logits [n, vocabulary] after feeding tokens [n] at positions [n] to rows first .. first+n-1 of `pool`.
+        """Return logits [n, vocabulary] after feeding tokens [n] at positions [n] to pool rows first .. first+n-1.
 
         Keys 0 .. length-1 are read, so every position must be below `length`.
         """
@@ -101,8 +100,8 @@ class CausalForward:
     ) -> torch.Tensor:
         """Return logits [n, vocabulary] as `decode` does, where several of `rows` [n] may be the same row of `pool`.
 
-        Every layer writes the keys and values of all rows before one is read. Two rows at one position of one row of
-        the pool must be fed the same token. Of a `shape`, which says the same as `rows`, keys may be read once a
+        Every layer writes the keys and values of all rows before one is read. Two rows with the same pool row and
+        position must be fed the same token. With a `shape`, which describes the same rows, keys may be read once per
         sample; without one each row reads a copy.
         """
         if shape is not None and self._shares_keys:
@@ -146,17 +145,18 @@ class CausalForward:
         return logits[:, -1]
 
     def keys_read(self, length: int, capacity: int) -> int:
-        """See StaticForward: every key is read, so lengths are many."""
+        """See StaticForward; every key is read, so there are many lengths."""
         return length_bucket(length, capacity)
 
     def release(self) -> None:
-        """See StaticForward: nothing is kept."""
+        """See StaticForward; nothing to release."""
 
     @torch.inference_mode()
     def verify(self, *, sharing: bool = False) -> None:
-        """WorkError ModelUnsupported unless prefill and decode give the logits of the model's own full forward pass.
+        """Raise WorkError ModelUnsupported unless prefill and decode give the logits of a full forward pass.
 
-        `sharing`: find out whether rows of one sample may read its keys at once, in another order of summation.
+        `sharing`: also find out whether rows of one sample may read its keys together, with another order of
+        summation.
         """
         try:
             expected, cached = self._both_ways()
@@ -173,7 +173,7 @@ class CausalForward:
             self._shares_keys = self._try_sharing()
 
     def _try_sharing(self) -> bool:
-        """Whether three samples with one, three and two rows get the logits of rows that read copies."""
+        """Return whether three samples with one, three and two rows get the logits of rows that read copies."""
         self._group = self.model.config.get_text_config().num_attention_heads // self.kv_shapes[0].heads
         generator = np.random.Generator(np.random.Philox(key=1))
         ids = torch.from_numpy(generator.integers(0, self.vocabulary, (3, VERIFY_TOKENS))).to(self.device)
@@ -194,7 +194,7 @@ class CausalForward:
         return float((found - wanted).abs().max()) <= allowed
 
     def _both_ways(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """Logits of the second half of a random sequence: by a full pass, and by prefill and decode."""
+        """Return logits of the second half of a random sequence, from a full pass and from prefill and decode."""
         generator = np.random.Generator(np.random.Philox(key=0))
         ids = torch.from_numpy(generator.integers(0, self.vocabulary, VERIFY_TOKENS)).to(self.device)
         half = VERIFY_TOKENS // 2
@@ -211,7 +211,7 @@ class CausalForward:
 
 
 def tolerance(dtype: torch.dtype) -> float:
-    """Largest difference of logits, relative to the largest logit, between two ways of computing them."""
+    """Return the allowed difference of logits, relative to the largest logit, between two ways of computing them."""
     return VERIFY_TOLERANCE.get(dtype, HALF_TOLERANCE)
 
 

@@ -1,7 +1,7 @@
-"""Which way of computing a decode pass an engine takes: the model's own, or kernels that do several of its steps each.
+"""Chooses how an engine computes decode passes: with the model's own kernels, or with fused kernels.
 
-Rule: `Auto` takes what was measured to be faster here, passes captured where they can be; a model or a machine that the
-kernels are not made for is said once, and goes on without. `Enabled` is refused where they cannot be had.
+Rule: `Auto` takes the faster one, measured here with captured passes where possible. If the kernels do not support a
+model or machine, the log says so and the model's own are used. `Enabled` is refused then.
 """
 
 import logging
@@ -30,13 +30,13 @@ log = logging.getLogger(__name__)
 KernelMode = Literal["Auto", "Enabled", "Disabled"]
 FIELD: Final = "spec.generation.engineArgs.fusedKernels"
 TIMED: Final = 10
-"""Passes of a trial, after those before the capture."""
+"""Timed passes of a trial, after those before the capture."""
 
 
 def static_forward(
     forward: CausalForward, parameters: SamplingParameters, mode: KernelMode, capture: Capture
 ) -> StaticForward:
-    """Return what decodes for `forward`'s model; WorkError KernelsUnavailable when they were asked for."""
+    """Return the way to decode with `forward`'s model; WorkError KernelsUnavailable if `Enabled` is impossible."""
     if mode == "Disabled":
         return forward
     try:
@@ -58,7 +58,7 @@ def static_forward(
 
 
 def ops_for(device: torch.device) -> DecodeOps:
-    """Return what is fastest on a device; ImportError where a GPU's kernels cannot be had."""
+    """Return the fastest operations for a device; ImportError if a GPU's kernels are unavailable."""
     if device.type == "cpu":
         return CpuOps()
     if device.type == "cuda" and torch.cuda.is_initialized():
@@ -70,8 +70,10 @@ def ops_for(device: torch.device) -> DecodeOps:
 
 @torch.inference_mode()
 def pass_seconds(forward: StaticForward, parameters: SamplingParameters, capture: Capture) -> float:
-    """Return the seconds of a pass over few rows of a pool made for it, sampling and both copies included: one row on a
-    GPU, where launches are what differs; on a CPU the tile that pools are made of, for products differ, too."""
+    """Return the seconds of a pass over few rows of a temporary pool, including sampling and both copies.
+
+    On a GPU it has one row, as launches make the difference. On a CPU it has one tile, as products differ too.
+    """
     rows = TILE_ROWS if forward.device.type == "cpu" else 1
     decoder = StaticDecoder(forward, parameters, TILE_ROWS, capture)
     run = DecodePass(KvPool(TILE_ROWS, FIRST_CAPACITY), 0, rows, FIRST_CAPACITY, np.zeros(rows, np.int64))

@@ -1,11 +1,11 @@
-"""A decode pass of a Llama-like model in about ten kernels a layer, over the model's own weights.
+"""Runs a decode pass of a Llama-like model in about ten kernels per layer, over the model's own weights.
 
-Rule: only models whose every part is known (`fused_forward_for` checks kinds, not names alone) and whose logits, tried
-out, are those of the model itself. Query, key and value projections are one matrix, and so are gate and up; on a CPU
-matrices lie in memory as its products read them. The model's parameters become views of all these, so weights that are
-replaced in place are replaced here, and there is no second copy. `release` lets go of those
-matrices before weights leave the device; the next pass makes them anew. Prefill is not its business. Must never be used
-in a deterministic job: its sums have another order than those of the passes that were proven alike.
+Rule: only for models whose parts are all known (`fused_forward_for` checks types, not only names) and whose logits
+agree with the model's own in a trial. Query, key and value projections are one matrix, and so are gate and up; on a
+CPU matrices have the memory order of its products. The model's parameters become views of these matrices, so replacing
+weights in place changes both, and there is no second copy. `release` drops the matrices before weights leave the
+device; the next pass creates them again. It does not prefill. Must never be used in a deterministic job: its sums have
+another order than those of proven passes.
 """
 
 import logging
@@ -30,20 +30,20 @@ log = logging.getLogger(__name__)
 FAMILIES: Final = ("llama", "mistral", "qwen2", "qwen3")
 """Model types whose layers are norm, attention, norm, gated SiLU and nothing else."""
 FIXED_ROTATIONS: Final = ("default", "linear", "llama3", "yarn")
-"""Kinds of rotary embeddings that do not depend on the longest sequence of a batch."""
+"""Rotary embeddings that do not depend on the longest sequence of a batch."""
 SIZES: Final = (16, 32, 64, 128, 256)
-"""Sizes of a head that kernels can take."""
+"""Head sizes that the kernels support."""
 TRIAL_TOKENS: Final = 20
-"""Tokens of the trial: more than a window of the tests, and several passes."""
+"""Tokens of the trial: longer than the windows of the tests, and several passes."""
 
 
 class NotFusedError(Exception):
-    """Why a model's passes are not run by these kernels."""
+    """A model's passes cannot be fused; the text says why."""
 
 
 @dataclass(frozen=True)
 class _Layer:
-    """The weights of a layer, each as one matrix, and what its attention sees."""
+    """Weights of a layer, each as one matrix, and its attention window."""
 
     qkv: torch.Tensor
     qkv_bias: torch.Tensor | None
@@ -62,7 +62,7 @@ class FusedForward:
     """Implements `StaticForward`."""
 
     def __init__(self, forward: CausalForward, ops: DecodeOps) -> None:
-        """`forward` drives the same model; NotFusedError when it is of another kind."""
+        """`forward` drives the same model; NotFusedError if it is not supported."""
         self.device = forward.device
         self._model = forward.model
         self._ops = ops
@@ -73,7 +73,7 @@ class FusedForward:
         self._layers: tuple[_Layer, ...] = ()
 
     def keys_read(self, length: int, capacity: int) -> int:
-        """See StaticForward: kernels read what positions say, so there is one length."""
+        """See StaticForward; kernels read up to each position, so there is one length."""
         return capacity
 
     @torch.inference_mode()
@@ -94,7 +94,7 @@ class FusedForward:
         length: int,
         shape: SampleRows | None = None,
     ) -> torch.Tensor:
-        """See PassForward: a row reads its keys where they are."""
+        """See PassForward; a row reads its keys in place."""
         self._layers = self._layers or tuple(self._packed(index) for index in range(len(self._model.model.layers)))
         base, ops = self._model.model, self._ops
         residual = base.embed_tokens(tokens)
@@ -115,12 +115,12 @@ class FusedForward:
         return logits
 
     def release(self) -> None:
-        """Keeps no weight any more; the model's parameters stay what they are."""
+        """Drop the joined matrices; the model's parameters stay unchanged."""
         self._layers = ()
 
     @torch.inference_mode()
     def verify(self, forward: CausalForward) -> None:
-        """NotFusedError unless passes give the logits that `forward` does, each over a pool of its own."""
+        """Raise NotFusedError unless passes give the logits of `forward`, each over its own pool."""
         generator = torch.Generator().manual_seed(0)
         ids = torch.randint(forward.vocabulary, (2, TRIAL_TOKENS), generator=generator).to(self.device)
         mine, other = KvPool(TILE_ROWS, TRIAL_TOKENS), KvPool(TILE_ROWS, TRIAL_TOKENS)
@@ -159,12 +159,12 @@ class FusedForward:
         )
 
     def _matrix(self, *parts: nn.Linear) -> torch.Tensor:
-        """One matrix [outputs of all, inputs]."""
+        """Return one matrix [outputs of all, inputs]."""
         return _joined([part.weight for part in parts], by_column=self.device.type == "cpu")
 
 
 def fused_forward_for(forward: CausalForward, ops: DecodeOps) -> FusedForward:
-    """Return verified fused passes of a model; NotFusedError says why there are none."""
+    """Return verified fused passes of a model; NotFusedError with the reason if that fails."""
     fused = FusedForward(forward, ops)
     try:
         fused.verify(forward)
@@ -176,11 +176,11 @@ def fused_forward_for(forward: CausalForward, ops: DecodeOps) -> FusedForward:
 
 
 def _joined(parts: Sequence[torch.Tensor], *, by_column: bool = False) -> torch.Tensor:
-    """One tensor of all rows, of which the parts become views: what is written to them is written to it.
+    """Join tensors by rows; the parts become views, so that writes to them change the joined tensor.
 
-    `by_column`: columns are contiguous in memory, which a CPU's matrix products need no packing for.
+    `by_column`: columns are contiguous in memory, so a CPU's matrix products need not pack them.
     """
-    with torch.inference_mode(False), torch.no_grad():  # or they could not be written to later
+    with torch.inference_mode(False), torch.no_grad():  # inference tensors could not be written to later
         whole = torch.cat([part.data for part in parts])
         if by_column:
             whole = whole.t().contiguous().t()
@@ -192,7 +192,7 @@ def _joined(parts: Sequence[torch.Tensor], *, by_column: bool = False) -> torch.
 
 
 def _require_known(forward: CausalForward) -> None:
-    """NotFusedError names the first thing that is not as these kernels take it."""
+    """Raise NotFusedError that names the first property that these kernels do not support."""
     model, config = forward.model, forward.model.config
     if config.model_type not in FAMILIES:
         raise NotFusedError(f"{config.model_type} is none of {', '.join(FAMILIES)}")

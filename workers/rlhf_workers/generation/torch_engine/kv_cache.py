@@ -1,9 +1,9 @@
-"""Key-value memory of the torch engine: pools of rows with one position each, and what a prefill leaves behind.
+"""KV memory of the torch engine: pools of rows with one position each, and the results of prefills.
 
-Rule: both are transformers `Cache`s whose `update` does no more than the engine has set up for this forward pass. A row
-of a pool belongs to one sample; its keys beyond the sample's position are stale and every attention mask hides them.
-Storage is made zeroed at the first write of a layer (its head counts and sizes come from the model itself), grows by
-doubling, and is never larger than rows x capacity was asked for. Must never hold what the mask could let through.
+Rule: both are transformers `Cache`s whose `update` does what the engine has set up for this forward pass. A pool row
+belongs to one sample; keys beyond the sample's position are stale and every attention mask hides them. Storage is
+allocated zeroed at the first write of a layer (the model decides head counts and sizes) and grows up to the requested
+rows and capacity. Must never contain stale values that a mask could let through.
 """
 
 from itertools import count
@@ -18,7 +18,7 @@ _SERIALS = count()
 
 
 class PromptCache(Cache):  # type: ignore[misc]
-    """Keys and values of one prefill from position 0, layer by layer: [prompts, heads, tokens, size]."""
+    """Keys and values of one prefill from position 0, per layer: [prompts, heads, tokens, size]."""
 
     def __init__(self) -> None:
         super().__init__(layers=[])
@@ -27,24 +27,24 @@ class PromptCache(Cache):  # type: ignore[misc]
     def update(
         self, key_states: torch.Tensor, value_states: torch.Tensor, layer_idx: int, *_: Any, **__: Any
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Keeps the states of a layer."""
+        """Store the states of a layer."""
         self.states[layer_idx] = (key_states, value_states)
         return key_states, value_states
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
-        """Nothing comes before a prefill."""
+        """Return 0: nothing precedes a prefill."""
         return 0
 
 
 class KvPool(Cache):  # type: ignore[misc]
-    """Rows of keys and values: a layer's storage is [rows, heads, capacity, size]."""
+    """Rows of keys and values, stored as [rows, heads, capacity, size] per layer."""
 
     def __init__(self, rows: int, capacity: int) -> None:
         super().__init__(layers=[])
         self.rows = rows
         self.capacity = capacity
         self.serial = next(_SERIALS)
-        """Changes with the storage: whoever kept addresses of it must forget them."""
+        """Number that changes with the storage; owners of old addresses must drop them."""
         self.storage: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
         self._first = 0
         self._width = 0
@@ -55,7 +55,7 @@ class KvPool(Cache):  # type: ignore[misc]
         self._indices: dict[int, torch.Tensor] = {}
 
     def point(self, first: int, positions: torch.Tensor, length: int) -> None:
-        """Sets up a decode pass: rows first .. first+n-1 write at `positions` [n] and read keys 0 .. length-1."""
+        """Set up a decode pass: rows first .. first+n-1 write at `positions` [n] and read keys 0 .. length-1."""
         self._first, self._width, self._length = first, positions.shape[0], length
         self._positions, self._rows = positions, None
         self._indices.clear()
@@ -63,9 +63,11 @@ class KvPool(Cache):  # type: ignore[misc]
     def point_rows(
         self, rows: torch.Tensor, positions: torch.Tensor, length: int, shared: tuple[int, int] | None = None
     ) -> None:
-        """Sets up a pass of which several rows may be of one sample: each writes at its position to a row `rows` [n] of
-        the pool, and reads that row's keys 0 .. length-1 as a copy of its own; or `shared`, first and number of rows
-        of the pool, are read as they are."""
+        """Set up a pass in which several rows may belong to one sample.
+
+        Each writes at its position to pool row `rows` [n] and reads a copy of that row's keys 0 .. length-1. With
+        `shared`, the first pool row and the number of rows, the pool rows are read in place.
+        """
         self.point(0, positions, length)
         self._rows, self._copied = rows, shared is None
         if shared is not None:
@@ -74,8 +76,10 @@ class KvPool(Cache):  # type: ignore[misc]
     def update(
         self, key_states: torch.Tensor, value_states: torch.Tensor, layer_idx: int, *_: Any, **__: Any
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Writes [n, heads, 1, size] states and returns [n, heads, length, size] views, or copies of rows; where rows
-        are shared, writes [1, heads, n, size] states and returns views of those."""
+        """Write [n, heads, 1, size] states; return [n, heads, length, size] views, or copies of rows.
+
+        With shared rows, write [1, heads, n, size] states and return views of those rows.
+        """
         if self._rows is not None and not self._copied:
             key_states, value_states = (states.transpose(0, 2) for states in (key_states, value_states))
         keys, values = self._layer(layer_idx, key_states, value_states)
@@ -89,11 +93,11 @@ class KvPool(Cache):  # type: ignore[misc]
         return keys[rows, :, : self._length], values[rows, :, : self._length]
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
-        """Unused: positions are given explicitly."""
+        """Return 0; unused, because positions are explicit."""
         return 0
 
     def write_prompts(self, prompts: PromptCache, sources: torch.Tensor, targets: torch.Tensor) -> None:
-        """Copies prefilled prompts `sources` [k] into rows `targets` [k], from position 0."""
+        """Copy prefilled prompts `sources` [k] into rows `targets` [k], from position 0."""
         for layer, (keys, values) in prompts.states.items():
             own = self._layer(layer, keys, values)
             for target, states in zip(own, (keys, values), strict=True):
@@ -101,8 +105,10 @@ class KvPool(Cache):  # type: ignore[misc]
                 target[targets, :, :length] = states[sources, :, :length]
 
     def copy_rows(self, other: "KvPool", sources: torch.Tensor, targets: torch.Tensor, keys: int | None = None) -> None:
-        """Copies rows `sources` [k] of `other` (itself too) into rows `targets` [k]: the first `keys` positions (None:
-        all), as far as capacities go."""
+        """Copy the first `keys` positions (None: all) of rows `sources` [k] of `other` into rows `targets` [k].
+
+        `other` may be this pool; capacities limit the copy.
+        """
         for layer, states in other.storage.items():
             own = self._layer(layer, *states)
             for target, source in zip(own, states, strict=True):
@@ -110,7 +116,7 @@ class KvPool(Cache):  # type: ignore[misc]
                 target[targets, :, :length] = source[sources, :, :length]
 
     def resize(self, rows: int, capacity: int) -> None:
-        """Grows to at least this size; rows keep their place."""
+        """Grow to at least this size; rows stay in place."""
         if rows <= self.rows and capacity <= self.capacity:
             return
         grown = KvPool(max(rows, self.rows), max(capacity, self.capacity))
@@ -122,7 +128,7 @@ class KvPool(Cache):  # type: ignore[misc]
         self.serial = grown.serial
 
     def layer(self, layer: int, shape: KvShape, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return a layer's storage [rows, heads, capacity, size], made if this is its first use."""
+        """Return a layer's storage [rows, heads, capacity, size], allocated at its first use."""
         if layer not in self.storage:
             sizes = shape.key_size, shape.value_size
             keys, values = (
@@ -133,11 +139,11 @@ class KvPool(Cache):  # type: ignore[misc]
         return self.storage[layer]
 
     def bytes(self) -> int:
-        """Memory held."""
+        """Return the bytes of the storage."""
         return sum(part.numel() * part.element_size() for layer in self.storage.values() for part in layer)
 
     def _layer(self, layer: int, keys: torch.Tensor, values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Storage of a layer, made to fit the first states it is given."""
+        """Return the storage of a layer, allocated for the shape of its first states."""
         if layer not in self.storage:
             self.storage[layer] = (
                 keys.new_zeros(self.rows, keys.shape[1], self.capacity, keys.shape[3]),
@@ -146,7 +152,7 @@ class KvPool(Cache):  # type: ignore[misc]
         return self.storage[layer]
 
     def _index(self, heads: int, device: torch.device) -> torch.Tensor:
-        """[n * heads] places of this pass's positions in storage seen as [rows * heads * capacity, size]."""
+        """Return indices [n * heads] of this pass's positions in storage viewed as [rows * heads * capacity, size]."""
         if heads not in self._indices:
             rows = self._rows
             if rows is None:

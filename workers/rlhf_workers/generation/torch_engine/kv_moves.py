@@ -1,9 +1,9 @@
-"""Samples of the torch engine on the move: copies of their caches out, and samples with a cache in.
+"""Moves samples of the torch engine with their caches, out and in.
 
-Rule: a copy holds the bits of the cache as they are, all layers and all positions (those a sliding window hides too),
-and an arriving sample is placed by its own position alone, as an undisturbed one would be; in deterministic mode every
-later pass then has the shape, and the bits, that it would have had. A sample that arrives takes a slot that was kept
-for it and never pushes one out. Must never change a sample that it copies.
+Rule: a copy has the bits of the cache, for all layers and all positions (also those that a sliding window hides). An
+arriving sample is placed by its own position, like an undisturbed one. In deterministic mode later passes then have
+the same shapes and bits as without the move. It takes a reserved slot and never displaces another. Must never change a
+sample that it copies.
 """
 
 import hashlib
@@ -23,7 +23,7 @@ from rlhf_workers.generation.torch_engine.kv_cache import PromptCache
 from rlhf_workers.models.kv_slices import KvShape, KvSlice
 
 FORMAT = "all layers, all positions, [heads, tokens, size], 1"
-"""Raised when the meaning of what travels changes."""
+"""Format name; changed when the meaning of the transferred data changes."""
 
 
 class TorchKvMoves:
@@ -40,7 +40,7 @@ class TorchKvMoves:
         deterministic: bool,
         staging: KvStaging | None = None,
     ) -> None:
-        """`state` is the engine's own; `check` and `complete_reason` are its rules for a request."""
+        """`state` returns the engine's current state; `check` and `complete_reason` are its rules for a request."""
         self.shapes: tuple[KvShape, ...] = forward.kv_shapes
         self.layout = _fingerprint(forward, self.shapes, limits, deterministic)
         self._limits = limits
@@ -138,7 +138,7 @@ class TorchKvMoves:
 
 
 def _fingerprint(forward: CausalForward, shapes: Sequence[KvShape], limits: EngineLimits, deterministic: bool) -> str:
-    """Short hash of what must be alike; in deterministic mode also of what bits depend on (threads, instructions)."""
+    """Return a short hash of everything that must be equal, with bit-relevant settings in deterministic mode."""
     config = forward.model.config.get_text_config()
     facts = {
         "format": FORMAT,

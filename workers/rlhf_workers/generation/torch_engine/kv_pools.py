@@ -1,9 +1,9 @@
-"""Which rows of which key-value pools hold which samples, and how they are cut into passes of the model.
+"""Assigns samples to rows of KV pools, and divides the rows into passes of the model.
 
-Rule: a decode pass runs over the first rows of a pool, so samples are kept gathered there. Two plans: `SinglePool`
-is the fast one: all samples in one pool that grows with the longest. `BucketedPools` is the deterministic one: a
-sample's pool, and with it the key length of its pass, is a function of its own position, and the rows of a pass are
-what `Tiles` proved. Must never let the shape of a pass depend on a neighbour in the deterministic plan.
+Rule: a decode pass runs over the first rows of a pool, so samples are gathered there. `SinglePool` is the fast plan:
+all samples are in one pool that grows with the longest. `BucketedPools` is the deterministic plan: a sample's pool,
+and with it the key length of its pass, depends on its own position, and `Tiles` has proven the rows of a pass. Must
+never let the shape of a pass depend on a neighbour in the deterministic plan.
 """
 
 from collections.abc import Iterator
@@ -29,18 +29,18 @@ class DecodePass(NamedTuple):
     pool: KvPool
     first: int
     width: int
-    """Rows; those beyond `slots` are padding."""
+    """Number of rows; those beyond `slots` are padding."""
     length: int
-    """Keys read."""
+    """Number of keys read."""
     slots: Slots
-    """[n] n <= width: slot of each row."""
+    """Slot of each row, [n], n <= width."""
     rows: SampleRows | None = None
-    """None: row r is row first + r of the pool, at its sample's next position."""
+    """Rows of samples; None: row r is pool row first + r, at its sample's next position."""
 
 
 @dataclass
 class PoolSize:
-    """The largest that a pool was; one that is made anew begins at it."""
+    """The largest size of a pool, from which a new pool starts."""
 
     rows: int = TILE_ROWS
     capacity: int = 0
@@ -50,8 +50,7 @@ class SlottedPool:
     """A pool and the slots of its rows."""
 
     def __init__(self, capacity: int, most_rows: int, device: torch.device, kept: PoolSize | None = None) -> None:
-        """`kept`: the storage stays when the last sample leaves, for what knows its addresses, and remembers its size
-        there."""
+        """`kept`: keep the storage when the last sample leaves, as others have its addresses, and record its size."""
         rows = TILE_ROWS if kept is None else kept.rows
         capacity = capacity if kept is None else max(capacity, kept.capacity)
         self.pool = KvPool(rows, capacity)
@@ -62,7 +61,7 @@ class SlottedPool:
         self._device = device
 
     def take_rows(self, slots: Slots) -> torch.Tensor:
-        """Free rows [n] for `slots`, the pool grown where needed."""
+        """Return free rows [n] for `slots`, after growing the pool if necessary."""
         short = len(slots) - int((self.slots == EMPTY).sum())
         if short > 0:
             more = min(max(2 * len(self.slots), padded(len(self.slots) + short, TILE_ROWS)), self._most_rows)
@@ -72,21 +71,21 @@ class SlottedPool:
         return self.to_device(free)
 
     def grow(self, rows: int, capacity: int) -> None:
-        """Makes the pool at least this large."""
+        """Grow the pool to at least this size."""
         self.pool.resize(rows, capacity)
         self.slots = np.pad(self.slots, (0, max(rows - len(self.slots), 0)), constant_values=EMPTY)
         if self._kept is not None:
             self._kept.rows, self._kept.capacity = self.pool.rows, self.pool.capacity
 
     def drop(self, slots: Slots) -> None:
-        """Frees the rows of these slots, where they are here."""
+        """Free the rows of these slots, if they are here."""
         self.slots[np.isin(self.slots, slots)] = EMPTY
         if self._kept is None and (self.slots == EMPTY).all():
             self.pool = KvPool(TILE_ROWS, self._first_capacity)
             self.slots = np.full(TILE_ROWS, EMPTY, np.int64)
 
     def gather(self, position: Slots) -> Slots:
-        """Moves samples, whose `position` is that of every slot, into the first rows; returns their slots [n]."""
+        """Move samples into the first rows and return their slots [n]; `position` has an entry for every slot."""
         held = np.flatnonzero(self.slots != EMPTY)
         outside = held[held >= len(held)]
         if len(outside):
@@ -98,31 +97,30 @@ class SlottedPool:
         return self.slots[: len(held)]
 
     def to_device(self, rows: Slots) -> torch.Tensor:
-        """Row numbers as an index on the pool's device."""
+        """Return row numbers as an index on the pool's device."""
         return to_device(rows, self._device)
 
 
 class KvPools(Protocol):
-    """Where samples live between steps."""
+    """Storage of samples between steps."""
 
     def place(self, slots: Slots, positions: Slots, prompts: PromptCache | None, sources: Slots) -> None:
-        """Gives `slots` rows, with the keys and values of rows `sources` of `prompts` (None: nothing comes before)."""
+        """Assign rows to `slots`, with the keys and values of rows `sources` of `prompts` (None: no tokens precede)."""
 
     def drop(self, slots: Slots) -> None:
-        """Frees the rows of `slots`."""
+        """Free the rows of `slots`."""
 
     def passes(self, position: Slots, counts: Slots | None = None) -> Iterator[DecodePass]:
-        """The decode passes of one step; `position` is that of every slot, and so is how many rows it has (None: one
-        each)."""
+        """Yield the decode passes of one step; `position` and `counts` (rows, None: one each) are per slot."""
 
     def reach(self, position: Slots) -> Slots:
-        """Return the position [n] that no row of a pass which begins at `position` [n] may have any more."""
+        """Return the exclusive end [n] of positions in a pass that begins at `position` [n]."""
 
     def row(self, slot: int) -> tuple[KvPool, int]:
-        """Where a sample's keys and values are until the next change of a pool."""
+        """Return the pool and row of a sample, valid until the next change of a pool."""
 
     def bytes(self) -> int:
-        """Memory of the pools."""
+        """Return the bytes of the pools."""
 
 
 class SinglePool:
@@ -145,7 +143,7 @@ class SinglePool:
         self._samples.drop(slots)
 
     def passes(self, position: Slots, counts: Slots | None = None) -> Iterator[DecodePass]:
-        """Yield one pass over all samples, over as many keys as the longest has."""
+        """Yield one pass over all samples, with the keys of the longest."""
         slots = self._samples.gather(position)
         if not len(slots):
             return
@@ -159,7 +157,7 @@ class SinglePool:
             yield DecodePass(self._samples.pool, 0, len(rows.pool), length, slots[rows.pool], rows)
 
     def reach(self, position: Slots) -> Slots:
-        """See KvPools: the pool grows as long as a sample may become."""
+        """See KvPools; the pool grows up to the longest sample."""
         return np.full_like(position, self._largest)
 
     def row(self, slot: int) -> tuple[KvPool, int]:
@@ -201,8 +199,10 @@ class BucketedPools:
             slotted.drop(slots)
 
     def passes(self, position: Slots, counts: Slots | None = None) -> Iterator[DecodePass]:
-        """Yield passes of proven widths over every pool, samples that outgrew theirs moved first. Passes over rows of
-        one sample follow each other, so that what one writes the next one reads."""
+        """Yield passes of proven widths over every pool, after moving samples that outgrew theirs.
+
+        Passes over rows of one sample follow each other, so that one reads what the previous one wrote.
+        """
         for capacity in sorted(self._pools):
             self._promote(self._pools[capacity], position)
         for capacity in sorted(self._pools):
@@ -215,7 +215,7 @@ class BucketedPools:
                 yield DecodePass(slotted.pool, first, width, capacity, slots[first : first + width])
 
     def reach(self, position: Slots) -> Slots:
-        """See KvPools: the end of the pool that a sample is in, where the key length of single steps changes."""
+        """See KvPools; the end of the sample's pool, where the key length of single steps changes."""
         return np.array([bucket(int(at) + 1, self._largest) for at in position], np.int64)
 
     def row(self, slot: int) -> tuple[KvPool, int]:
@@ -240,7 +240,7 @@ class BucketedPools:
         return self._pools[capacity]
 
     def _promote(self, slotted: SlottedPool, position: Slots) -> None:
-        """Moves samples whose next position lies beyond the pool into the next one."""
+        """Move samples whose next position is beyond the pool into the next pool."""
         held = slotted.slots[slotted.slots != EMPTY]
         outgrown = held[position[held] >= slotted.pool.capacity]
         if not len(outgrown):

@@ -1,9 +1,9 @@
-"""Host-side record of the samples an engine decodes: one slot a sample, everything a step reads or writes as arrays.
+"""Table of the samples that an engine decodes: one slot per sample, with the data of a step as arrays.
 
-Rule: a slot keeps its number from admission to finish; a decode step touches the table by whole arrays, never sample by
-sample. Arrays start short and double, so memory follows the longest sample, not the limit. A sample's sequence is its
-prompt, its response, and behind them the tokens that were drafted for it, which are nobody's until `advance` says so.
-Must never hold a response token without its log-probability and weight version.
+Rule: a slot keeps its number from admission to finish; a decode step accesses whole arrays, never one sample at a
+time. Arrays start short and double, so memory follows the longest sample, not the limit. A sample's sequence is its
+prompt, its response, and then its drafted tokens, which do not count until `advance` accepts them. Must never store a
+response token without its log-probability and weight version.
 """
 
 from typing import Final
@@ -15,33 +15,33 @@ from rlhf_common.samples import FinishReason, ResponsePart, SampleKey, SampleReq
 from rlhf_workers.generation.sampling import WORDS_PER_BLOCK, marked, uniforms
 
 FIRST_COLUMNS: Final = 64
-"""Response tokens a slot can hold at first."""
+"""Initial capacity of a slot in response tokens."""
 UNIFORM_BLOCK: Final = 64
-"""Uniforms drawn at a time for a sample, from a multiple of the generator's block on: more than a pass draws of one."""
+"""Uniforms drawn at once per sample, from a multiple of the generator's block; more than one pass uses."""
 NO_BLOCK: Final = -UNIFORM_BLOCK
-"""Where no uniform is at hand."""
+"""Start of an empty block of uniforms."""
 
 Slots = npt.NDArray[np.int64]
 
 
 class ResponseTable:
-    """Up to `slots` samples."""
+    """Table of up to `slots` samples."""
 
     def __init__(self, slots: int) -> None:
         self.requests: list[SampleRequest | None] = [None] * slots
         self.prompt_length = np.zeros(slots, np.int64)
         self.length = np.zeros(slots, np.int64)
-        """[slots] response tokens known."""
+        """Known response tokens, [slots]."""
         self.limit = np.zeros(slots, np.int64)
-        """[slots] response tokens at most."""
+        """Maximum response tokens, [slots]."""
         self.known = np.zeros(slots, np.int64)
-        """[slots] response tokens that the sample came with."""
+        """Response tokens that the sample arrived with, [slots]."""
         self.position = np.zeros(slots, np.int64)
-        """[slots] place in the sequence (prompt, then response) of the token fed next."""
+        """Position in the sequence (prompt, then response) of the next token to feed, [slots]."""
         self.paused = np.zeros(slots, bool)
-        """[slots] stays where it is while others are decoded on."""
+        """Whether the sample waits while others are decoded, [slots]."""
         self.changes = 0
-        """Times that a sample came or went."""
+        """Number of samples added or removed so far."""
         self._taken = np.zeros(slots, bool)
         self._followed = np.zeros(slots, np.int64)
         self._sent = np.zeros(slots, np.int64)
@@ -50,16 +50,16 @@ class ResponseTable:
         self._versions = np.zeros((slots, FIRST_COLUMNS), np.int32)
         self._uniforms = np.zeros((slots, UNIFORM_BLOCK), np.float64)
         self._block = np.full(slots, NO_BLOCK, np.int64)
-        """[slots] response position of the first uniform that is at hand."""
+        """Response position of the first available uniform, [slots]."""
         self._free = list(range(slots - 1, -1, -1))
 
     @property
     def free(self) -> int:
-        """Slots without a sample."""
+        """Return the number of slots without a sample."""
         return len(self._free)
 
     def add(self, request: SampleRequest, position: int) -> int:
-        """Takes a sample whose sequence is in the KV cache up to `position` (exclusive); returns its slot."""
+        """Add a sample whose sequence is cached up to `position` (exclusive); return its slot."""
         slot = self._free.pop()
         known, prompt = len(request.tokens), len(request.prompt)
         self._widen(known)
@@ -83,27 +83,27 @@ class ResponseTable:
         return slot
 
     def remove(self, slot: int) -> None:
-        """Frees a slot."""
+        """Free a slot."""
         self.requests[slot] = None
         self._taken[slot] = False
         self.changes += 1
         self._free.append(slot)
 
     def fed(self, slots: Slots, ahead: Slots | int = 0) -> npt.NDArray[np.int32]:
-        """Return the tokens int32 [n] that stand `ahead` places behind the one that each of `slots` is fed next."""
+        """Return the tokens int32 [n] that are `ahead` positions after the next token to feed of each slot."""
         tokens: npt.NDArray[np.int32] = self._sequence[slots, self.position[slots] + ahead]
         return tokens
 
     def draft(self, slot: int, tokens: npt.NDArray[np.int32]) -> None:
-        """Puts drafted tokens behind a sample's sequence, until it is moved on."""
+        """Store drafted tokens after a sample's sequence, until the sample advances."""
         end = int(self.prompt_length[slot] + self.length[slot])
         self._lengthen(end + len(tokens))
         self._sequence[slot, end : end + len(tokens)] = tokens
 
     def uniform(self, slots: Slots, ahead: Slots | int = 0) -> npt.NDArray[np.float64]:
-        """Return uniforms float64 [n] of the response position that each of `slots` decides next, or of one `ahead`.
+        """Return uniforms float64 [n] for the response position that each slot decides next, or one `ahead`.
 
-        All that are asked for of one slot at once lie within a block.
+        All uniforms requested for one slot at once lie within a block.
         """
         index = self.position[slots] + 1 - self.prompt_length[slots] + ahead
         outside = (index < self._block[slots]) | (index >= self._block[slots] + UNIFORM_BLOCK)
@@ -115,8 +115,10 @@ class ResponseTable:
     def advance(
         self, slots: Slots, tokens: npt.NDArray[np.int64], log_probabilities: npt.NDArray[np.float32], version: int
     ) -> npt.NDArray[np.bool_]:
-        """Moves every slot on by one position with what was sampled there; returns [n]: False where a token that was
-        known before stands there instead."""
+        """Advance every slot by one position with its sampled token; known tokens take precedence.
+
+        Return [n]: False if a known token is at the position.
+        """
         index = self.position[slots] + 1 - self.prompt_length[slots]
         fresh = index >= self.length[slots]
         self._record(slots[fresh], index[fresh], tokens[fresh], log_probabilities[fresh], version)
@@ -132,8 +134,7 @@ class ResponseTable:
         log_probabilities: npt.NDArray[np.float32],
         version: int,
     ) -> None:
-        """Moves every slot on by `kept` [n] positions with what was sampled there, [n, most]; tokens that were known
-        before stay what they are."""
+        """Advance every slot by `kept` [n] positions with its sampled tokens, [n, most]; known tokens stay."""
         first = self.position[slots] + 1 - self.prompt_length[slots]
         ahead = np.arange(tokens.shape[1])
         fresh = (ahead < kept[:, None]) & (first[:, None] + ahead >= self.length[slots, None])
@@ -143,21 +144,21 @@ class ResponseTable:
         self.position[slots] += kept
 
     def known_ahead(self, slots: Slots) -> Slots:
-        """Return how many tokens [n] that are known already each of `slots` comes to before it draws its next one."""
+        """Return the number of known tokens [n] that each slot replays before it draws."""
         return self.length[slots] + self.prompt_length[slots] - self.position[slots] - 1
 
     def occupied(self) -> Slots:
-        """Return the slots that have a sample, [n]."""
+        """Return the slots with a sample, [n]."""
         return np.flatnonzero(self._taken)
 
     def key(self, slot: int) -> SampleKey:
-        """Return the sample of a slot that has one."""
+        """Return the sample of an occupied slot."""
         request = self.requests[slot]
         assert request is not None
         return request.key
 
     def shorten(self, slot: int, length: int) -> None:
-        """Takes back the tokens of a response behind `length`: it ends there."""
+        """Cut a response after `length` tokens."""
         self.length[slot] = length
 
     def keys(self, slots: Slots) -> list[SampleKey]:
@@ -165,12 +166,12 @@ class ResponseTable:
         return [request.key for slot in slots if (request := self.requests[slot]) is not None]
 
     def tokens(self, slot: int) -> npt.NDArray[np.int32]:
-        """Return a view of the response tokens known, int32 [n]."""
+        """Return a view of the known response tokens, int32 [n]."""
         first = self.prompt_length[slot]
         return self._sequence[slot, first : first + self.length[slot]]
 
     def sequence(self, slot: int) -> npt.NDArray[np.int32]:
-        """Return a view of the prompt and the response tokens known, int32 [n]."""
+        """Return a view of the prompt and the known response tokens, int32 [n]."""
         return self._sequence[slot, : self.prompt_length[slot] + self.length[slot]]
 
     def response(self, slot: int, offset: int = 0, finish_reason: FinishReason = "") -> ResponsePart:
@@ -188,13 +189,13 @@ class ResponseTable:
         )
 
     def untold(self, slot: int) -> npt.NDArray[np.int32]:
-        """Return the response tokens, int32 [n], that were drawn since the last time this was asked, copied."""
+        """Return the response tokens, int32 [n], drawn since the last call, copied."""
         tokens = self.tokens(slot)[self._followed[slot] :].copy()
         self._followed[slot] = self.length[slot]
         return tokens
 
     def unsent(self) -> list[ResponsePart]:
-        """Responses with tokens no earlier call returned, from the first of those on."""
+        """Return the responses with new tokens since the last call, from the first new token on."""
         parts = []
         for slot in np.flatnonzero(self.length > self._sent):
             if self.requests[slot] is not None:
@@ -217,7 +218,7 @@ class ResponseTable:
         log_probabilities: npt.NDArray[np.float32],
         version: int,
     ) -> None:
-        """Writes new tokens [n] at response positions `index` [n]."""
+        """Write new tokens [n] at response positions `index` [n]."""
         if not len(slots):
             return
         self._widen(int(index.max()) + 1)
@@ -228,7 +229,7 @@ class ResponseTable:
         self._versions[slots, index] = version
 
     def _widen(self, columns: int) -> None:
-        """Makes room for `columns` response tokens."""
+        """Grow to at least `columns` response tokens."""
         have = self._versions.shape[1]
         if columns > have:
             more = ((0, 0), (0, max(have, columns - have)))
@@ -236,14 +237,14 @@ class ResponseTable:
             self._versions = np.pad(self._versions, more)
 
     def _lengthen(self, columns: int) -> None:
-        """Makes room for sequences of `columns` tokens."""
+        """Grow to sequences of at least `columns` tokens."""
         have = self._sequence.shape[1]
         if columns > have:
             self._sequence = np.pad(self._sequence, ((0, 0), (0, max(have, columns - have))))
 
 
 def version_runs(versions: npt.NDArray[np.int32]) -> tuple[VersionSpan, ...]:
-    """Runs of equal weight versions."""
+    """Return the runs of equal weight versions."""
     if not versions.size:
         return ()
     if versions[0] == versions[-1] and (versions == versions[0]).all():

@@ -1,7 +1,7 @@
-"""Which rows of a decode pass belong to which sample, where a pass has several of one.
+"""Maps rows of a decode pass to samples, for passes with several rows per sample.
 
-Rule: rows of one sample stand together, at consecutive positions, and every row of the pool between the first and the
-last has at least one. Pure arithmetic of arrays. Must never know what a position holds.
+Rule: rows of one sample are adjacent, at consecutive positions, and every pool row between the first and the last has
+at least one. Pure array arithmetic. Must never interpret the positions.
 """
 
 from typing import NamedTuple
@@ -13,36 +13,36 @@ Rows = npt.NDArray[np.int64]
 
 
 class SampleRows(NamedTuple):
-    """The rows of a pass: all write, then each reads its sample's keys up to its own position."""
+    """Rows of a pass; all write, then each reads its sample's keys up to its own position."""
 
     pool: Rows
-    """[n]: the pool's row that each one writes to and reads; rows of one sample stand together."""
+    """Pool row that each row writes and reads, [n]; rows of one sample are adjacent."""
     ahead: Rows
-    """[n]: how many positions behind the sample's next one."""
+    """Positions after the sample's next one, [n]."""
 
 
 class Rectangle(NamedTuple):
-    """The rows of a pass as samples by positions, for an attention that reads the keys of a sample once."""
+    """Rows of a pass as samples by positions, for attention that reads a sample's keys once."""
 
     first: int
     """Pool row of the first sample."""
     samples: int
     most: int
-    """Rows of the sample that has most."""
+    """Rows of the sample with most rows."""
     sources: Rows
-    """[samples * most]: the row of the pass at each place; a sample's last one again where it has fewer."""
+    """Pass row at each element, [samples * most]; samples with fewer rows repeat their last one."""
     places: Rows
-    """[n]: where each row of the pass is."""
+    """Element of each pass row, [n]."""
 
 
 def sample_rows(counts: Rows) -> SampleRows:
-    """Return the rows of a pass over the first rows of a pool, of which each has so many, [rows of the pool]."""
+    """Return the rows of a pass over the first pool rows, with `counts` rows for each."""
     pool = np.repeat(np.arange(len(counts)), counts)
     return SampleRows(pool, np.arange(len(pool)) - np.repeat(np.cumsum(counts) - counts, counts))
 
 
 def rectangle(rows: SampleRows) -> Rectangle:
-    """Return the rows of a whole pass (none of its samples has rows elsewhere) as a rectangle."""
+    """Return the rows of a complete pass, in which each sample has all its rows, as a rectangle."""
     first = int(rows.pool[0])
     counts = np.bincount(rows.pool - first)
     most = int(counts.max())

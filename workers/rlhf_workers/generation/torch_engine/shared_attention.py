@@ -1,9 +1,9 @@
-"""Attention of a pass with several rows of one sample, which reads the sample's keys once, for a model of transformers.
+"""Attention that reads a sample's keys once, for passes with several rows of one sample, as a transformers function.
 
-The model sees one sequence of all rows, so that its matrices multiply no padding, and this in place of its attention:
-rows become samples by positions, and query heads that share keys are the queries of one call. Rule: a function of its
-arguments, for models whose own attention is torch's kernel and nothing else (`CausalForward.verify` tries it); rounding
-may differ from passes of one row a sample, so never in a deterministic job.
+The model gets one sequence of all rows, so its matrices multiply no padding, and this function replaces its attention:
+rows become samples by positions, and query heads that share keys are queries of one call. Rule: it is a pure function,
+for models whose attention is torch's kernel and nothing else (`CausalForward.verify` tries it). Rounding may differ
+from passes with one row per sample, so it must never run in a deterministic job.
 """
 
 from collections.abc import Iterator
@@ -18,11 +18,11 @@ from rlhf_workers.devices.host_copies import to_device
 from rlhf_workers.generation.torch_engine.sample_rows import Rectangle
 
 NAME: Final = "rlhf_shared_keys"
-"""Under which transformers finds it."""
+"""Name in transformers' registry."""
 WRITTEN_FOR: Final = "sdpa"
-"""The attention that it takes the place of."""
+"""The attention that it replaces."""
 MOST_PADDING: Final = 3
-"""Times the rows of a pass: beyond, reading copies of keys costs less than queries that nobody asked."""
+"""Maximum elements per row of the pass; beyond, copying keys costs less than the padded queries."""
 
 
 class PlacedRectangle(NamedTuple):
@@ -36,7 +36,7 @@ class PlacedRectangle(NamedTuple):
 
     @classmethod
     def on_device(cls, shape: Rectangle, device: torch.device) -> "PlacedRectangle":
-        """Return it there."""
+        """Copy a rectangle to a device."""
         placed = (to_device(part, device) for part in (shape.sources, shape.places))
         return cls(shape.first, shape.samples, shape.most, *placed)
 
@@ -53,8 +53,11 @@ def attend(
     softcap: float | None = None,
     **_: Any,
 ) -> tuple[torch.Tensor, None]:
-    """Return [1, n, heads, size] of queries [1, heads, n, size], keys and values [samples, kv heads, keys, size] and a
-    mask [samples, 1, most * group, keys]; ValueError for scores that are changed before they are weighed."""
+    """Return [1, n, heads, size]; ValueError for capped scores.
+
+    Queries are [1, heads, n, size], keys and values [samples, kv heads, keys, size], and the mask [samples, 1, most *
+    group, keys].
+    """
     if softcap is not None:
         raise ValueError("scores are capped")
     heads, size = query.shape[1], query.shape[3]
@@ -68,7 +71,7 @@ def attend(
 
 @contextmanager
 def in_place_of_its_own(config: Any) -> Iterator[None]:
-    """Inside, a model of this configuration attends by `attend`."""
+    """Use `attend` inside, for models of this configuration."""
     before = config._attn_implementation
     config._attn_implementation = NAME
     try:

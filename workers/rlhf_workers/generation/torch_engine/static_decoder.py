@@ -1,11 +1,11 @@
-"""Decode passes of few shapes over memory that stays where it is, so that each shape is captured once and replayed.
+"""Runs decode passes in a few shapes over fixed memory, so that each shape can be captured once and replayed.
 
-A step of a small model is hundreds of kernels of a few microseconds, and launching them one by one takes longer than
-they run. Rule: rows are padded to a bucket and keys to another; padding rows are rows of the pool that no sample has,
-so what is written there is never read. A shape is run as it is the first times and captured when it keeps coming back:
-most come once. Graphs hold addresses: of weights, which are replaced in place, of the pool, whose serial number changes
-with its storage, and of the buffers here. Whoever moves weights calls `drop_graphs` first. What cannot be captured
-is run without, and said once. Must never replay a graph over memory that was freed.
+A step of a small model is hundreds of kernels of a few microseconds, and launching them takes longer than running
+them. Rule: rows and keys are padded to buckets; padding rows use pool rows without a sample, which are never read. A
+shape runs uncaptured at first and is captured when it recurs; most occur once. Graphs contain addresses: of weights,
+which are replaced in place, of the pool, whose serial number changes with its storage, and of the buffers here. Call
+`drop_graphs` before moving weights. If capture fails, passes run uncaptured, and the log says so once. Must never
+replay a graph over freed memory.
 """
 
 import logging
@@ -37,44 +37,44 @@ from rlhf_workers.generation.torch_engine.kv_pools import DecodePass
 log = logging.getLogger(__name__)
 
 SEEN_BEFORE: Final = 2
-"""Passes of a shape that run uncaptured: capturing costs about as many passes' launches as it saves in the next few."""
+"""Uncaptured passes of a shape; a capture costs about as many launches as it saves in the next few passes."""
 MAX_GRAPHS: Final = 96
-"""Graphs kept; each is a few megabytes of launches beside the shared memory. The least recently used goes first."""
+"""Maximum graphs, each a few megabytes beside the shared memory; the least recently used is dropped."""
 
 
 class GraphShape(NamedTuple):
-    """What a graph is made for."""
+    """Key of a graph."""
 
     serial: int
-    """Of the pool's storage."""
+    """Serial number of the pool's storage."""
     width: int
     length: int
     several: bool
-    """Rows of the pool are read from the inputs: several may be of one sample."""
+    """Whether pool rows are read from the inputs, so that a sample may have several."""
 
 
 @dataclass
 class GraphFigures:
-    """What the mechanism did since it was built."""
+    """Statistics of capturing."""
 
     passes: int = 0
     """Decode passes."""
     replayed: int = 0
-    """Those of them that were replayed."""
+    """Replayed decode passes."""
     captures: int = 0
     capture_ns: int = 0
     failures: int = 0
-    """Captures that failed: after the first none is tried any more."""
+    """Failed captures; after the first no capture is tried."""
 
 
 class StaticForward(PassForward, Protocol):
-    """A model that decodes, and says which key lengths are worth a shape of their own."""
+    """A model that decodes, and chooses the key lengths of shapes."""
 
     def keys_read(self, length: int, capacity: int) -> int:
-        """Return how many keys a pass over `length` keys is run with, at most `capacity`."""
+        """Return the key length of a pass over `length` keys, at most `capacity`."""
 
     def release(self) -> None:
-        """Keep no weight that the model itself does not."""
+        """Release weights that the model itself does not own."""
 
 
 class StaticDecoder:
@@ -98,7 +98,7 @@ class StaticDecoder:
         self._buffers: _Buffers | None = None
 
     def launch(self, run: DecodePass, inputs: Inputs) -> PassResult:
-        """See PassDecoder; a result must be read before the next pass is launched: the buffers are one pass's."""
+        """See PassDecoder; read a result before the next launch, as passes share the buffers."""
         if self._last is not None:
             self._last.wait()
         if run.pool.serial != self._serial:
@@ -116,7 +116,7 @@ class StaticDecoder:
         return DrawnTokens((self._last,))
 
     def drop_graphs(self) -> None:
-        """Drops all graphs, their memory and the buffers."""
+        """Drop all graphs, their memory and the buffers."""
         if self._capture is not None:
             self._capture.clear()
         self._graphs.clear()
@@ -129,7 +129,7 @@ class StaticDecoder:
         return self.figures.replayed - reported.replayed, self.figures.capture_ns - reported.capture_ns
 
     def bytes(self) -> int:
-        """Device memory of graphs and buffers."""
+        """Return the device bytes of graphs and buffers."""
         return self._bytes + (0 if self._buffers is None else self._buffers.bytes())
 
     def _run(self, shape: GraphShape, run: DecodePass, buffers: "_Buffers") -> None:
@@ -150,7 +150,7 @@ class StaticDecoder:
             self._keep(shape, work, self._capture)
 
     def _keep(self, shape: GraphShape, work: Run, capture: Capture) -> None:
-        """Captures a shape that keeps coming back; the pass itself has run."""
+        """Capture a recurring shape after its pass has run."""
         started = time.perf_counter_ns()
         try:
             captured = capture.capture(work)
@@ -169,8 +169,10 @@ class StaticDecoder:
 
 
 class _Buffers:
-    """Where passes read and write, on the device and, pinned, on the host: lines of one array, so that any width is
-    contiguous."""
+    """Inputs and outputs of passes, on the device and pinned on the host.
+
+    They are lines of one array, so that any width is contiguous.
+    """
 
     def __init__(self, rows: int, device: torch.device) -> None:
         pinned = device.type == "cuda" and torch.cuda.is_initialized()
@@ -182,16 +184,18 @@ class _Buffers:
         )
 
     def inputs(self, width: int) -> torch.Tensor:
-        """[INPUTS, width] on the device."""
+        """Return [INPUTS, width] on the device."""
         return self._in[: INPUTS * width].view(INPUTS, width)
 
     def outputs(self, width: int) -> torch.Tensor:
-        """[OUTPUTS, width] on the device."""
+        """Return [OUTPUTS, width] on the device."""
         return self._out[: OUTPUTS * width].view(OUTPUTS, width)
 
     def write(self, inputs: Inputs, width: int, *, repeated: bool) -> None:
-        """Queue the inputs of a pass; rows beyond them are padding: token 0 at position 0 of rows of the pool that
-        nobody has, or, where rows are chosen, the last one `repeated`."""
+        """Queue the copy of a pass's inputs to the device, with padding.
+
+        Padding is token 0 at position 0 of unused pool rows or, if `repeated`, the last row again.
+        """
         host = self._host_in[: INPUTS * width].view(INPUTS, width)
         count = inputs.shape[1]
         host[:, :count] = torch.from_numpy(inputs)
@@ -199,9 +203,9 @@ class _Buffers:
         self.inputs(width).copy_(host, non_blocking=True)
 
     def read(self, width: int) -> CopyToHost:
-        """Queue the way back."""
+        """Queue the copy of the outputs to the host."""
         return CopyToHost(self.outputs(width), self._host_out[: OUTPUTS * width].view(OUTPUTS, width))
 
     def bytes(self) -> int:
-        """Device memory."""
+        """Return the device bytes."""
         return sum(part.numel() * part.element_size() for part in (self._in, self._out))

@@ -1,10 +1,10 @@
-"""Batch shapes of the deterministic mode: which numbers of rows give every row the bits it has in a tile of 16.
+"""Proves batch shapes for deterministic mode, in which every row gets the bits it has in a tile of 16.
 
-Rule: the reference is a pass over 16 rows, whatever their neighbours, with the key length a function of the row's own
-position (for prompts: one prompt, padded by its own length). A wider pass is used only after it was run once on random
-numbers, with this model, shape, device and thread count, and gave the same bits; kernels choose their order of
-summation by shape, not by data. Must never trust a shape it has not tried: matrix kernels change their order with the
-number of rows and keys, and elementwise kernels compute the end of an array with other instructions than its middle.
+Rule: the reference is a pass over 16 rows with any neighbours, whose key length depends on the row's own position (for
+prompts: one prompt, padded by its own length). A wider pass is used after one run on random numbers, with this model,
+shape, device and thread count, gave the same bits; kernels choose their order of summation by shape, not by data. Must
+never trust an untried shape: matrix kernels change their order with the number of rows and keys, and elementwise
+kernels compute the end of an array with other instructions than its middle.
 """
 
 import logging
@@ -24,19 +24,19 @@ from rlhf_workers.generation.torch_engine.kv_cache import KvPool
 log = logging.getLogger(__name__)
 
 MAX_ROWS: Final = 256
-"""Rows of one pass at most: beyond, a wider pass saves next to nothing and takes longer to try out."""
+"""Maximum rows of one pass; wider ones save almost nothing and take longer to try."""
 MAX_PROMPTS: Final = 16
-"""Prompts of one prefill at most."""
+"""Maximum prompts of one prefill."""
 ROUNDS: Final = 4
-"""Times a tile is taken apart; a wrong element at the end of an array shows in nearly every one."""
+"""Trials of a tile; a wrong element at the end of an array shows in nearly every one."""
 LONG_RUN: Final = 12
-"""Rows of one sample in a trial of several."""
+"""Rows of one sample in a trial with several."""
 TRIAL_CAPACITY: Final = 64
-"""Key length of those tiles."""
+"""Key length of these tiles."""
 
 
 class Tiles:
-    """Shapes that were tried, and what came of it."""
+    """Tried shapes and their results."""
 
     def __init__(self, forward: CausalForward) -> None:
         self._forward = forward
@@ -48,10 +48,9 @@ class Tiles:
 
     @torch.inference_mode()
     def require(self) -> None:
-        """WorkError NotReproducible when a row's bits depend on its place or neighbours inside a tile, or trials cannot
-        show that they do not (CPU only).
+        """Raise WorkError NotReproducible unless trials show that a row's bits ignore its place and neighbours.
 
-        On another device, where bitwise results are not promised, a warning.
+        The error is for CPUs. On other devices, which do not promise bitwise results, a warning is logged.
         """
         if self._forward.experts_see_others:
             why = (
@@ -78,8 +77,10 @@ class Tiles:
         log.warning("results are not reproducible: %s", why)
 
     def widths(self, rows: int, capacity: int, *, several: bool = False) -> Iterator[tuple[int, int]]:
-        """(first row, rows) of passes that together cover `rows` rows, each as wide as was proven; `several`: of one
-        sample may stand in a pass, which `proven_several` must have allowed."""
+        """Yield (first row, rows) of proven passes that together cover `rows` rows.
+
+        `several`: a pass may have several rows of one sample; `proven_several` must have allowed it.
+        """
         proven = self._proven_several if several else self._proven_decode
         first = 0
         while first < rows:
@@ -91,14 +92,14 @@ class Tiles:
             first += width
 
     def prompts(self, count: int, length: int) -> int:
-        """How many of `count` prompts of padded length `length` may share one prefill."""
+        """Return how many of `count` prompts of padded length `length` may share one prefill."""
         size = min(count, MAX_PROMPTS)
         while not self._proven_prefill(size, length):
             size -= 1
         return size
 
     def proven_several(self, capacity: int) -> bool:
-        """Whether a tile with several rows of one sample gives the bits of as many single steps."""
+        """Return whether a tile with several rows of one sample gives the bits of as many single steps."""
         return self._proven_several(TILE_ROWS, capacity)
 
     def _proven_several(self, width: int, capacity: int) -> bool:
@@ -126,7 +127,7 @@ class Tiles:
 
     @staticmethod
     def _guarded(trial: Callable[[], bool]) -> bool:
-        """The trial's answer; a device too full for it counts as no."""
+        """Return the trial's result; out of memory counts as failure."""
         try:
             return trial()
         except torch.OutOfMemoryError:
@@ -134,7 +135,7 @@ class Tiles:
 
     @torch.inference_mode()
     def _try_decode(self, width: int, capacity: int) -> bool:
-        """One pass over `width` random rows against tiles: logits, log-probabilities, and keys and values written."""
+        """Compare a pass over `width` random rows with tiles: logits, log-probabilities, written keys and values."""
         pool = self._random_pool(width, capacity)
         tokens, positions = self._random_inputs(width, capacity)
         wide = self._forward.decode(pool, 0, tokens, positions, capacity)
@@ -157,10 +158,10 @@ class Tiles:
 
     @torch.inference_mode()
     def _try_several(self, width: int, capacity: int) -> bool:
-        """One pass over `width` rows of a tile's samples, one of them with LONG_RUN rows and others with none, against
-        a tile that steps from one position to the next: logits, and keys and values written.
+        """Compare a pass with several rows of a sample with single steps: logits, and written keys and values.
 
-        The last row stands twice, as padding does.
+        The pass has `width` rows of a tile's samples, one with LONG_RUN rows and others with none. The last row is
+        repeated, as in padding.
         """
         pool, single = self._random_pool(TILE_ROWS, capacity), KvPool(TILE_ROWS, capacity)
         every = np.arange(TILE_ROWS)
@@ -190,7 +191,10 @@ class Tiles:
         )
 
     def _random_counts(self, rows: int, most: int) -> npt.NDArray[np.int64]:
-        """Rows of each sample of a tile, at most as many as fit into its cache; all of them fit into all caches."""
+        """Return the rows of each sample of a tile, at most what fits into its cache.
+
+        Their sum must fit into all caches.
+        """
         long = min(rows, LONG_RUN)
         counts = np.bincount(self._numbers.integers(TILE_ROWS, size=rows - long), minlength=TILE_ROWS)
         counts[(rows - long) % TILE_ROWS] += long
@@ -205,7 +209,7 @@ class Tiles:
 
     @torch.inference_mode()
     def _try_prefill(self, count: int, length: int) -> bool:
-        """One prefill of `count` random prompts against one at a time."""
+        """Compare one prefill of `count` random prompts with prefills of one."""
         tokens = torch.randint(self._forward.vocabulary, (count, length), generator=self._random)
         tokens = tokens.to(self._forward.device)
         together = self._forward.prefill(tokens).states
@@ -217,7 +221,7 @@ class Tiles:
         return True
 
     def _try_tile(self) -> bool:
-        """Half of a tile's rows, in other places among other neighbours: the same logits."""
+        """Compare half of a tile's rows with the same rows in other places among other neighbours."""
         pool, other = (self._random_pool(TILE_ROWS, TRIAL_CAPACITY) for _ in range(2))
         tokens, positions = self._random_inputs(TILE_ROWS, TRIAL_CAPACITY)
         other_tokens, other_positions = self._random_inputs(TILE_ROWS, TRIAL_CAPACITY)
@@ -232,7 +236,7 @@ class Tiles:
         return torch.equal(logits, moved)
 
     def _random_pool(self, rows: int, capacity: int) -> KvPool:
-        """A pool whose every layer holds random numbers."""
+        """Return a pool with random numbers in every layer."""
         pool = KvPool(rows, capacity)
         row = torch.zeros(1, dtype=torch.int64, device=self._forward.device)
         pool.write_prompts(self._forward.prefill(row[None].expand(1, TILE_ROWS)), row, row)
@@ -242,7 +246,7 @@ class Tiles:
         return pool
 
     def _random_inputs(self, rows: int, capacity: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Tokens and positions [rows]."""
+        """Return random tokens and positions [rows]."""
         tokens = torch.randint(self._forward.vocabulary, (rows,), generator=self._random)
         positions = torch.randint(capacity, (rows,), generator=self._random)
         return tokens.to(self._forward.device), positions.to(self._forward.device)

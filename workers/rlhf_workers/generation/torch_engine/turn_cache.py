@@ -1,9 +1,9 @@
-"""Caches of samples whose turn has ended, until their environment has answered: they go on without being computed anew.
+"""Caches of samples that wait for their environment after a turn, so that they continue without recomputation.
 
-Rule: a cache is kept apart from the pools, so a sample that waits takes no slot and no row of a pass; it is a copy of
-the bits, and in deterministic mode a sample that goes on with it has those of one whose cache is computed again. A
-cache is given out once, and only for the very tokens that it is of. Must never outlive the weights that computed it,
-nor be one of more than the engine has slots: the oldest goes first, and its sample is prefilled as any other.
+Rule: a cache is stored apart from the pools, so a waiting sample uses no slot and no row of a pass. It is a copy of
+the bits; in deterministic mode a sample that continues with it has the bits of a recomputed one. A cache is used once,
+and only for the tokens it was computed from. Must never outlive the weights that computed it, nor exceed one cache per
+slot: the oldest is dropped, and its sample is prefilled like any other.
 """
 
 from typing import NamedTuple
@@ -15,32 +15,34 @@ from rlhf_workers.generation.torch_engine.kv_cache import KvPool, PromptCache
 
 
 class CachedTurn(NamedTuple):
-    """What is kept of one sample."""
+    """Cached turn of one sample."""
 
     sequence: TokenArray
     """Prompt and response until the turn's end, int32 [n]."""
     states: PromptCache
-    """[1, heads, n - 1, size] a layer: of all tokens but the last, which is fed next."""
+    """Cache of all tokens but the last, which is fed next; [1, heads, n - 1, size] per layer."""
 
     @property
     def position(self) -> int:
-        """Place in the sequence of the token that is fed next."""
+        """Position in the sequence of the next token to feed."""
         return len(self.sequence) - 1
 
 
 class TurnCache:
-    """Kept caches of one engine."""
+    """Cached turns of one engine."""
 
     def __init__(self, most: int, *, replays: bool) -> None:
-        """`most` caches are kept at once. `replays`: without its cache a sample would decode all its tokens again; else
-        they are prefilled, which takes less for as many tokens."""
+        """Store at most `most` caches.
+
+        `replays`: without its cache a sample decodes all its tokens again; otherwise they are prefilled, which is
+        faster.
+        """
         self._most = most
         self._replays = replays
         self._kept: dict[SampleKey, CachedTurn] = {}
 
     def keep(self, key: SampleKey, sequence: TokenArray, pool: KvPool, row: int) -> None:
-        """Copies the cache in a row of a pool, of a sample whose turn has ended with the last token of `sequence`
-        [n]."""
+        """Copy the cache in a pool row of a sample whose turn ended with the last token of `sequence` [n]."""
         states, stop = PromptCache(), len(sequence) - 1
         for layer, parts in pool.storage.items():
             keys, values = (part[row : row + 1, :, :stop].clone() for part in parts)
@@ -51,8 +53,11 @@ class TurnCache:
             self.drop(next(iter(self._kept)))
 
     def fits(self, request: SampleRequest) -> bool:
-        """Return whether a sample goes on with what is kept of it: it has these tokens and an answer behind them, and
-        the answer, which is fed to decode passes, is no longer than they where prefilling would do instead."""
+        """Return whether a sample can continue with its cache.
+
+        It must have these tokens and an answer after them. The answer is decoded, so if prefill is the alternative, it
+        must not be longer than they are.
+        """
         kept = self._kept.get(request.key)
         if kept is None:
             return False
@@ -62,13 +67,13 @@ class TurnCache:
         return bool(np.array_equal(kept.sequence, np.concatenate([request.prompt, request.tokens])[:own]))
 
     def take(self, key: SampleKey) -> CachedTurn:
-        """Gives out what is kept of a sample, which `fits`."""
+        """Remove and return the cache of a sample that `fits`."""
         return self._kept.pop(key)
 
     def drop(self, key: SampleKey) -> None:
-        """Forgets a sample."""
+        """Drop the cache of a sample."""
         self._kept.pop(key, None)
 
     def clear(self) -> None:
-        """Forgets all: the weights change, or others want the device."""
+        """Drop all caches: the weights change, or the device is needed."""
         self._kept.clear()

@@ -1,9 +1,9 @@
-"""What a pass over several positions of a sample was fed for: which of the tokens drawn there are the sample's own.
+"""Decides which tokens of a pass over several positions of a sample count.
 
-Rule: pure arithmetic over arrays, samples by positions. A position counts when the token before it is the sample's: it
-was known, or a draft that equals what was drawn there. So what is kept is what single steps would have drawn, whatever
-was drafted, and the first token that differs from its draft is kept too, for it was drawn from the right logits. Must
-never look at a row behind the first difference.
+Rule: pure array arithmetic, samples by positions. A position counts if the token before it belongs to the sample: it
+was known, or a draft that equals the token drawn there. So the result equals that of single steps for any draft. The
+first token that differs from its draft counts too, as it was drawn from the right logits. Must never look at a row
+after the first difference.
 """
 
 from typing import NamedTuple
@@ -17,19 +17,19 @@ Tokens = npt.NDArray[np.int64]
 
 
 class KeptTokens(NamedTuple):
-    """What is kept of a pass."""
+    """Result of a pass."""
 
     kept: Slots
-    """[n] positions that a sample moves on by, at least 1."""
+    """Positions by which each sample advances, at least 1, [n]."""
     accepted: Slots
-    """[n] drafted tokens among those that were drawn there."""
+    """Accepted drafted tokens, [n]."""
 
 
 def verdict(drawn: Tokens, drafted: npt.NDArray[np.int32], known: Slots, counts: Slots) -> KeptTokens:
-    """Return what is kept of n samples' rows.
+    """Return the tokens that count in n samples' rows.
 
-    `drawn` [n, most] was drawn at each position and `drafted` [n, most] fed to the next one; `counts` [n] rows are a
-    sample's own, and at the first `known` [n] of them stands a token that it has already.
+    `drawn` [n, most] was drawn at each position and `drafted` [n, most] fed to the next one; the first `counts` [n]
+    rows are a sample's own, of which the first `known` [n] have a known token.
     """
     ahead = np.arange(drawn.shape[1])
     forced = ahead < known[:, None]

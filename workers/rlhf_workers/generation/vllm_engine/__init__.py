@@ -1,1 +1,1 @@
-"""The vLLM engine: vLLM's scheduler, paged caches and kernels, with this project's tokens, weights and samples."""
+"""The vLLM engine: vLLM's scheduler, paged caches and kernels, with this project's sampling, weights and samples."""

@@ -1,7 +1,7 @@
-"""`engineArgs` of a manifest -> vLLM's EngineArgs: what users set, what the project sets, and what it must not be told.
+"""Converts `engineArgs` of a manifest to vLLM's EngineArgs, and refuses arguments that the project owns.
 
-Rule: any field of EngineArgs passes under vLLM's name of it; what follows from the manifest, or would break a promise
-of the project, is refused with field, value and reason. Pure: tables and arguments in, a dict out.
+Rule: users may set any other field of EngineArgs by vLLM's name. A field that follows from the manifest, or would
+break a promise of the project, is refused with field, value and reason. Pure: tables and arguments in, a dict out.
 """
 
 from collections.abc import Mapping
@@ -43,22 +43,22 @@ OWNED: Final[Mapping[str, str]] = {
     **dict.fromkeys(("pipeline_parallel_size", "data_parallel_size", "data_parallel_backend", "nnodes"), _ONE_CORE),
     **dict.fromkeys(("node_rank", "master_addr", "master_port"), _ONE_CORE),
 }
-"""Argument -> why it is not for a manifest to set."""
+"""Reason why a manifest may not set an argument, by argument."""
 WORKER_EXTENSION: Final = "rlhf_workers.generation.vllm_engine.worker_extension.WorkerExtension"
 CPU_BLOCK: Final = 32
-"""Tokens of a cache block; vLLM's kernels for CPU take multiples of it."""
+"""Tokens per cache block; vLLM's CPU kernels need multiples of it."""
 CPU_MEMORY_SHARE: Final = 0.5
-"""Of the memory that is free: the rest is for weights that arrive, and for the other roles of the worker."""
+"""Share of the free memory; the rest serves arriving weights and the worker's other roles."""
 CPU_SPARE: Final = 1.25
-"""Room for caches on CPU, by what a full batch of longest sequences takes: the rest keeps prefixes of others."""
+"""Cache size on a CPU relative to a full batch of longest sequences; the surplus stores prefixes."""
 
 
 def engine_arguments(
     given: Mapping[str, Any], known: Mapping[str, Any], folder: str, dtype: str, limits: EngineLimits, tensor: int
 ) -> dict[str, Any]:
-    """Return the arguments of vLLM's EngineArgs, without those that depend on the device.
+    """Return the arguments of vLLM's EngineArgs that do not depend on the device.
 
-    `known` are its fields, each with its type, or None where only vLLM can judge a value.
+    `known` are its fields with their types; None means that only vLLM can check the value.
     """
     for name, value in given.items():
         if name in OWNED:
@@ -90,10 +90,10 @@ def engine_arguments(
 def cpu_defaults(
     given: Mapping[str, Any], token_bytes: int, limits: EngineLimits, available_bytes: int
 ) -> dict[str, Any]:
-    """Return what a CPU needs beside what is given; `token_bytes` are the keys and values of one token in all layers.
+    """Return a CPU's additional arguments; `token_bytes` are the keys and values of one token in all layers.
 
-    A CPU has no memory of its own for caches, so they are as large as a full batch needs, and no larger than
-    CPU_MEMORY_SHARE of `available_bytes`; samples wait where they do not fit.
+    A CPU has no separate memory for caches, so they are as large as a full batch needs, and at most CPU_MEMORY_SHARE
+    of `available_bytes`; samples that do not fit wait.
     """
     defaults: dict[str, Any] = {"block_size": CPU_BLOCK, "enforce_eager": True}
     if "gpu_memory_utilization" in given:

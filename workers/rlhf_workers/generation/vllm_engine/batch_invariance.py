@@ -1,9 +1,8 @@
-"""Whether vLLM can keep `deterministic: true`, and how it is told to.
+"""Selects vLLM's batch-invariant kernels for `deterministic: true`, if the device has them.
 
-vLLM has kernels that give a row the same bits whatever the batch it is in. They are chosen by an environment variable
-that modules of vLLM read while they are imported, and they are for GPUs: on a CPU the shape of a batch decides in which
-order its kernels sum. Rule: what cannot be kept is refused before vLLM is imported, with field, value and reason; a job
-never runs under a promise that does not hold. Must never import vLLM itself.
+These kernels give a row the same bits in any batch. An environment variable selects them while vLLM's modules are
+imported. They need a GPU: on a CPU the summation order depends on the batch shape. Rule: a job that cannot be
+deterministic is refused before vLLM is imported, with field, value and reason. Must never import vLLM itself.
 """
 
 import os
@@ -18,11 +17,11 @@ from rlhf_workers.failures import WorkError
 FIELD: Final = "spec.deterministic"
 VARIABLE: Final = "VLLM_BATCH_INVARIANT"
 CAPABILITY: Final = (8, 0)
-"""Compute capability of the oldest GPUs that vLLM's batch-invariant kernels are for: Ampere."""
+"""Lowest compute capability for vLLM's batch-invariant kernels: Ampere."""
 
 
 def obstacle(device: torch.device) -> str:
-    """Return why vLLM's results depend on the batch on this device; empty where they need not."""
+    """Return why vLLM's results depend on the batch on this device; empty if they need not."""
     if device.type == "cpu":
         return "vLLM's kernels for CPU sum in an order that depends on the batch; use spec.generation.engine torch"
     if device.type != "cuda":
@@ -37,9 +36,9 @@ def obstacle(device: torch.device) -> str:
 
 
 def require_batch_invariance(device: torch.device) -> None:
-    """Choose vLLM's batch-invariant kernels for this process; WorkError NotReproducible where there are none.
+    """Select vLLM's batch-invariant kernels for this process; WorkError NotReproducible if there are none.
 
-    To be called before vLLM is imported.
+    Must be called before vLLM is imported.
     """
     why = obstacle(device)
     if not why and "vllm" in sys.modules and os.environ.get(VARIABLE) != "1":

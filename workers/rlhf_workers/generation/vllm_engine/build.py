@@ -1,7 +1,7 @@
 """Builds the vLLM engine of a job: arguments, the policy's folder, sampling and sizes.
 
-Rule: everything that can be wrong about the manifest is said before vLLM is started, with the field. Modules that
-import vLLM are imported by `build_engine` alone, after what vLLM reads of the environment is set.
+Rule: errors in the manifest are reported before vLLM starts, with the field. `build_engine` imports the modules that
+import vLLM, after the environment variables that vLLM reads are set.
 """
 
 import logging
@@ -34,8 +34,10 @@ ACTOR_FIELD: Final = f"{GENERATE.model.manifest_path}.path"
 
 
 def build_engine(spec: RLHFJobSpec, tokenizer: Any, device: torch.device) -> "VllmEngine":
-    """Return the engine with the manifest's weights; WorkError when folder, arguments or sizes do not fit, or when a
-    deterministic job cannot be kept so."""
+    """Return the engine with the manifest's weights.
+
+    Raises WorkError when folder, arguments or sizes do not fit, or when a deterministic job is impossible.
+    """
     if spec.deterministic:
         require_batch_invariance(device)
     from rlhf_workers.generation.vllm_engine.core import ARGUMENTS, VERSION, VllmCore, available_memory
@@ -84,13 +86,13 @@ def build_engine(spec: RLHFJobSpec, tokenizer: Any, device: torch.device) -> "Vl
 
 
 def _caches_move(spec: RLHFJobSpec) -> bool:
-    """Whether this job may move samples with their caches."""
+    """Return whether this job may move samples with their caches."""
     fusion = spec.fusion.inter_stage
     return fusion.mode != "Disabled" and fusion.transfer != "Tokens"
 
 
 def _facts(spec: RLHFJobSpec, weights: ExpectedWeights, device: torch.device, version: str) -> dict[str, Any]:
-    """What two workers must have in common, besides sizes; in deterministic mode also what bits depend on."""
+    """Return what two workers must share beside sizes; in deterministic mode also what affects the last bits."""
     facts = {"model": weights.model_type, "vocabulary": weights.vocabulary, "deterministic": spec.deterministic}
     if spec.deterministic:
         cpu = torch.backends.cpu.get_cpu_capability() if device.type == "cpu" else ""

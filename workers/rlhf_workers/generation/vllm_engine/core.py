@@ -1,8 +1,8 @@
-"""vLLM's engine core in this process, driven a step at a time: the only module here that knows its classes.
+"""Drives vLLM's engine core in this process, one step at a time.
 
-Rule: plain data in and out. The core keeps the samples that it was given until it says that they ended or they are
-aborted; what a step drew is returned once. vLLM's processes for input, output and text are left out: tokens come as
-tokens. Must be driven by one thread.
+Rule: it takes and returns plain data. The core owns its samples until it reports their end or they are aborted; drawn
+tokens are returned once. vLLM's processes for input, output and text are not used, as samples are tokens. Must be
+driven by one thread.
 """
 
 import logging
@@ -45,17 +45,17 @@ from rlhf_workers.generation.vllm_engine.weight_pieces import Named, pieces  # n
 from rlhf_workers.shared_memory.host_regions import HostSharing  # noqa: E402
 
 VERSION: Final = f"{vllm.__version__}, torch {torch.__version__}"
-"""What the last bits may depend on."""
+"""Versions that may affect the last bits."""
 logging.getLogger("vllm").setLevel(logging.WARNING)
 kernel_scan.be_safe()
 
 
 _QUEUES: Final = ("running", "waiting", "kv_holding_waiting", "deferred_waiting")
-"""Where the scheduler has its requests."""
+"""Names of the scheduler's queues."""
 
 
 def _plain(kind: Any) -> bool:
-    """Whether a value of this type can be told from JSON's alone."""
+    """Return whether JSON values can be checked against this type."""
     if get_origin(kind) in (Union, UnionType):
         return all(_plain(part) for part in get_args(kind))
     return get_origin(kind) is Literal or kind in (bool, int, float, str, NoneType)
@@ -64,69 +64,69 @@ def _plain(kind: Any) -> bool:
 ARGUMENTS: Final[Mapping[str, Any]] = {
     argument.name: argument.type if _plain(argument.type) else None for argument in fields(EngineArgs)
 }
-"""All that vLLM can be told, with the type; None: not of plain values."""
+"""Types of vLLM's arguments by name; None for types that are not plain."""
 
 
 def available_memory() -> int:
-    """Return the bytes of memory that are free on this machine, or in its container."""
+    """Return the bytes of free memory of this machine or container."""
     return int(get_memory_node_info().available_memory)
 
 
 @dataclass(frozen=True)
 class CoreRequest:
-    """A sample as the core sees it."""
+    """A sample in the form of the core."""
 
     name: str
-    """Never used before in this core."""
+    """Name that is unique in this core."""
     tokens: Sequence[int]
-    """Prompt, then the response tokens that are known."""
+    """Prompt and known response tokens."""
     prompt_tokens: int
-    """Length of the prompt alone."""
+    """Length of the prompt."""
     new_tokens: int
-    """Tokens to draw at most."""
+    """Maximum tokens to draw."""
     stop_ids: Sequence[int]
-    """Tokens after which the core draws no other."""
+    """Tokens that end the drawing."""
     random_key: int
     salt: str = ""
-    """Caches are shared with requests of the same salt alone; empty: with those of the same weights."""
+    """Salt of prefix hashes; only equal salts share caches. Empty: one salt for all requests with the same weights."""
     drawing: Drawing = Drawing.ROLLOUT
 
 
 class Drawn(NamedTuple):
-    """What a step drew for one sample."""
+    """Tokens that a step drew for one sample."""
 
     name: str
     tokens: list[int]
     log_probabilities: list[float]
-    """Of these tokens, natural log."""
+    """Natural log-probabilities of these tokens."""
     ended: str
-    """Why the core holds the sample no longer; empty while it does."""
+    """Reason why the core dropped the sample; empty while it decodes it."""
 
 
 @dataclass
 class CoreStep:
-    """One step."""
+    """Results of one step."""
 
     drawn: list[Drawn] = field(default_factory=list)
     scheduled: Mapping[str, int] = field(default_factory=dict)
-    """Sample -> tokens that went through the model, drafted ones among them."""
+    """Tokens of each sample that went through the model, including drafted ones."""
     drafts: Mapping[str, Sequence[int]] = field(default_factory=dict)
-    """Sample -> tokens that were drafted for it, and verified."""
+    """Drafted tokens of each sample that were verified."""
 
 
 _ARRIVING: Final = KVTransferConfig(
     kv_connector=kv_connector.CONNECTOR,
     kv_connector_module_path=kv_connector.__name__,
-    kv_role="kv_consumer",  # what leaves is read beside vLLM, and no finished sample's blocks are kept for it
+    kv_role="kv_consumer",  # exports are read beside vLLM, so no blocks of finished samples stay reserved
 )
 
 
 class ExecutorEndedError(Exception):
-    """An executor process ended; names it. Nothing can be decoded any more."""
+    """An executor process ended and decoding cannot continue; the text names the process."""
 
 
 class _SampledCore(EngineCore):  # type: ignore[misc]  # vLLM's classes have no types
-    """Draws by key from the first memory profile on, which then counts what drawing takes."""
+    """Draws by key from the first memory profile on, so that the profile includes the memory for drawing."""
 
     def __init__(self, config: VllmConfig, parameters: SamplingParameters) -> None:
         self._parameters = parameters
@@ -138,11 +138,13 @@ class _SampledCore(EngineCore):  # type: ignore[misc]  # vLLM's classes have no 
 
 
 class VllmCore:
-    """One model, its caches and what is decoded now."""
+    """One model, its caches and its current samples."""
 
     def __init__(self, arguments: Mapping[str, Any], parameters: SamplingParameters, *, moves: bool = False) -> None:
-        """`arguments` are those of vLLM's EngineArgs; its errors are raised as they are. `moves`: samples may come with
-        their caches, and leave with them."""
+        """`arguments` are vLLM's EngineArgs; vLLM's errors pass through.
+
+        `moves`: samples may arrive and leave with their caches.
+        """
         if moves:
             arguments = {**arguments, "kv_transfer_config": _ARRIVING}
         set_num_threads = torch.set_num_threads
@@ -151,7 +153,7 @@ class VllmCore:
             with environment.within_the_pod(os.environ):
                 self._core: Any = _SampledCore(config, parameters)
         finally:
-            torch.set_num_threads = set_num_threads  # vLLM's CPU worker takes it from the whole process
+            torch.set_num_threads = set_num_threads  # vLLM's CPU worker changes it for the whole process
         self._processes: list[ExecutorProcess] = [
             worker.proc for worker in getattr(self._core.model_executor, "workers", ())
         ]
@@ -159,19 +161,19 @@ class VllmCore:
             self._core.collective_rpc("rlhf_bind_to_worker")
         self._caches = CoreCaches(self._core, self._call_all) if moves else None
         self.drafts = CoreDrafts(self._core)
-        """What the next step verifies."""
+        """Drafts that the next step verifies."""
         self.statistics = VllmStatistics(config)
-        """What vLLM counts of itself."""
+        """vLLM's own statistics."""
         self._counts = True
-        """Steps are counted in the statistics."""
+        """Whether steps are counted in the statistics."""
         self._sleeps = config.model_config.enable_sleep_mode and not current_platform.is_cpu()
         self._newest = CoreStep()
         self._updates = 0
-        """Weights put in place so far: in the hash of every prefix that is kept."""
+        """Number of weight updates so far; part of the hash of every stored prefix."""
         self._record_schedules()
 
     def add(self, request: CoreRequest) -> None:
-        """Take a sample up."""
+        """Add a sample."""
         parameters = SamplingParams(
             max_tokens=request.new_tokens,
             stop_token_ids=list(request.stop_ids),
@@ -200,13 +202,13 @@ class VllmCore:
             self.statistics.added(request.name)
 
     def abort(self, names: Sequence[str]) -> None:
-        """Drop samples; names of none are left out."""
+        """Drop samples; ignore unknown names."""
         if names:
             self._core.abort_requests(list(names))
             self.statistics.dropped(names)
 
     def step(self) -> CoreStep:
-        """Schedule, run the model once, draw."""
+        """Schedule, run the model once, and draw."""
         self._newest = CoreStep()
         if self._caches is not None and not self._caches.moving():
             return self._newest
@@ -226,28 +228,27 @@ class VllmCore:
         return self._newest
 
     def drained(self) -> Iterator[CoreStep]:
-        """Yield what is drawn ahead, where the core was told to schedule before it has seen a step's tokens."""
+        """Yield results that were computed ahead, if the core schedules before it sees a step's tokens."""
         if not self._core.batch_queue:
             return
         self._core.scheduler.set_pause_state(PauseState.PAUSED_ALL)
         try:
-            for _ in range(self._core.batch_queue_size):  # each schedules nothing and gives what was scheduled before
+            for _ in range(self._core.batch_queue_size):  # each returns an earlier schedule's results
                 yield self.step()
         finally:
             self._core.scheduler.set_pause_state(PauseState.UNPAUSED)
 
     def replace_weights(self, named: Iterable[Named]) -> None:
-        """Put a whole set in place, named as in a checkpoint; nothing may be drawn ahead.
+        """Load a complete set of weights, named as in a checkpoint; nothing may be computed ahead.
 
-        Samples keep the keys and values that they have. A sample that is added later finds none of the old weights:
-        what is kept of prefixes is found only by samples that were added between the same two updates. After an error
-        the model is of no version.
+        Samples keep their keys and values. Later samples find no prefix of the old weights: a stored prefix is visible
+        to samples that were added between the same two updates. After an error the model has no version.
         """
         self._replace(named, draft=False)
         self._updates += 1
 
     def replace_draft_weights(self, named: Iterable[Named]) -> None:
-        """Put a whole set in place of the draft model's, where vLLM drafts by one itself."""
+        """Load a complete set of weights into vLLM's own draft model."""
         self._replace(named, draft=True)
 
     def _replace(self, named: Iterable[Named], *, draft: bool) -> None:
@@ -261,16 +262,16 @@ class VllmCore:
 
     @property
     def caches(self) -> CoreCaches | None:
-        """Return what moves samples with their caches; None: built without `moves`."""
+        """The mover of caches; None if built without `moves`."""
         return self._caches
 
     # ------------------------------------------------------------ sleep
 
     def sleep(self) -> None:
-        """Give caches and weights back to the device, on a CPU the caches. The core holds no request.
+        """Free caches and weights on the device, or caches on a CPU. The core must have no request.
 
-        Always vLLM's level 1, which keeps weights, buffers and draft weights in host memory: what level 2 throws away
-        has to come again before the next token, and nobody is sure to send it.
+        Uses vLLM's level 1, which stores weights, buffers and draft weights in host memory. Level 2 discards weights
+        that must be sent again before the next token, and that is not guaranteed.
         """
         if self._sleeps:
             self._core.sleep(level=1, mode="abort")
@@ -279,13 +280,12 @@ class VllmCore:
             self._core.collective_rpc("rlhf_free_caches")
 
     def wake_weights(self) -> None:
-        """Bring the weights back to the device, before the caches: new ones can be loaded then, and never both at once
-        with what they replace."""
+        """Move the weights back to the device, before the caches, so that new weights can be loaded without a peak."""
         if self._sleeps:
             self._core.wake_up(tags=["weights"])
 
     def wake_caches(self) -> None:
-        """Bring the caches back, empty; the weights are there."""
+        """Allocate the caches again, empty; the weights must be on the device."""
         if self._sleeps:
             self._core.wake_up(tags=["kv_cache"])
         elif current_platform.is_cpu():
@@ -295,8 +295,7 @@ class VllmCore:
 
     @contextmanager
     def aside(self) -> Iterator[None]:
-        """Inside, the core schedules no request that it held before; afterwards it goes on with them, and with their
-        caches."""
+        """Put the current requests aside inside; afterwards the core continues them with their caches."""
         scheduler = self._core.scheduler
         kept = {name: getattr(scheduler, name) for name in _QUEUES}
         self._counts = False
@@ -310,14 +309,13 @@ class VllmCore:
             self._counts = True
 
     def fitting(self, tokens: int) -> int:
-        """Return how many more requests of so many tokens the caches have room for."""
+        """Return how many more requests of `tokens` tokens fit into the caches."""
         scheduler = self._core.scheduler
         free: int = scheduler.kv_cache_manager.block_pool.get_num_free_blocks()
         return free // -(-tokens // int(scheduler.block_size))
 
     def add_cached(self, request: CoreRequest, cached: int) -> None:
-        """Take a request up as if the caches of its first `cached` tokens were there: what lies in the blocks that it
-        gets is read in place of them."""
+        """Add a request as if its first `cached` tokens were in the caches; its blocks' old content is read."""
         self.add(request)
         own = self._core.scheduler.requests[request.name]
         if self._core.scheduler.kv_cache_manager.allocate_slots(own, cached, delay_cache_blocks=True) is None:
@@ -325,13 +323,13 @@ class VllmCore:
         own.num_computed_tokens = cached
 
     def cache_sizes(self) -> tuple[int, int]:
-        """Return the bytes of all caches, in all executor processes, and the tokens that they have room for; awake."""
+        """Return the bytes of all caches in all executor processes, and the tokens that fit; the core must be awake."""
         scheduler = self._core.scheduler
         sizes: list[int] = self._core.collective_rpc("rlhf_cache_bytes")
         return sum(sizes), scheduler.kv_cache_config.num_blocks * int(scheduler.block_size)
 
     def close(self) -> None:
-        """Give memory and executor processes back."""
+        """Release memory and executor processes."""
         self._core.shutdown()
 
     def _call_all(self, method: str, arguments: tuple[Any, ...]) -> list[Any]:

@@ -1,9 +1,8 @@
-"""The keys and values of what an engine core decodes: which positions are there, copies of them, and samples that hold
-still.
+"""Reads the KV caches of an engine core: cached positions, copies of slices, and paused samples.
 
-Rule: asks vLLM's scheduler between two steps, when what it counts as computed is computed. A sample that holds still
-keeps its place, its blocks and its tokens: the scheduler passes over a running one as over one whose turn has not come,
-and the connector holds back one that waits. Must never take blocks from a sample, or step.
+Rule: it asks vLLM's scheduler between two steps, when everything counted as computed is computed. A paused sample
+keeps its place, its blocks and its tokens: the scheduler skips a running one, and the connector holds back a waiting
+one. Must never take blocks from a sample, or run a step.
 """
 
 import sys
@@ -15,14 +14,14 @@ from rlhf_workers.generation.vllm_engine.kv_executor import ExecutorLayers
 from rlhf_workers.models.kv_slices import KvSlice
 
 NEVER: Final = sys.maxsize
-"""A step that does not come."""
+"""Number of a step that never comes."""
 
 CallAll = Callable[[str, tuple[Any, ...]], list[Any]]
-"""Calls a method in every executor process; returns what each says, in the order of ranks."""
+"""Calls a method in every executor process and returns the results in order of ranks."""
 
 
 class CoreCaches:
-    """What a core with a `MovedCacheConnector` holds."""
+    """KV caches of a core with a `MovedCacheConnector`."""
 
     def __init__(self, core: Any, call_all: CallAll) -> None:
         """`core` is vLLM's EngineCore."""
@@ -36,12 +35,12 @@ class CoreCaches:
 
     @property
     def kv_heads(self) -> int:
-        """Heads of keys of the whole model."""
+        """Return the number of key heads of the whole model."""
         return int(self._config.model_config.get_total_num_kv_heads())
 
     @property
     def refusal(self) -> str:
-        """Why samples of this model cannot move with their caches; empty: they can."""
+        """Return why samples of this model cannot move with their caches; empty if they can."""
         groups = self._scheduler.kv_cache_config.kv_cache_groups
         kinds = sorted({type(group.kv_cache_spec).__name__ for group in groups})
         if len(groups) != 1 or kinds != ["FullAttentionSpec"]:
@@ -51,11 +50,11 @@ class CoreCaches:
         return ""
 
     def describe(self) -> list[ExecutorLayers]:
-        """Return the caches of each executor process, in the order of ranks."""
+        """Return the caches of each executor process, in order of ranks."""
         return self._call_all("rlhf_describe_kv", (self.kv_heads,))
 
     def positions(self, name: str) -> int | None:
-        """Return how many positions of a sample are in blocks, or wait for them; None: it is not here."""
+        """Return the positions of a sample that are in blocks or wait for them; None if it is not here."""
         request = self._scheduler.requests.get(name)
         if request is None:
             return None
@@ -66,7 +65,7 @@ class CoreCaches:
         return max(0, min(int(computed), int(request.num_tokens) - 1))
 
     def export(self, name: str, start: int, stop: int) -> list[KvSlice]:
-        """Return copies of these positions of each executor process's heads, in the order of ranks."""
+        """Return copies of these positions for each executor process's heads, in order of ranks."""
         arrived = self._connector.arrived(name)
         if arrived is not None:
             layers = tuple(
@@ -78,11 +77,11 @@ class CoreCaches:
         return self._call_all("rlhf_export_kv", (blocks, self._block_tokens, start, stop, apart))
 
     def keep(self, name: str, cache: KvSlice, layers: Sequence[str]) -> None:
-        """Take the whole cache of a sample that was added and has not been taken up."""
+        """Store the whole cache of a sample that was added and is not scheduled yet."""
         self._connector.keep(name, ArrivedCache(cache, tuple(layers)))
 
     def hold_still(self, name: str, still: bool) -> None:
-        """Let a sample that is here not be decoded, or let it go on."""
+        """Pause or resume a sample."""
         request = self._scheduler.requests.get(name)
         if request is None:
             return
@@ -90,11 +89,11 @@ class CoreCaches:
         (self._connector.held_back.add if still else self._connector.held_back.discard)(name)
 
     def moving(self) -> bool:
-        """Return whether a sample is here that does not hold still: else a step has nothing to do."""
+        """Return whether a sample is here that is not paused; otherwise a step has nothing to do."""
         return any(name not in self._connector.held_back for name in self._scheduler.requests)
 
     def room_for(self, samples: int) -> bool:
-        """Return whether so many samples of the longest length find blocks besides those that wait for theirs."""
+        """Return whether so many samples of the longest length fit, beside those that wait for blocks."""
         needed = [int(self._config.model_config.max_model_len)] * samples + list(self._connector.waiting_tokens)
         blocks = sum(-(-(tokens + 1) // self._block_tokens) for tokens in needed)
         return blocks <= int(self._scheduler.kv_cache_manager.block_pool.get_num_free_blocks())

@@ -1,8 +1,8 @@
-"""Drafts handed to vLLM's scheduler for its next step, where it is asked which of its requests decode.
+"""Gives drafts to vLLM's scheduler for its next step.
 
-vLLM's own place for drafts is the end of a step, in the model runner; here they are handed over just before the step,
-beside the scheduler: nothing is drafted for a sample that ended, was withdrawn or holds still meanwhile, and executor
-processes need no drafter. Rule: a draft stands for one step. Must never be asked for what `draft_budget` refuses.
+vLLM itself drafts at the end of a step, in the model runner. Here drafts are set just before the step, beside the
+scheduler: no draft is made for a sample that ended, was withdrawn or paused meanwhile, and executor processes need no
+drafter. Rule: a draft is valid for one step. Must never offer more than `draft_budget` allows.
 """
 
 from collections.abc import Mapping
@@ -17,16 +17,16 @@ from rlhf_workers.generation.vllm_engine.core_caches import NEVER
 from rlhf_workers.generation.vllm_engine.draft_budget import DecodingSample, draft_budget, padded_widths
 
 ROLLED_BACK: Final = ("FullAttentionSpec", "SlidingWindowSpec", "ChunkedLocalAttentionSpec", "MLAAttentionSpec")
-"""Kinds of caches in which positions past a rejected token are overwritten; a recurrent state has gone on."""
+"""Cache kinds that overwrite positions after a rejected token; a recurrent state cannot be rolled back."""
 
 
 class CoreDrafts:
-    """What a core's scheduler is told of drafts."""
+    """Drafts in a core's scheduler."""
 
     def __init__(self, core: Any) -> None:
         """`core` is vLLM's EngineCore."""
         self._scheduler = core.scheduler
-        if core.vllm_config.speculative_config is None:  # vLLM counts for drafters of its own
+        if core.vllm_config.speculative_config is None:  # vLLM counts drafts of its own drafters
             self._scheduler.make_spec_decoding_stats = lambda *arguments, **named: None
         self._config = core.vllm_config
         self._longest_sequence = int(core.vllm_config.model_config.max_model_len)
@@ -35,22 +35,24 @@ class CoreDrafts:
 
     @property
     def refusal(self) -> str:
-        """Why drafts cannot be verified for this model; empty: they can."""
+        """Return why drafts cannot be verified for this model; empty if they can."""
         groups = self._scheduler.kv_cache_config.kv_cache_groups
         kinds = sorted({type(group.kv_cache_spec).__name__ for group in groups} - set(ROLLED_BACK))
         return f"its caches are {' and '.join(kinds)}, which cannot be rolled back past a wrong token" if kinds else ""
 
     @property
     def widths(self) -> npt.NDArray[np.int64]:
-        """Return for 0, 1, 2 ... rows of a pass, up to the widest, how many it has with those that pad it."""
+        """Return the padded rows of a pass over 0, 1, 2 ... rows, up to the widest pass."""
         scheduler, compilation = self._config.scheduler_config, self._config.compilation_config
         widest = min(scheduler.max_num_batched_tokens, scheduler.max_num_seqs * (1 + MAX_DRAFT))
         captures = compilation.cudagraph_mode != CUDAGraphMode.NONE
         return padded_widths(widest, (compilation.cudagraph_capture_sizes or ()) if captures else ())
 
     def decoding(self) -> dict[str, int]:
-        """Return the requests of which the next step decodes a token, with the tokens of each; none where the step has
-        samples to take up or to prefill besides: it is as long as these make it, and nobody learns from its time."""
+        """Return the tokens of each request that the next step decodes.
+
+        Empty if the step also admits or prefills samples: these determine its duration, from which nothing is learned.
+        """
         scheduler = self._scheduler
         moving = [request for request in scheduler.running if request.next_decode_eligible_step != NEVER]
         places = scheduler.max_num_running_reqs - len(scheduler.running)
@@ -61,7 +63,7 @@ class CoreDrafts:
         return {request.request_id: request.num_tokens for request in moving}
 
     def room(self, decoding: Mapping[str, int], longest: Mapping[str, int]) -> dict[str, int]:
-        """Return how far those may be drafted of `decoding` that are in `longest`, and for how many tokens at most."""
+        """Return the maximum drafted tokens of each request in `decoding`; `longest` limits them."""
         scheduler = self._scheduler
         samples = [
             DecodingSample(name, tokens, min(longest.get(name, 0), self._longest_sequence - tokens - 1))
@@ -78,7 +80,7 @@ class CoreDrafts:
         self._offered.append(request)
 
     def take_back(self) -> None:
-        """Forget what the last step left out."""
+        """Remove the drafts that the last step did not use."""
         for request in self._offered:
             request.spec_token_ids = []
         self._offered.clear()

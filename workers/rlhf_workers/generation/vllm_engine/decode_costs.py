@@ -1,10 +1,10 @@
-"""What decoding costs on vLLM: steps of the real core over a grid of batch sizes and context lengths, and prefills.
+"""Measures the cost of decoding on vLLM: real steps over a grid of batch sizes and context lengths, and prefills.
 
-Made-up requests go through scheduler, model and sampler while the engine's own are put aside with their caches, so the
-price is that of real work. A decode point takes blocks for its contexts and reads what lies in them, without a prefill.
-Rule: nothing is left behind: no request, no block, and no cached prefix that a sample could hit. Time is bounded: the
-grid is visited from its corners inward, a point a step of the iterator, and is cut off when the budget is spent, never
-before the corners. A batch that does not fit beside the caches that are held is a smaller one.
+Artificial requests go through scheduler, model and sampler while the engine's own are put aside with their caches, so
+the cost is that of real work. A decode point takes blocks for its contexts and reads their old content, without a
+prefill. Rule: no request, block or cached prefix is left behind. Time is bounded: the grid is visited from its corners
+inward, one point per step of the iterator, and ends when the budget is spent, but not before the corners. A batch that
+does not fit beside the current caches is made smaller.
 """
 
 import time
@@ -20,43 +20,45 @@ from rlhf_workers.generation.engine import EngineCosts, EngineLimits, PassCost
 from rlhf_workers.generation.vllm_engine.core import CoreRequest, CoreStep
 
 BUDGET_SECONDS: Final = 1.2
-"""Compute time of all points: those of the torch engine take 0.8, and a step of vLLM has more around its model."""
+"""Compute seconds of all points; the torch engine takes 0.8, and a vLLM step has more overhead."""
 STEPS: Final = 6
-"""Timed steps of a point, of which the shortest counts: whatever else the machine does can only add to it."""
+"""Timed steps per point; the shortest counts, as other load can only add time."""
 POINT_SECONDS: Final = 0.05
-"""A point whose steps take long is timed less often, but never less than twice."""
+"""Seconds per point after which fewer steps are timed, but at least two."""
 PREFILL_TRIES: Final = 2
 
 
 class MeasurableCore(Protocol):
-    """What `measure` needs of vLLM's core."""
+    """The methods of vLLM's core that `measure` needs."""
 
     def fitting(self, tokens: int) -> int:
-        """Return how many more requests of so many tokens the caches have room for."""
+        """Return how many more requests of `tokens` tokens fit into the caches."""
 
     def aside(self) -> AbstractContextManager[None]:
-        """Inside, the core schedules no request that it held before."""
+        """Put the current requests aside inside."""
 
     def add(self, request: CoreRequest) -> None:
-        """Takes a request up."""
+        """Add a request."""
 
     def add_cached(self, request: CoreRequest, cached: int) -> None:
-        """Takes a request up as if the caches of its first tokens were there."""
+        """Add a request as if its first tokens were in the caches."""
 
     def abort(self, names: Sequence[str]) -> None:
-        """Drops requests."""
+        """Drop requests."""
 
     def step(self) -> CoreStep:
-        """Decodes one token of every request."""
+        """Decode one token of every request."""
 
 
 _NUMBERS: Final = count()
-"""Of made-up requests: no name comes twice in a process."""
+"""Numbers of artificial requests; unique in a process."""
 
 
 def measure(core: MeasurableCore, limits: EngineLimits, caches: tuple[int, int]) -> Generator[None, None, EngineCosts]:
-    """Measure one point per step of the iterator; its return value is the answer. `caches`: bytes of all caches, and
-    the tokens that they have room for."""
+    """Measure one point per step of the iterator; return the costs as its return value.
+
+    `caches`: bytes of all caches, and the tokens that fit.
+    """
     names = (f"measured-{number}" for number in _NUMBERS)
     decode: list[PassCost] = []
     prefill: list[PassCost] = []
@@ -86,14 +88,14 @@ def measure(core: MeasurableCore, limits: EngineLimits, caches: tuple[int, int])
 
 
 def _decode_seconds(core: MeasurableCore, names: Iterator[str], batch: int, context: int) -> float:
-    """Seconds of a step that decodes one token of each of `batch` requests with `context` keys."""
+    """Return the seconds of a step that decodes one token for each of `batch` requests with `context` keys."""
     taken = list(islice(names, batch))
     times: list[float] = []
     with core.aside(), torch.inference_mode():
         try:
             for name in taken:
                 core.add_cached(_request(name, context + 1, STEPS + 1), context)
-            core.step()  # takes them up, and warms kernels up
+            core.step()  # admits them, and warms kernels up
             while len(times) < 2 or (len(times) < STEPS - 1 and sum(times) < POINT_SECONDS):
                 started = time.perf_counter()
                 core.step()
@@ -104,7 +106,7 @@ def _decode_seconds(core: MeasurableCore, names: Iterator[str], batch: int, cont
 
 
 def _prefill_seconds(core: MeasurableCore, names: Iterator[str], prompts: int, tokens: int) -> float:
-    """Seconds until `prompts` requests of `tokens` tokens each went through the model, in as many steps as it takes."""
+    """Return the seconds to prefill `prompts` requests of `tokens` tokens each, in as many steps as needed."""
     times: list[float] = []
     for _ in range(PREFILL_TRIES):
         taken = list(islice(names, prompts))
@@ -122,5 +124,5 @@ def _prefill_seconds(core: MeasurableCore, names: Iterator[str], prompts: int, t
 
 
 def _request(name: str, tokens: int, new_tokens: int) -> CoreRequest:
-    """A made-up request; its name salts its blocks, so that no other one ever finds them."""
+    """Return an artificial request; its name salts its blocks, so that no other request finds them."""
     return CoreRequest(name, [0] * tokens, tokens, new_tokens, (), 0, salt=name)

@@ -1,7 +1,7 @@
-"""How far each sample of a step may be drafted for, by what the step and the caches have room for.
+"""Limits the draft of each sample by the free capacity of the step and the caches.
 
-Rule: a draft takes what nobody else needs: tokens of a step that no sample decodes or prefills, and blocks of caches
-that are free. So no sample is left out of a step, or pushed out of the caches, for a draft. Pure.
+Rule: pure. A draft uses spare capacity: tokens of a step that no sample decodes or prefills, and free cache blocks. So
+no sample is left out of a step, or evicted from the caches, for a draft.
 """
 
 from collections.abc import Sequence
@@ -12,22 +12,22 @@ import numpy.typing as npt
 
 
 class DecodingSample(NamedTuple):
-    """A sample of which the next step decodes one token at least."""
+    """A sample of which the next step decodes at least one token."""
 
     name: str
     tokens: int
-    """Prompt and response; all but the last of them are in its cache."""
+    """Prompt and response tokens; all but the last are in its cache."""
     longest: int
-    """Most tokens that are of use to it, 0 or more."""
+    """Maximum useful drafted tokens, 0 or more."""
 
 
 def draft_budget(
     samples: Sequence[DecodingSample], step_tokens: int, free_blocks: int, block_tokens: int
 ) -> dict[str, int]:
-    """Return for each sample how many drafted tokens may be verified, 0 or more.
+    """Return the maximum drafted tokens for each sample, 0 or more.
 
-    `step_tokens` are those that a step may run beside what it runs anyway, `free_blocks` those of the caches, of
-    `block_tokens` positions each, before the step gives any to the samples.
+    `step_tokens`: tokens that a step may run beside its own. `free_blocks`: free cache blocks of `block_tokens`
+    positions, before the step allocates any.
     """
     free = free_blocks - sum((sample.tokens - 1) % block_tokens == 0 for sample in samples)
     room: dict[str, int] = {}
@@ -35,7 +35,7 @@ def draft_budget(
     for number, sample in enumerate(samples):
         longest = max(0, min(sample.longest, left // (len(samples) - number)))
         within = -sample.tokens % block_tokens
-        """Positions left in the block that the next token goes to."""
+        """Positions left in the block of the next token."""
         if longest > within:
             more = min(-(-(longest - within) // block_tokens), max(0, free))
             longest = min(longest, within + more * block_tokens)
@@ -46,7 +46,7 @@ def draft_budget(
 
 
 def padded_widths(widest: int, captured: Sequence[int]) -> npt.NDArray[np.int64]:
-    """Return int64 [widest + 1]: rows of a pass over 0, 1, 2 ... rows, which is filled up to the next captured size."""
+    """Return int64 [widest + 1]: rows of a pass over 0, 1, 2 ... rows, padded to the next captured size."""
     rows = np.arange(widest + 1, dtype=np.int64)
     if not captured:
         return rows

@@ -1,9 +1,9 @@
-"""Verifies drafts in vLLM's model runner: a drafted token is accepted where it is the one that would have been drawn.
+"""Verifies drafts in vLLM's model runner: a drafted token is accepted if it equals the token drawn at its position.
 
-Rule: every position of a draft is drawn for by the sample's key, as if there were no draft; tokens are kept up to the
-first that differs, which is kept as drawn. So what is drafted changes how many tokens a pass yields, and no token. A
-pass without drafts runs as in an engine that never verifies: vLLM is built without speculation, and nothing of it is
-padded, reserved or captured otherwise.
+Rule: every position of a draft is drawn by the sample's key, as without a draft. Tokens up to the first different one
+count, and that one counts as drawn. So drafts change how many tokens a pass yields, and no token. A pass without
+drafts runs as without verification: vLLM is built without speculation, so it pads, reserves and captures nothing for
+it.
 """
 
 from typing import Any, Final
@@ -15,15 +15,15 @@ from vllm.v1.outputs import LogprobsTensors, SamplerOutput
 from rlhf_workers.generation.vllm_engine.keyed_sampler import KeyedSampler
 
 NOTHING: Final = -1
-"""What vLLM takes for no token, in the tokens of a verification."""
+"""vLLM's mark for no token in the result of a verification."""
 NO_DRAFT: Final = -2
-"""Equals no token that is drawn, and not NOTHING."""
+"""Filler of a draft; equals neither a drawn token nor NOTHING."""
 VERIFIES: Final = object()
-"""In place of vLLM's configuration of speculation, of which a runner's inputs ask only whether there is one."""
+"""Replaces vLLM's speculation configuration; a runner's inputs check only that there is one."""
 
 
 class KeyedVerifier:
-    """Takes the place of the model runner's `rejection_sampler`."""
+    """Replaces the model runner's `rejection_sampler`."""
 
     def __init__(self, sampler: KeyedSampler) -> None:
         self._sampler = sampler
@@ -34,7 +34,7 @@ class KeyedVerifier:
         """Return tokens [requests, longest draft + 1] that end in NOTHING, with their log-probabilities.
 
         `metadata` is vLLM's SpecDecodeMetadata; logits [drafted + requests, vocabulary] are those of the next position
-        of each request and of its drafted ones, in order. How likely a drafter found its tokens is not read.
+        of each request and of its drafted ones, in order. The drafter's probabilities are not used.
         """
         drafted = np.array(metadata.num_draft_tokens)
         tokens, figures = self._sampler.draw(logits, (drafted + 1).tolist())
@@ -52,10 +52,10 @@ class KeyedVerifier:
 
 
 def verify_drafts(runner: Any, sampler: KeyedSampler) -> None:
-    """Let passes of vLLM's model runner with drafts in them verify these; all others run as they did."""
+    """Let passes of vLLM's model runner with drafts verify them; other passes stay unchanged."""
     runner.rejection_sampler = KeyedVerifier(sampler)
     if runner.speculative_config is not None:
-        return  # vLLM drafts by itself, and every pass is a verification
+        return  # vLLM drafts by itself, and every pass verifies
     prepare_inputs = runner._prepare_inputs
 
     def prepared(scheduled: Any, counts: Any) -> Any:
@@ -71,7 +71,7 @@ def verify_drafts(runner: Any, sampler: KeyedSampler) -> None:
 
 
 def _as_table(values: torch.Tensor, counts: Any, empty: float) -> torch.Tensor:
-    """[n, longest] of values [sum of counts], a row for each count, filled up with `empty`."""
+    """Return [n, longest] of values [sum of counts], one row per count, padded with `empty`."""
     rows = np.repeat(np.arange(len(counts)), counts)
     columns = np.arange(len(rows)) - np.repeat(np.cumsum(counts) - counts, counts)
     table = torch.full((len(counts), int(max(counts, default=0))), empty, dtype=values.dtype, device=values.device)

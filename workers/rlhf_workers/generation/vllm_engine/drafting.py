@@ -1,7 +1,7 @@
-"""Drafts for the samples of the vLLM engine: asked for before a step, verified by it, and told how they did.
+"""Requests drafts for samples of the vLLM engine before a step, and reports their outcomes after it.
 
-Rule: all that is decided is how many tokens a step yields. A sample whose response cannot use another token, or that
-the next step does not decode, is not drafted for. Must never change a sample.
+Rule: drafts affect only how many tokens a step yields. A sample gets no draft if its response can use no further
+token, or if the next step does not decode it. Must never change a sample.
 """
 
 from collections.abc import Mapping, Sequence
@@ -16,7 +16,7 @@ from rlhf_workers.generation.vllm_engine.held_sample import HeldSample
 
 
 class VerifyingCore(Protocol):
-    """`core_drafts.CoreDrafts`: what the next step of the core verifies, by its names of samples."""
+    """`core_drafts.CoreDrafts`: drafts for the core's next step, by the core's sample names."""
 
     def decoding(self) -> dict[str, int]: ...
     def room(self, decoding: Mapping[str, int], longest: Mapping[str, int]) -> dict[str, int]: ...
@@ -24,7 +24,7 @@ class VerifyingCore(Protocol):
 
 
 class DraftSource(Protocol):
-    """`Speculator`: decides what is drafted, and learns from what became of it."""
+    """`Speculator`: decides on drafts, and learns from their outcomes."""
 
     def begin(self, request: SampleRequest) -> None: ...
     def extend(self, key: SampleKey, tokens: TokenArray) -> None: ...
@@ -37,30 +37,30 @@ class DraftSource(Protocol):
 
 
 class EngineDrafts:
-    """Of one engine; without a speculator nothing is drafted but by vLLM itself, where it was told to."""
+    """Drafts of one engine; without a speculator only vLLM drafts, if it is configured to."""
 
     def __init__(self, core: VerifyingCore, speculator: DraftSource | None, vocabulary: int) -> None:
         self._core = core
         self._speculator = speculator
         self._vocabulary = vocabulary
         self._asked = False
-        """The speculator was asked for the step that comes, or is being recorded."""
+        """Whether the speculator was asked for the coming or recorded step."""
         self._outcomes: list[Verified] = []
         self._seconds = 0.0
-        """Drafting for the step that comes, or is being recorded."""
+        """Seconds of drafting for that step."""
 
     def begin(self, request: SampleRequest) -> None:
-        """Note a sample that is decoded here from now on."""
+        """Register a sample that is decoded here from now on."""
         if self._speculator is not None:
             self._speculator.begin(request)
 
     def end(self, key: SampleKey) -> None:
-        """Note one that ended here."""
+        """Remove a sample that ended here."""
         if self._speculator is not None:
             self._speculator.end(key)
 
     def offer(self, samples: Mapping[str, HeldSample]) -> None:
-        """Have drafts made for the next step of the core, where they are wanted."""
+        """Request drafts for the core's next step, if they are wanted."""
         self._asked = False
         decoding = self._core.decoding() if self._speculator is not None else {}
         if not decoding or self._speculator is None:
@@ -81,14 +81,14 @@ class EngineDrafts:
         self._seconds = perf_counter() - started
 
     def drew(self, key: SampleKey, drafted: Sequence[int], tokens: TokenArray) -> None:
-        """Note what a step drew for a sample, up to the end of its response, after so many tokens were drafted."""
+        """Record the tokens that a step drew for a sample, up to the end of its response, and its drafted tokens."""
         if self._speculator is not None:
             self._speculator.extend(key, tokens)
         if drafted:
             self._outcomes.append(Verified(key, *judged(drafted, tokens.tolist())))
 
     def stepped(self, report: StepReport, seconds: float) -> None:
-        """Tell the speculator of a step whose pass took so long, and write down what drafting did in it."""
+        """Report a step and its pass seconds to the speculator, and add draft counts to `report`."""
         outcomes, self._outcomes = self._outcomes, []
         report.drafted = sum(outcome.drafted for outcome in outcomes)
         report.accepted = sum(outcome.accepted for outcome in outcomes)
@@ -99,17 +99,17 @@ class EngineDrafts:
         self._seconds = 0.0
 
     def _sound(self, tokens: TokenArray) -> list[int]:
-        """A draft up to what is no token of the model: it may be anybody's."""
+        """Return a draft up to its first invalid token; drafters are not trusted."""
         strange = ((tokens < 0) | (tokens >= self._vocabulary)).nonzero()[0]
         sound: list[int] = (tokens[: strange[0]] if len(strange) else tokens).tolist()
         return sound
 
 
 def judged(drafted: Sequence[int], drawn: Sequence[int]) -> tuple[int, int]:
-    """Return how many drafted tokens were judged, and how many of them were accepted.
+    """Return how many drafted tokens were judged, and how many were accepted.
 
-    `drawn` are the tokens of the response in their places: those that were accepted, and the one after them, unless
-    the response ended before. What lay beyond its end was never asked for.
+    `drawn` are the response tokens at their positions: the accepted ones and the next one, unless the response ended
+    before. Tokens beyond its end are not judged.
     """
     accepted = tokens_right(drafted, drawn)
     return (len(drafted) if accepted < len(drawn) else accepted), accepted

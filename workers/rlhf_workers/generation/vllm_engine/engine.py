@@ -1,8 +1,8 @@
-"""The vLLM engine: samples in, vLLM's core in the middle, tokens with their log-probabilities and weight versions out.
+"""The vLLM engine: gives samples to vLLM's core, and records tokens with log-probabilities and weight versions.
 
-Rule: the record of a sample is here, not in the core, which is told of a sample again when it must go on. A resumed
-sample's known tokens go to the core as part of its prompt and are never drawn again. Must never finish a sample twice
-or lose one. When the process dies here, the coordinator has every token `progress` returned, and nothing else is kept.
+Rule: this engine has the record of a sample, and submits it to the core again when it must resume. A resumed sample's
+known tokens go to the core as part of its prompt and are never drawn again. Must never finish a sample twice or lose
+one. If the process dies, the coordinator has every token that `progress` returned.
 """
 
 import math
@@ -44,7 +44,7 @@ from rlhf_workers.generation.vllm_engine.vllm_draft_model import VllmDraftModel
 
 
 class VllmEngine:
-    """Implements `Engine`; it sleeps, measures its costs, says how full it is, and moves caches where its core can."""
+    """Implements `Engine`, with sleep, cost measurement, load, and cache moves if the core supports them."""
 
     def __init__(
         self,
@@ -56,8 +56,10 @@ class VllmEngine:
         version: int = 0,
         facts: Mapping[str, Any] | None = None,
     ) -> None:
-        """`core` holds weights `version`; `facts` are what two engines must have in common, besides shapes, for one to
-        read the other's caches. Nothing is drafted until `draft_by`."""
+        """`core` has the weights `version`. There are no drafts until `draft_by`.
+
+        `facts`: what two engines must share, beside shapes, for one to read the other's caches.
+        """
         self.version = version
         self.limits = limits
         self._core = core
@@ -67,23 +69,23 @@ class VllmEngine:
         self._stop_ids = stop.is_stop.nonzero()[0].tolist()
         self._names = (str(number) for number in count())
         self._samples: dict[str, HeldSample] = {}
-        """By the core's name of them."""
+        """Samples by the core's names."""
         self._by_key: dict[SampleKey, str] = {}
         self._times = StepTimes()
         self._speculator: Speculator | None = None
         self._drafting = EngineDrafts(core.drafts, None, self.vocabulary)
         self.vllm_draft_model: VllmDraftModel | None = None
-        """By which vLLM itself drafts, where it was told to; see `weight_updates.TakesDraftWeights`."""
+        """The draft model that vLLM itself drafts with, if configured; see `weight_updates.TakesDraftWeights`."""
         self._complete: list[ResponsePart] = []
-        """Finished, and not yet reported."""
+        """Finished responses that are not reported yet."""
         self._broken: dict[str, EngineError] = {}
-        """Samples that the core holds no longer and that are not finished."""
+        """Samples that the core dropped before they finished."""
         self.moves = moves_of(core.caches, self, limits, facts or {}, self._check, stop.complete_reason)
         """See MovesKvCaches."""
         self._torn = ""
-        """Why no whole version is held; empty while one is."""
+        """Reason why the weights are incomplete; empty if they are complete."""
         self._report = StepReport()
-        """Of the next step: what was done since the last."""
+        """Report of the next step, with what happened since the last one."""
 
     @property
     def vocabulary(self) -> int:
@@ -96,7 +98,7 @@ class VllmEngine:
         return len(self._samples) + len(self._complete)
 
     def submit(self, requests: Sequence[SampleRequest]) -> None:
-        """See Engine; a sample whose tokens are complete already is finished by the next step."""
+        """See Engine; the next step finishes a sample whose tokens are already complete."""
         self._require_whole()
         taken = set(self._by_key) | {response.key for response in self._complete}
         for request in requests:
@@ -113,7 +115,7 @@ class VllmEngine:
 
     @torch.inference_mode()
     def step(self) -> StepReport:
-        """See Engine; EngineError for as long as a sample is here that cannot go on."""
+        """See Engine; raises EngineError while a sample is here that cannot continue."""
         self._require_whole()
         report, self._report = self._report, StepReport()
         self._drafting.offer(self._samples)
@@ -134,7 +136,7 @@ class VllmEngine:
         return [part for sample in self._samples.values() if (part := sample.unsent()) is not None]
 
     def withdraw(self, keys: Sequence[SampleKey] | None = None) -> list[ResponsePart]:
-        """See Engine; a response that is complete but not yet reported counts as finished unless all are asked for."""
+        """See Engine; a complete response that is not reported counts as finished, unless all are withdrawn."""
         given: list[ResponsePart] = []
         if keys is None:
             given, self._complete = self._complete, []
@@ -144,10 +146,10 @@ class VllmEngine:
         return given + [self._drop(name).response() for name in names]
 
     def load_weights(self, tensors: Mapping[str, torch.Tensor], version: int) -> int:
-        """See Engine; samples in flight keep the keys and values of their tokens so far, as in the torch engine.
+        """See Engine; current samples keep the keys and values of their tokens, as in the torch engine.
 
-        WorkError WeightsMismatch while nothing has changed; WeightsTorn when replacing failed half-way: no sample is
-        taken or decoded until a whole version was loaded.
+        Raises WorkError WeightsMismatch if nothing has changed, WeightsTorn if the replacement failed half-way: then
+        no sample is taken or decoded until a complete version is loaded.
         """
         what = f"actor version {version}"
         checked = self._weights.check(tensors, what=what)
@@ -164,7 +166,7 @@ class VllmEngine:
         return checked.bytes
 
     def draft_by(self, speculator: DraftSource | None) -> None:
-        """Let samples that come from now on be drafted for by another speculator, or by none; the engine holds none."""
+        """Set the speculator (or None) for later samples; the engine must have none."""
         if self.held:
             raise EngineError("EngineBusy", f"{self.held} samples must be withdrawn before drafts come from elsewhere")
         self._speculator = speculator if isinstance(speculator, Speculator) else None
@@ -172,11 +174,11 @@ class VllmEngine:
 
     @property
     def draft_widths(self) -> npt.NDArray[np.int64]:
-        """Return how wide passes are, for a speculator: int64 [rows + 1]."""
+        """Padded rows of passes, for a speculator: int64 [rows + 1]."""
         return self._core.drafts.widths
 
     def close(self) -> None:
-        """Give memory, executor processes and the process's group of ranks back; the engine is used no more."""
+        """Release memory, executor processes and the process's group of ranks; the engine is unusable afterwards."""
         self._core.close()
 
     # ------------------------------------------------------------ abilities
@@ -215,14 +217,14 @@ class VllmEngine:
         if self.version == NO_VERSION:
             raise EngineError("NotReady", f"the engine holds no whole version of the weights: {self._torn}")
 
-    # ------------------------------------------------------------ for its moves
+    # ------------------------------------------------------------ for its cache moves
 
     def name_of(self, key: SampleKey) -> str | None:
-        """Return the core's name of an unfinished sample; None: it is not here."""
+        """Return the core's name of an unfinished sample; None if it is not here."""
         return self._by_key.get(key)
 
     def carried(self, key: SampleKey) -> SampleRequest:
-        """Return the request that goes on after the last token of a sample that is here."""
+        """Return the request that continues a sample after its last token."""
         sample = self._samples[self._by_key[key]]
         response = sample.response()
         return replace(
@@ -233,9 +235,9 @@ class VllmEngine:
         )
 
     def take(self, request: SampleRequest, *, arrives: bool = False) -> str:
-        """Add a sample, checked before and not complete, to the core; returns the core's name of it.
+        """Add a sample, checked and not complete, to the core; return its name there.
 
-        No other sample reads the cache of one that `arrives` with it: older weights may have computed some of it.
+        `arrives`: it comes with a cache that no other sample may read, as older weights may have computed parts of it.
         """
         self._sleeper.wake()
         name = next(self._names)
@@ -266,7 +268,7 @@ class VllmEngine:
         self._drafting.end(sample.request.key)
         return sample
 
-    # ------------------------------------------------------------ what a step drew
+    # ------------------------------------------------------------ results of a step
 
     def _record(self, step: CoreStep, report: StepReport) -> None:
         over: list[str] = []
@@ -288,7 +290,7 @@ class VllmEngine:
         self._core.abort(over)
 
     def _draw(self, sample: HeldSample, drawn: Drawn, report: StepReport) -> FinishReason:
-        """Adds drawn tokens up to the one that ends the response; says why it ended, empty while it goes on."""
+        """Add drawn tokens up to the end of the response; return the finish reason, empty while it continues."""
         for token, log_probability in zip(drawn.tokens, drawn.log_probabilities, strict=True):
             if not math.isfinite(log_probability):
                 self._broken[drawn.name] = not_finite(sample.request.key, self.version)

@@ -1,7 +1,7 @@
-"""What vLLM reads of the environment while it is imported.
+"""Environment variables that vLLM reads while it is imported.
 
-Rule: set before the first import of vllm in this process, and inherited by its executor processes. What a promise of
-the project hangs on is set whatever a template says; the rest is a default. Must never import vLLM itself.
+Rule: they are set before the first import of vllm in this process, and executor processes inherit them. Variables that
+the project's promises depend on override the pod template; the others are defaults. Must never import vLLM itself.
 """
 
 from collections.abc import Iterator, MutableMapping
@@ -9,23 +9,23 @@ from contextlib import contextmanager
 from typing import Final
 
 PROMISED: Final = {
-    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # the core is this process, which steps it
-    "VLLM_USE_V2_MODEL_RUNNER": "0",  # the second runner, a default on GPUs, draws in kernels of its own, not by key
-    "VLLM_HOST_IP": "127.0.0.1",  # its processes are of one pod, and nothing that they say is authenticated
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # this process runs the core and steps it
+    "VLLM_USE_V2_MODEL_RUNNER": "0",  # the second runner, a default on GPUs, draws in its own kernels, not by key
+    "VLLM_HOST_IP": "127.0.0.1",  # its processes belong to one pod, and their messages are not authenticated
 }
 BUILT_WITH: Final = {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo"}
-"""Networks of vLLM's groups of processes; those that training ranks make in this process are of other pods."""
+"""Networks of vLLM's process groups; groups of training ranks in this process span pods."""
 DEFAULTS: Final = {
-    "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # the worker's own thread settings hold; two workers on one core would crawl
-    "VLLM_CONFIGURE_LOGGING": "0",  # its lines go where the worker's go
-    "VLLM_WORKER_MULTIPROC_METHOD": "spawn",  # a fork would copy threads' locks in the middle of their work
-    "VLLM_NO_USAGE_STATS": "1",  # nothing is sent to anyone
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # keeps the worker's thread settings; sharing a core would be slow
+    "VLLM_CONFIGURE_LOGGING": "0",  # its lines go to the worker's log
+    "VLLM_WORKER_MULTIPROC_METHOD": "spawn",  # a fork would copy locks that threads hold
+    "VLLM_NO_USAGE_STATS": "1",  # sends no usage data
     "DO_NOT_TRACK": "1",
 }
 
 
 def prepare(environment: MutableMapping[str, str]) -> None:
-    """Set what is promised, and of the defaults what is not there."""
+    """Set the required variables, and missing defaults."""
     environment.update(PROMISED)
     for name, value in DEFAULTS.items():
         environment.setdefault(name, value)
@@ -33,7 +33,7 @@ def prepare(environment: MutableMapping[str, str]) -> None:
 
 @contextmanager
 def within_the_pod(environment: MutableMapping[str, str]) -> Iterator[None]:
-    """Inside, groups of processes listen on the loopback alone; their executor processes inherit it."""
+    """Let process groups inside listen on the loopback; their executor processes inherit that."""
     before = {name: environment.get(name) for name in BUILT_WITH}
     environment.update(BUILT_WITH)
     try:

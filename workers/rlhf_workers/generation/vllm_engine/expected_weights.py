@@ -1,7 +1,7 @@
-"""What a whole set of weights of the policy is: names, shapes and ties, without the weights themselves.
+"""Names, shapes and ties of a complete set of the policy's weights, without the weights.
 
-Rule: the judge is transformers' model of the folder, as for every other role; vLLM's own names and packed tensors are
-never seen outside of it.
+Rule: transformers' model of the folder is the reference, as for every other role; vLLM's own names and packed tensors
+are not visible outside vLLM.
 """
 
 from collections.abc import Iterable, Mapping
@@ -22,7 +22,7 @@ from rlhf_workers.models.loading import generation_config, matched_weights
 from rlhf_workers.weights.expert_files import as_in_files
 
 DTYPES: Final = (torch.float32, torch.bfloat16, torch.float16)
-"""In which weights are trained and published."""
+"""Types in which weights are trained and published."""
 
 
 class ExpectedWeights:
@@ -35,16 +35,16 @@ class ExpectedWeights:
             self._model: Any = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32)
         self._model.tie_weights()
         self.generation_config = generation_config(Path(folder))
-        """The folder's, or what follows from its config.json."""
+        """Generation defaults of the folder, or those that follow from its config.json."""
 
     @property
     def model_type(self) -> str:
-        """The architecture's name in config.json."""
+        """Return the architecture's name in config.json."""
         return str(self._model.config.get_text_config().model_type)
 
     @property
     def vocabulary(self) -> int:
-        """Width of the logits."""
+        """Return the width of the logits."""
         return int(self._model.config.get_text_config().vocab_size)
 
     def cache_bytes_per_token(self, dtype: torch.dtype) -> int:
@@ -55,11 +55,13 @@ class ExpectedWeights:
         return int(config.num_hidden_layers * 2 * heads * width * dtype.itemsize)
 
     def require_context(self, limits: EngineLimits) -> None:
-        """WorkError when the longest sequence does not fit the model."""
+        """Raise WorkError when the longest sequence does not fit the model."""
         require_context(context_length(self._model.config.get_text_config()), limits)
 
     def check(self, tensors: Mapping[str, torch.Tensor], *, what: str) -> "CheckedWeights":
-        """Return a whole set; WorkError, opened by `what`, when one is missing, misshapen, foreign or no float."""
+        """Return a complete set; WorkError that starts with `what` for a missing, misshapen, foreign or integer
+        tensor.
+        """
         pairs = matched_weights(self._model, tensors, what=what)
         given = {id(target): source for target, source in pairs}
         every = (*self._model.named_parameters(), *self._model.named_buffers())
@@ -74,8 +76,8 @@ class ExpectedWeights:
 
 @dataclass(frozen=True)
 class CheckedWeights:
-    """Weights of the whole policy."""
+    """A complete set of the policy's weights."""
 
     bytes: int
     named: Iterable[Named]
-    """In the names of a folder's files, which vLLM's loader takes; to be read once."""
+    """(name, tensor) under the names of a folder's files, which vLLM's loader takes; can be read once."""

@@ -1,7 +1,7 @@
-"""What vLLM's errors mean to a user: which field to change, and whether another start may help.
+"""Translates vLLM's errors for users: which field to change, and whether a restart may help.
 
-Rule: errors keep their words; what is added is the field, and what would be right. A text of vLLM that is not known is
-passed on as it is. Pure: an error in, a WorkError out.
+Rule: errors keep their text; the field and the remedy are added. An unknown error passes through unchanged. Pure: an
+error in, a WorkError out.
 """
 
 from typing import Final
@@ -12,13 +12,13 @@ from rlhf_workers.failures import WorkError, describe, is_out_of_memory
 ACTOR_FIELD: Final = "spec.models.actor.path"
 ARGUMENTS: Final = "spec.generation.engineArgs"
 NO_ROOM: Final = ("larger than the available KV cache", "No available memory for the cache blocks")
-"""How vLLM says that its caches have no room for one longest sequence."""
+"""vLLM's messages when one longest sequence does not fit into its caches."""
 TAKEN: Final = ("is less than desired GPU memory utilization",)
-"""How it says that others hold the device's memory."""
+"""vLLM's messages when other processes use the device's memory."""
 
 
 def build_failure(error: Exception, path: str, longest: int) -> WorkError:
-    """Return what to report when vLLM cannot serve the model in the folder `path`; `longest`: tokens of a sequence."""
+    """Return the failure when vLLM cannot serve the model in the folder `path`; `longest`: tokens of a sequence."""
     said = describe(error)
     if any(text in said for text in NO_ROOM):
         message = (

@@ -1,6 +1,6 @@
 """A sample that the engine decodes: its request and every token since.
 
-Rule: no token without its log-probability and weight version.
+Rule: every token has its log-probability and weight version.
 """
 
 import numpy as np
@@ -9,7 +9,7 @@ from rlhf_common.samples import FinishReason, ResponsePart, SampleRequest, Token
 
 
 class HeldSample:
-    """Grows by the tokens that are drawn."""
+    """A sample's tokens, extended by drawing."""
 
     def __init__(self, request: SampleRequest) -> None:
         self.request = request
@@ -33,12 +33,12 @@ class HeldSample:
 
     @property
     def known(self) -> TokenArray:
-        """Return prompt and response, as they are now: not a copy."""
+        """Return prompt and response as a view."""
         return self._known[: self._end]
 
     @property
     def began(self) -> bool:
-        """Whether a token was drawn since the sample came here."""
+        """Return whether a token was drawn since the sample came here."""
         return self.length > len(self.request.tokens)
 
     def draw(self, token: int, log_probability: float, version: int) -> None:
@@ -56,7 +56,7 @@ class HeldSample:
         return self._known[max(self._prompt, self._end - count) : self._end].copy()
 
     def unsent(self) -> ResponsePart | None:
-        """Return what no earlier call returned."""
+        """Return the tokens that no earlier call returned."""
         if self.length == self._sent:
             return None
         part = self.response(self._sent)
@@ -76,7 +76,7 @@ class HeldSample:
 
 
 def _from(spans: list[VersionSpan], offset: int) -> tuple[VersionSpan, ...]:
-    """The spans of the tokens from `offset` on."""
+    """Return the spans of the tokens from `offset` on."""
     left, kept = offset, []
     for span in spans:
         if span.tokens > left:

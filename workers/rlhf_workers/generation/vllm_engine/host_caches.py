@@ -1,8 +1,8 @@
-"""The key-value caches of an engine on a CPU, given back while it sleeps and taken again when it wakes.
+"""KV caches of an engine on a CPU, freed while it sleeps and allocated again when it wakes.
 
-vLLM's own sleep does nothing on a CPU. Its weights are in host memory anyway, which is where a sleeping engine keeps
-them; caches are memory that others can use. Rule: the tensors stay the same objects, only what is behind them goes and
-comes, zeroed; so nothing that looks at them has to be told. Runs in each executor process, between steps.
+vLLM's own sleep does nothing on a CPU. Its weights stay in host memory, where a sleeping engine stores them anyway;
+cache memory can serve others. Rule: the tensor objects stay the same; their storage is freed and comes back zeroed, so
+owners of views need no notice. Runs in each executor process, between steps.
 """
 
 from collections.abc import Iterable, Sequence
@@ -12,15 +12,15 @@ import torch
 
 
 class HostCaches:
-    """The memory of the caches of one model runner; there at first."""
+    """Cache memory of one model runner; allocated at first."""
 
     def __init__(self, storages: Sequence[torch.UntypedStorage]) -> None:
         self._storages = storages
         self._sizes: list[int] = []
-        """Bytes of each while they are given back."""
+        """Bytes of each storage while they are freed."""
 
     def free(self) -> int:
-        """Give the memory back; return its bytes, 0 where that was done before."""
+        """Free the memory; return its bytes, 0 if it was free already."""
         if self._sizes:
             return 0
         self._sizes = [storage.nbytes() for storage in self._storages]
@@ -29,7 +29,7 @@ class HostCaches:
         return sum(self._sizes)
 
     def take(self) -> int:
-        """Take memory again, zeroed; return its bytes, 0 where nothing was given back."""
+        """Allocate the memory again, zeroed; return its bytes, 0 if it was not free."""
         if not self._sizes:
             return 0
         for storage, size in zip(self._storages, self._sizes, strict=True):
@@ -40,7 +40,7 @@ class HostCaches:
 
 
 def storages_of(caches: Iterable[Any]) -> list[torch.UntypedStorage]:
-    """Return the memory behind the caches of all layers, each once: layers may share it."""
+    """Return the storages of all layers' caches, each once, as layers may share them."""
     found: dict[int, torch.UntypedStorage] = {}
     for cache in caches:
         for tensor in cache if isinstance(cache, list | tuple) else (cache,):

@@ -1,7 +1,8 @@
-"""vLLM looks through the objects of all imported modules for kernels that it replaces; some objects answer to any name.
+"""Makes vLLM's scan for replaceable kernels safe: it reads the objects of all imported modules.
 
-One of llvmlite, which numba brings, has a `__dict__` that is a function: vLLM 0.32 then ends before it loads anything.
-Rule: what is no dictionary has no attributes to look at. Must never hide an object's own attributes from vLLM.
+An object of llvmlite, which numba imports, has a `__dict__` that is a function; vLLM 0.32 then fails before it loads
+anything. Rule: a `__dict__` that is no dictionary counts as empty. Must never hide an object's own attributes from
+vLLM.
 """
 
 from typing import Any
@@ -10,11 +11,11 @@ from vllm.triton_utils import dispatcher
 
 
 def attributes(value: Any) -> dict[str, Any]:
-    """Return `vars(value)`; nothing where that is no dictionary."""
+    """Return `vars(value)`; empty if that is no dictionary."""
     result = vars(value)
     return result if isinstance(result, dict) else {}
 
 
 def be_safe() -> None:
-    """Let vLLM's scan use `attributes`."""
+    """Make vLLM's scan use `attributes`."""
     dispatcher.vars = attributes

@@ -1,10 +1,9 @@
-"""Draws the tokens of vLLM's model runner by the project's own rule, `generation/sampling.py`.
+"""Draws the tokens of vLLM's model runner with the project's rule, `generation/sampling.py`.
 
-Rule: rows of the logits belong to the requests of the runner's input batch in its order, one row each, or as many as
-positions are decided at once; which sample that is, and where its response begins, comes with the request
-(`SAMPLE_KEY`, `PROMPT_TOKENS`, `DRAWING` of its extra arguments); this object keeps nothing that a preemption, a
-withdrawal or another worker could lose. Logits within a prompt yield a token that the runner drops. Must never read
-vLLM's own random generators.
+Rule: rows of the logits belong to the requests of the runner's input batch in its order, one row each, or one per
+position decided. The request carries its sample's key and the start of its response (`SAMPLE_KEY`, `PROMPT_TOKENS`,
+`DRAWING` of its extra arguments), so a preemption, a withdrawal or a move loses no state. The runner drops tokens
+drawn within a prompt. Must never read vLLM's own random generators.
 """
 
 from collections.abc import Sequence
@@ -22,31 +21,31 @@ from rlhf_workers.generation.sampling import sample
 from rlhf_workers.generation.vllm_engine.uniform_table import KeyedRequest, UniformTable
 
 SAMPLE_KEY: Final = "rlhf_random_key"
-"""The sample's random key, as a decimal text: it has 64 bits."""
+"""The sample's random key as decimal text, as it has 64 bits."""
 PROMPT_TOKENS: Final = "rlhf_prompt_tokens"
-"""Length of the sample's prompt; what a request's prompt holds beyond it is response."""
+"""Length of the sample's prompt; later tokens of a request's prompt are response."""
 
 DRAWING: Final = "rlhf_drawing"
 """How its tokens are drawn, as a number of `Drawing`."""
 
 
 class KeyedSampler:
-    """Takes the place of the model runner's `sampler`."""
+    """Replaces the model runner's `sampler`."""
 
     def __init__(self, runner: Any, parameters: SamplingParameters) -> None:
-        """TypeError for a runner of another kind, which would go on to draw by itself."""
+        """Raise TypeError for another kind of runner, which would draw by itself."""
         if not isinstance(runner, GPUModelRunner):
             raise TypeError(f"vLLM's model runner {type(runner).__qualname__} is not the one whose sampler is replaced")
         self.logprobs_mode = runner.sampler.logprobs_mode
-        """vLLM's dummy runs read it."""
+        """Mode that vLLM's dummy runs read."""
         self._runner = runner
         self._parameters = parameters
         self._most_rows = int(runner.max_num_reqs)
-        """Rows that are drawn for at once: for so many vLLM measured the memory that drawing needs."""
+        """Maximum rows drawn at once; vLLM measured the memory for so many."""
         self._uniforms_ahead = UniformTable()
 
     def __call__(self, logits: torch.Tensor, sampling_metadata: object) -> Any:
-        """Draw one token for each row of logits [n, vocabulary]; `sampling_metadata` is vLLM's and not read."""
+        """Draw one token for each row of logits [n, vocabulary]; vLLM's `sampling_metadata` is not used."""
         tokens, log_probabilities = self.draw(logits, (1,) * len(logits))
         drawn = tokens.to(torch.int32)[:, None]
         figures = LogprobsTensors(drawn, log_probabilities[:, None], torch.zeros_like(drawn[:, 0]))
@@ -55,7 +54,7 @@ class KeyedSampler:
     def draw(self, logits: torch.Tensor, counts: Sequence[int]) -> tuple[torch.Tensor, torch.Tensor]:
         """Return tokens [n] int64 and log-probabilities [n] float32 for logits [n, vocabulary], n the sum of `counts`.
 
-        `counts` are the positions of each request that are decided here, beginning with the one that is next.
+        `counts`: positions of each request that are decided here, from its next one on.
         """
         uniform = torch.from_numpy(self._uniforms(counts)).to(logits.device, non_blocking=True)
         drawn = [
@@ -67,7 +66,7 @@ class KeyedSampler:
         return torch.cat([tokens for tokens, _ in drawn]), torch.cat([figures for _, figures in drawn])
 
     def _uniforms(self, counts: Sequence[int]) -> npt.NDArray[np.float64]:
-        """[sum of counts] of the positions that requests decide next; zeros for the rows of a dummy run."""
+        """Return uniforms [sum of counts] of the positions that requests decide next; zeros for rows of a dummy run."""
         drawn = np.zeros(sum(counts), np.float64)
         if not self._parameters.random:
             return drawn

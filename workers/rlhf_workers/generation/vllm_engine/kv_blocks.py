@@ -1,11 +1,10 @@
-"""Keys and values in a paged cache: where each number of a block lies, and slices of a sample out of blocks and into
-them.
+"""Copies a sample's keys and values out of the blocks of a paged cache, and into them.
 
-An attention backend packs a block as its kernels like it: on a CPU keys lie transposed, in pairs where tiles multiply
-them. Rule: how is learned and never assumed. The backend's own writer puts a different number at every place of one
-block, and what is read back says where each went; a backend whose places cannot all be found has no slices. Into
-blocks goes everything by the backend's own writer. Must never write to a block that was not named, but for the spare
-one that is learned on and is then as it was.
+An attention backend packs a block for its kernels: on a CPU keys are transposed, in pairs where tiles multiply them.
+Rule: the layout is learned, never assumed. The backend's own writer stores a different number in every element of one
+block, and reading it back shows where each went; a backend whose elements cannot all be found has no slices. Writes to
+blocks use the backend's own writer. Must never write to a block that was not named, except the spare block used for
+learning, which is restored.
 """
 
 from collections.abc import Callable, Sequence
@@ -15,18 +14,18 @@ from typing import Final
 import torch
 
 SPARE_BLOCK: Final = 0
-"""Which vLLM gives to no request: its null block."""
+"""vLLM's null block, which no request gets."""
 DIGIT: Final = 128
-"""Numbers are written in digits of this base: bfloat16 holds every integer up to 256, and so does all that is wider."""
+"""Base of the digits in which numbers are written; bfloat16 represents every integer up to 256."""
 DTYPES: Final = (torch.float32, torch.float16, torch.bfloat16)
-"""Those whose numbers are written as they are; a cache of others is scaled."""
+"""Cache types that store numbers unchanged; others are scaled."""
 
 Write = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], None]
-"""Puts keys and values [tokens, heads, size] into slots [tokens] (block times its size, plus the place in it)."""
+"""Writes keys and values [tokens, heads, size] into slots [tokens] (block times its size, plus the position in it)."""
 
 
 class UnknownLayoutError(Exception):
-    """The numbers of a cache cannot be told apart; the message says of which."""
+    """The layout of a cache cannot be learned; the message names the layer."""
 
 
 @dataclass(frozen=True)
@@ -35,34 +34,34 @@ class PagedLayer:
 
     name: str
     cache: torch.Tensor
-    """[blocks, heads, tokens of a block, numbers of a token], in any order in memory."""
+    """View [blocks, heads, tokens of a block, numbers of a token], in any memory order."""
     key_size: int
     value_size: int
     write: Write
 
     @property
     def heads(self) -> int:
-        """Heads of keys and values that are here."""
+        """Return the number of key and value heads in this process."""
         return int(self.cache.shape[1])
 
     @property
     def block_tokens(self) -> int:
-        """Tokens of a block, as the kernels count."""
+        """Return the tokens per block of the kernels."""
         return int(self.cache.shape[2])
 
 
 @dataclass(frozen=True)
 class BlockPlaces:
-    """Where the numbers of a block lie."""
+    """Element positions of keys and values in a block."""
 
     keys: torch.Tensor
-    """int64 [heads, tokens, size]: places in the block, flattened as its view is."""
+    """Positions int64 [heads, tokens, size] in the flattened view of a block."""
     values: torch.Tensor
 
 
 @torch.inference_mode()
 def learn_places(layer: PagedLayer) -> BlockPlaces:
-    """Return where the layer's writer puts things; UnknownLayoutError when it cannot be found out."""
+    """Return where the layer's writer stores elements; UnknownLayoutError if that cannot be learned."""
     cache, tokens = layer.cache, layer.block_tokens
     if cache.dim() != 4 or cache.dtype not in DTYPES:
         raise UnknownLayoutError(f"{layer.name}: a cache of {list(cache.shape)} in {cache.dtype} has no plain numbers")
@@ -91,7 +90,7 @@ def learn_places(layer: PagedLayer) -> BlockPlaces:
 
 
 def slots_of(blocks: Sequence[int], block_tokens: int, start: int, stop: int) -> torch.Tensor:
-    """Return the slots, int64 [stop - start], of positions of a sample that holds these blocks of so many tokens."""
+    """Return the slots, int64 [stop - start], of a sample's positions in these blocks."""
     positions = torch.arange(start, stop)
     return torch.tensor(blocks, dtype=torch.int64)[positions // block_tokens] * block_tokens + positions % block_tokens
 
@@ -102,7 +101,7 @@ def read_slice(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return a copy of keys and values [heads, stop - start, size] of these positions, on the cache's device.
 
-    `blocks` of `block_tokens` tokens are all those of the sample, as the scheduler counts them.
+    `blocks` are all of the sample's blocks of `block_tokens` tokens, as the scheduler counts them.
     """
     tokens = layer.block_tokens
     first = start - start % tokens
@@ -114,18 +113,18 @@ def read_slice(
 
 @torch.inference_mode()
 def write_slice(layer: PagedLayer, keys: torch.Tensor, values: torch.Tensor, slots: torch.Tensor) -> None:
-    """Put keys and values [heads, tokens, size] of one dtype with the cache, on any device, into slots [tokens]."""
+    """Write keys and values [heads, tokens, size] of the cache's dtype, on any device, into slots [tokens]."""
     device = layer.cache.device
     layer.write(_heads_first(keys.to(device)), _heads_first(values.to(device)), slots.to(device))
 
 
 def _in_order(held: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
-    """[heads, rows of tokens, size] of blocks [rows, numbers]."""
+    """Return [heads, rows of tokens, size] from blocks [rows, numbers]."""
     heads, tokens, size = places.shape
     picked = held[:, places.reshape(-1)].view(-1, heads, tokens, size)
     return picked.transpose(0, 1).reshape(heads, -1, size)
 
 
 def _heads_first(numbers: torch.Tensor) -> torch.Tensor:
-    """The first two axes exchanged, in memory too."""
+    """Swap the first two axes, in memory too."""
     return numbers.transpose(0, 1).contiguous()

@@ -1,11 +1,11 @@
-"""vLLM's side of samples that arrive with their caches: which tokens are computed already, and their bytes into blocks.
+"""vLLM's connector for samples that arrive with caches: reports computed tokens, and writes their bytes into blocks.
 
-vLLM makes two of these, one beside its scheduler and one in every executor process (`KVTransferConfig` names module and
-class). The scheduler's keeps an arrived cache in host memory until the sample gets blocks, says how many of its tokens
-need no computing, and sends the bytes along with that step; the executors' write them before the pass reads them.
-Rule: a cache is loaded once, whole, or the sample's tokens are computed as if none had come; what the local prefix
-cache holds already is not written again, for others read it. Waits for nothing: a cache is here when its sample is.
-Must never keep a cache whose sample is gone.
+vLLM creates one beside its scheduler and one in every executor process (`KVTransferConfig` names module and class).
+The scheduler's connector stores an arrived cache in host memory until the sample gets blocks. It then reports the
+tokens that need no computing, and sends the bytes along with that step. The executors' connectors write them before
+the pass reads them. Rule: a cache is loaded once and completely, or the sample's tokens are computed. Tokens in the
+local prefix cache are not written again, as others read them. Nothing waits: a cache is here when its sample is. Must
+never store a cache whose sample is gone.
 """
 
 from collections.abc import Sequence
@@ -42,44 +42,44 @@ class ArrivedCache:
 
     cache: KvSlice
     layers: tuple[str, ...]
-    """vLLM's names of the layers that `cache.layers` are of."""
+    """vLLM's names of the layers in `cache.layers`."""
 
 
 @dataclass(frozen=True)
 class CacheLoad:
-    """Positions start .. stop-1 of an arrived cache, on their way into blocks."""
+    """Positions start .. stop-1 of an arrived cache to load into blocks."""
 
     arrived: ArrivedCache
     start: int
     slots: "torch.Tensor"
-    """int64 [stop - start]"""
+    """Target slots, int64 [stop - start]."""
 
 
 @dataclass
 class CacheLoads(KVConnectorMetadata):  # type: ignore[misc]  # untyped base
-    """What one step loads."""
+    """Loads of one step."""
 
     loads: list[CacheLoad] = field(default_factory=list)
 
 
 class MovedCacheConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]  # untyped bases
-    """Loads arrived caches; the scheduler's is told of them by `keep`."""
+    """Loads arrived caches; `keep` gives them to the scheduler's connector."""
 
     def __init__(
         self, vllm_config: "VllmConfig", role: KVConnectorRole, kv_cache_config: "KVCacheConfig | None" = None
     ) -> None:
-        """As vLLM calls it."""
+        """Take vLLM's arguments."""
         super().__init__(vllm_config=vllm_config, role=role, kv_cache_config=kv_cache_config)
         self._block_tokens = int(vllm_config.cache_config.block_size)
         self._arrived: dict[str, ArrivedCache] = {}
         self._loads: list[CacheLoad] = []
         self.held_back: set[str] = set()
-        """Requests that wait and are not to be taken up: paused samples."""
+        """Waiting requests that must not be scheduled: paused samples."""
 
     # ------------------------------------------------------------ for kv_moves
 
     def keep(self, request: str, arrived: ArrivedCache) -> None:
-        """Take the cache of a request that was added since the last step."""
+        """Store the cache of a request that was added since the last step."""
         self._arrived[request] = arrived
 
     def arrived(self, request: str) -> KvSlice | None:
@@ -95,14 +95,14 @@ class MovedCacheConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc
     # ------------------------------------------------------------ beside the scheduler
 
     def get_num_new_matched_tokens(self, request: "Request", num_computed_tokens: int) -> tuple[int | None, bool]:
-        """See vLLM: the tokens beyond those that the local prefix cache has; None: not now."""
+        """See vLLM; return the tokens beyond those in the local prefix cache, or None to wait."""
         if request.request_id in self.held_back:
             return None, False
         kept = self._arrived.get(request.request_id)
         return (0 if kept is None else max(kept.cache.stop - num_computed_tokens, 0)), False
 
     def update_state_after_alloc(self, request: "Request", blocks: "KVCacheBlocks", num_external_tokens: int) -> None:
-        """See vLLM: the request has blocks and goes through this step."""
+        """See vLLM; the request has blocks and is part of this step."""
         kept = self._arrived.pop(request.request_id, None)
         if kept is not None and num_external_tokens:
             start, stop = kept.cache.stop - num_external_tokens, kept.cache.stop
@@ -110,12 +110,12 @@ class MovedCacheConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc
             self._loads.append(CacheLoad(kept, start, slots))
 
     def build_connector_meta(self, scheduler_output: "SchedulerOutput") -> KVConnectorMetadata:
-        """See vLLM: what this step loads."""
+        """See vLLM; return the loads of this step."""
         loads, self._loads = self._loads, []
         return CacheLoads(loads)
 
     def request_finished(self, request: "Request", block_ids: list[int]) -> tuple[bool, dict[str, Any] | None]:
-        """See vLLM: nothing of a request that ended is kept, and its blocks are free."""
+        """See vLLM; drop the state of an ended request, whose blocks are free."""
         self._arrived.pop(request.request_id, None)
         self.held_back.discard(request.request_id)
         return False, None
@@ -129,7 +129,7 @@ class MovedCacheConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc
     # ------------------------------------------------------------ in every executor process
 
     def start_load_kv(self, forward_context: "ForwardContext", **kwargs: Any) -> None:
-        """See vLLM: called before the pass that reads what is loaded."""
+        """See vLLM; called before the pass that reads the loaded caches."""
         metadata = self._get_connector_metadata()
         assert isinstance(metadata, CacheLoads)
         for load in metadata.loads:
@@ -140,10 +140,10 @@ class MovedCacheConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc
                 write_slice(layer, keys[heads, start:stop], values[heads, start:stop], load.slots)
 
     def wait_for_layer_load(self, layer_name: str) -> None:
-        """See vLLM: all is loaded by then."""
+        """See vLLM; everything is loaded by then."""
 
     def save_kv_layer(self, layer_name: str, kv_layer: "torch.Tensor", attn_metadata: Any, **kwargs: Any) -> None:
-        """See vLLM: what leaves is read between two steps (`kv_executor`)."""
+        """See vLLM; nothing to do, as exports are read between two steps (`kv_executor`)."""
 
     def wait_for_save(self) -> None:
-        """See vLLM: nothing is saved."""
+        """See vLLM; nothing is saved."""

@@ -1,9 +1,8 @@
-"""What runs in every executor process of vLLM for samples on the move: which layers there are, and copies of slices.
+"""Methods of vLLM's executor processes for moving samples: describe the layers, and copy slices.
 
-Rule: each process speaks of its own heads alone; `own_heads` says which of all heads those are, also where fewer heads
-than processes are held several times. What it copies it only reads. A model whose caches do not all belong to whole
-sequences (a sliding window, a state) is named with the reason, and nothing of it moves. Must never wait for another
-process.
+Rule: each process handles its own heads; `own_heads` computes which, even if several processes have the same ones.
+Copies only read. A model with caches that do not belong to whole sequences (a sliding window, a state) is refused with
+the reason. Must never wait for another process.
 """
 
 from collections.abc import Mapping, Sequence
@@ -25,15 +24,15 @@ from rlhf_workers.models.kv_slices import KvShape, KvSlice
 
 @dataclass(frozen=True)
 class ExecutorLayers:
-    """The caches of one executor process."""
+    """KV caches of one executor process."""
 
     names: tuple[str, ...]
-    """vLLM's names of layers, in order."""
+    """vLLM's layer names, in order."""
     shapes: tuple[KvShape, ...]
-    """Of this process's heads."""
+    """Shapes of this process's heads."""
     first_head: int
     refusal: str = ""
-    """Why nothing of it can move."""
+    """Reason why its caches cannot move; empty if they can."""
 
 
 @dataclass(frozen=True)
@@ -45,14 +44,14 @@ class _Learned:
 
 
 class KvExecutor:
-    """A part of the worker extension: its methods are called by `collective_rpc` in every executor process."""
+    """Part of the worker extension; `collective_rpc` calls its methods in every executor process."""
 
     model_runner: Any
     vllm_config: Any
     _rlhf_kv: _Learned | None = None
 
     def rlhf_describe_kv(self, kv_heads: int) -> ExecutorLayers:
-        """Return the layers here of a model of so many heads of keys; finds out how their blocks are packed."""
+        """Return this process's layers of a model with `kv_heads` key heads, and learn how their blocks are packed."""
         try:
             self._rlhf_kv = _learn(self.vllm_config.compilation_config.static_forward_context, kv_heads)
         except UnknownLayoutError as error:
@@ -60,7 +59,7 @@ class KvExecutor:
         return self._rlhf_kv.described
 
     def rlhf_export_kv(self, blocks: Sequence[int], block_tokens: int, start: int, stop: int, wait: bool) -> KvSlice:
-        """Return a copy of these positions of the sample that holds these blocks; `wait`: for another process."""
+        """Return a copy of these positions of a sample with these blocks; `wait`: for use by another process."""
         learned = self._rlhf_kv
         assert learned is not None, "rlhf_describe_kv comes first"
         parts: list[torch.Tensor] = []
@@ -85,7 +84,7 @@ def _learn(context: Mapping[str, Any], kv_heads: int) -> _Learned:
 
 
 def paged_layers(context: Mapping[str, Any]) -> tuple[PagedLayer, ...]:
-    """Return the layers with caches of their own, in the model's order; `context` is vLLM's static forward context."""
+    """Return the layers with their own caches, in the model's order; `context` is vLLM's static forward context."""
     own = [
         (name, layer)
         for name, layer in context.items()
@@ -95,7 +94,7 @@ def paged_layers(context: Mapping[str, Any]) -> tuple[PagedLayer, ...]:
 
 
 def paged_layer(name: str, layer: Any) -> PagedLayer:
-    """Return one of vLLM's attention layers as what its cache is read and written by."""
+    """Return one of vLLM's attention layers with its cache and writer."""
     impl, cache = layer.impl, layer.kv_cache
     if not isinstance(cache, torch.Tensor) or not hasattr(impl, "do_kv_cache_update"):
         raise UnknownLayoutError(f"{name}: {type(impl).__name__} has no writer of keys and values")
@@ -108,7 +107,7 @@ def paged_layer(name: str, layer: Any) -> PagedLayer:
 
 
 def own_heads(own: int, all_heads: int) -> slice:
-    """Return which of all heads this process holds, by its rank among those that share the model."""
+    """Return which of all heads this process has, by its rank in the tensor parallel group."""
     from vllm.distributed import get_tensor_model_parallel_rank, get_tensor_model_parallel_world_size
 
     rank, ranks = int(get_tensor_model_parallel_rank()), int(get_tensor_model_parallel_world_size())
@@ -116,7 +115,7 @@ def own_heads(own: int, all_heads: int) -> slice:
 
 
 def heads_of(rank: int, ranks: int, own: int, all_heads: int) -> slice:
-    """Return the heads of a rank that holds `own` of all heads; several ranks hold the same where heads are few."""
+    """Return the heads of a rank that has `own` of all heads; with few heads several ranks have the same ones."""
     copies = max(1, ranks * own // all_heads)
     first = rank // copies * own
     return slice(first, first + own)

@@ -1,9 +1,9 @@
-"""Samples of the vLLM engine on the move: copies of their caches out, and samples with a cache in.
+"""Moves samples of the vLLM engine with their caches, out and in.
 
-Rule: what travels is neutral, [heads, tokens, size] of every layer, joined over the executor processes; so workers with
-another number of GPUs read it. A sample that arrives waits in vLLM's queue with its cache, which is loaded when it gets
-blocks: none of its tokens is computed again. It is taken only while blocks for the longest sample are free, so that no
-held one loses its own. Must never change a sample that it copies.
+Rule: the transferred format is neutral, [heads, tokens, size] per layer, joined over the executor processes, so
+workers with another number of GPUs can read it. An arriving sample waits in vLLM's queue with its cache, which is
+loaded when it gets blocks: none of its tokens is computed again. It is accepted only while blocks for the longest
+sample are free, so that no sample here loses its own. Must never change a sample that it copies.
 """
 
 import hashlib
@@ -23,11 +23,11 @@ from rlhf_workers.models.kv_slices import KvShape, KvSlice
 log = logging.getLogger(__name__)
 
 FORMAT: Final = "vllm, all layers, all positions, [heads, tokens, size], 1"
-"""Raised when the meaning of what travels changes."""
+"""Format name; changed when the meaning of the transferred data changes."""
 
 
 class Caches(Protocol):
-    """`core_caches.CoreCaches`: what an engine core holds, by its names of samples."""
+    """`core_caches.CoreCaches`: caches of an engine core, by its sample names."""
 
     @property
     def refusal(self) -> str: ...
@@ -40,20 +40,20 @@ class Caches(Protocol):
 
 
 class Samples(Protocol):
-    """The engine's record of what it holds."""
+    """The engine's record of its samples."""
 
     @property
     def held(self) -> int: ...
     def name_of(self, key: SampleKey) -> str | None:
-        """Return the core's name of an unfinished sample; None: it is not here."""
+        """Return the core's name of an unfinished sample; None if it is not here."""
 
     def carried(self, key: SampleKey) -> SampleRequest:
-        """Return the request that goes on after its last token."""
+        """Return the request that continues the sample after its last token."""
 
     def take(self, request: SampleRequest, *, arrives: bool = False) -> str:
-        """Add a sample, checked before, to the core, which takes it up in its next step; returns its name there.
+        """Add a checked sample to the core, which schedules it in its next step; return its name there.
 
-        `arrives`: with a cache, which no other sample reads.
+        `arrives`: it comes with a cache that no other sample reads.
         """
 
 
@@ -65,9 +65,9 @@ def moves_of(
     check: Callable[[SampleRequest], None],
     complete_reason: Callable[[SampleRequest], FinishReason],
 ) -> "VllmKvMoves | None":
-    """Return what moves an engine's samples; None, and a line in the log, where caches of this model cannot move.
+    """Return the mover of an engine's samples; None, with a log line, if caches of this model cannot move.
 
-    `facts` are what else must be alike for one engine to read another's caches; `check` and `complete_reason` are the
+    `facts`: what else two engines must share for one to read the other's caches. `check` and `complete_reason`: the
     engine's rules for a request.
     """
     if caches is None:
@@ -93,7 +93,7 @@ class VllmKvMoves:
         check: Callable[[SampleRequest], None],
         complete_reason: Callable[[SampleRequest], FinishReason],
     ) -> None:
-        """As `moves_of`; `executors` hold layers, none of them with a refusal."""
+        """Take arguments as `moves_of`; no executor in `executors` refuses."""
         self._caches = caches
         self._samples = samples
         self._limits = limits
@@ -166,13 +166,13 @@ class VllmKvMoves:
 
 
 def _distinct(first_heads: Sequence[int]) -> list[int]:
-    """Ranks whose heads no earlier rank holds, in the order of heads."""
+    """Return the ranks whose heads no earlier rank has, in order of heads."""
     ranks = {first: rank for rank, first in reversed(list(enumerate(first_heads)))}
     return [ranks[first] for first in sorted(ranks)]
 
 
 def _joined(pieces: Sequence[KvSlice]) -> KvSlice:
-    """One slice of the heads of all."""
+    """Join slices of different heads."""
     layers = zip(*(piece.layers for piece in pieces), strict=True)
     together = tuple(
         (torch.cat([keys for keys, _ in layer]), torch.cat([values for _, values in layer])) for layer in layers
@@ -181,7 +181,7 @@ def _joined(pieces: Sequence[KvSlice]) -> KvSlice:
 
 
 def _fingerprint(shapes: Sequence[KvShape], limits: EngineLimits, facts: Mapping[str, Any]) -> str:
-    """Short hash of what must be alike."""
+    """Return a short hash of everything that must be equal."""
     everything = {
         "format": FORMAT,
         "shapes": [[shape.heads, shape.key_size, shape.value_size, str(shape.dtype)] for shape in shapes],

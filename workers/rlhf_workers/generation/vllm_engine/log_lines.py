@@ -1,8 +1,7 @@
-"""vLLM's log lines in the worker's log: in its format, bounded; and while the engine is built also as what it does now.
+"""Writes vLLM's log lines to the worker's log, bounded, and shows them as the worker's stage while the engine builds.
 
-Rule: vLLM configures no logging here; its loggers hand their lines to the worker's handler. Warnings always get there,
-what it says besides only while it is built, which is when people wait for it. Of a burst the rest is dropped, and
-counted.
+Rule: vLLM configures no logging here; its loggers pass lines to the worker's handler. Warnings are always written,
+other lines while the engine is built. In a burst, surplus lines are dropped and counted.
 """
 
 import logging
@@ -14,14 +13,14 @@ from typing import Final
 from rlhf_workers.progress import WorkStage, stage
 
 LINES_PER_MINUTE: Final = 120
-"""Three times what a build says; a warning in every step would fill a disk."""
+"""Maximum lines per minute, three times those of a build; a warning in every step would fill a disk."""
 MAX_CHARACTERS: Final = 2000
-"""Of a line: a configuration in one line is longer than anybody reads."""
+"""Maximum characters of a line."""
 _MINUTE: Final = 60.0
 
 
 class BoundedLines(logging.Filter):
-    """Lets through so many lines of vLLM a minute, each of a bounded length; all of everybody else."""
+    """Limits the number and length of vLLM's lines; passes all other lines."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         super().__init__()
@@ -55,9 +54,9 @@ class _SaysStage(logging.Handler):
 
 @contextmanager
 def reported_build() -> Iterator[None]:
-    """Inside, all that vLLM says is logged, and the last of it is what the worker says that it does."""
+    """Log everything that vLLM reports inside, and show its last line as the worker's stage."""
     logger = logging.getLogger("vllm")
-    # Where vLLM was imported before its environment was set, it writes by a handler of its own and hands on nothing.
+    # If vLLM was imported before its environment was set, its logger has its own handler and does not propagate.
     logger.handlers.clear()
     logger.propagate = True
     for handler in logging.getLogger().handlers:

@@ -1,7 +1,7 @@
-"""What is said of a sample that cannot go on.
+"""Errors of samples that cannot continue.
 
-Rule: an error that bears the sample's key is of that sample alone, and the engine goes on without it; one that does not
-is of the weights.
+Rule: an error with the sample's key concerns that sample, and the engine continues without it; one without a key
+concerns the weights.
 """
 
 from rlhf_common.samples import SampleKey
@@ -10,7 +10,7 @@ from rlhf_workers.generation.requests import sample_name
 
 
 def not_finite(key: SampleKey, version: int) -> EngineError:
-    """Return the error of weights by which a sample has no probabilities: a policy of them must not yield tokens."""
+    """Return the error for weights whose logits are not finite: such a policy must yield no tokens."""
     message = (
         f"{sample_name(key)}: weight version {version} of the actor gives logits that are not finite; lower "
         "spec.training.optimizer.learningRate or go back to an earlier checkpoint"
@@ -19,6 +19,6 @@ def not_finite(key: SampleKey, version: int) -> EngineError:
 
 
 def ended_early(key: SampleKey, tokens: int, why: str) -> EngineError:
-    """Return the error of a sample that vLLM ended after so many response tokens, though it was not complete."""
+    """Return the error of a sample that vLLM ended after so many response tokens before it was complete."""
     message = f"{sample_name(key)}: vLLM ended it after {tokens} response tokens: {why}"
     return EngineError("CoreEndedSample", message, key=key)

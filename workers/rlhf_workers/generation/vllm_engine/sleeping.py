@@ -1,34 +1,34 @@
-"""Whether an engine's weights and caches are on its device, and what brings them there in which order.
+"""Tracks whether an engine's weights and caches are on its device, and brings them back in order.
 
-Rule: weights come before caches and go with them, so new weights can be loaded while caches are still away: that is the
-order without a peak. What fails half-way is tried again from there. Must never let a step run on what is away.
+Rule: weights come before caches and leave with them, so new weights can be loaded while the caches are away, without a
+memory peak. A failed step is repeated from its state. Must never let a step run without weights or caches.
 """
 
 from typing import Protocol
 
 
 class SleepingCore(Protocol):
-    """What `Sleeper` needs of vLLM's core."""
+    """The methods of vLLM's core that `Sleeper` needs."""
 
     def sleep(self) -> None:
-        """Gives weights and caches back."""
+        """Free weights and caches."""
 
     def wake_weights(self) -> None:
-        """Brings the weights back."""
+        """Bring the weights back."""
 
     def wake_caches(self) -> None:
-        """Brings the caches back."""
+        """Bring the caches back."""
 
 
 class Sleeper:
-    """The memory of one core; awake at first."""
+    """Memory state of one core; awake at first."""
 
     def __init__(self, core: SleepingCore) -> None:
         self._core = core
         self._weights = self._caches = True
 
     def sleep(self) -> None:
-        """Give everything back; nothing where it is away."""
+        """Free everything; do nothing if it is free."""
         if not (self._weights or self._caches):
             return
         self._wake()  # vLLM sleeps as a whole
@@ -36,13 +36,13 @@ class Sleeper:
         self._weights = self._caches = False
 
     def wake_weights(self) -> None:
-        """Bring the weights alone, for others to be loaded in place of them."""
+        """Bring back the weights only, so that new ones can replace them."""
         if not self._weights:
             self._core.wake_weights()
             self._weights = True
 
     def wake(self) -> None:
-        """Bring all that is away."""
+        """Bring back everything that is away."""
         self._wake()
 
     def _wake(self) -> None:

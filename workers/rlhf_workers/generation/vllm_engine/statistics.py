@@ -1,8 +1,8 @@
-"""What vLLM counts of itself: for its own dashboards under its own names (`vllm:*`), and as the load that ours show.
+"""Collects vLLM's own statistics, for its dashboards (`vllm:*`) and as the load in our metrics.
 
-vLLM's output processor, which is left out here, would hand its counts to its logger; this does, with vLLM's classes.
-Rule: written by the thread that steps the core, read by a scrape; nothing is decided by it. Must never hold a request
-that the core holds no longer.
+vLLM's output processor, which is not used here, would pass its counts to its logger; this module does, with vLLM's
+classes. Rule: the thread that steps the core writes, a scrape reads; no decision depends on it. Must never store a
+request that the core has dropped.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -22,10 +22,10 @@ PREFIX = "vllm:"
 
 
 class OwnMetrics(Collector):
-    """Families of vLLM alone: it registers them where every library of the process registers its own."""
+    """vLLM's families in the process-wide registry, where other libraries register theirs too."""
 
     def collect(self) -> Iterator[Family]:
-        """Yield them as vLLM serves them."""
+        """Yield vLLM's families."""
         return (family for family in REGISTRY.collect() if family.name.startswith(PREFIX))
 
 
@@ -34,25 +34,25 @@ class VllmStatistics:
 
     def __init__(self, config: VllmConfig) -> None:
         self.load = EngineLoad(0, 0, 0.0, 0, 0, 0)
-        """After the last step."""
+        """Load after the last step."""
         self.registry: Collector = OwnMetrics()
         """See ServesMetrics."""
         self._logger: Any = PrometheusStatLogger(config)
         self._adapters = LoRARequestStates()
         self._requests: dict[str, Any] = {}
-        """What vLLM keeps of each that the core holds."""
+        """vLLM's statistics of each request in the core."""
 
     def added(self, name: str) -> None:
-        """Note a request from its arrival on."""
+        """Record a request at its arrival."""
         self._requests[name] = RequestStateStats(arrival_time=time())
 
     def dropped(self, names: Iterable[str]) -> None:
-        """Forget requests that were aborted."""
+        """Remove aborted requests."""
         for name in names:
             self._requests.pop(name, None)
 
     def stepped(self, groups: Sequence[Any]) -> None:
-        """Count a step by what the core said of it: EngineCoreOutputs."""
+        """Count a step from the core's EngineCoreOutputs."""
         for group in groups:
             counts = IterationStats()
             for output in group.outputs:

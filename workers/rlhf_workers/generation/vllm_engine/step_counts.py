@@ -1,7 +1,7 @@
-"""What went through the model in a step of vLLM's core, as a report of an engine says it.
+"""Counts the tokens of a step of vLLM's core for the engine's report.
 
-Rule: a sample of which one token went through, or one and what was drafted for it, is decoding; several at once are
-prefill, of its prompt or of what is computed again because it made room for others.
+Rule: a sample with one token, apart from its draft, is decoding; several are prefill, of its prompt or of tokens
+computed again after a preemption.
 """
 
 from collections.abc import Mapping
@@ -12,7 +12,7 @@ from rlhf_workers.generation.vllm_engine.held_sample import HeldSample
 
 
 def count(step: CoreStep, samples: Mapping[str, HeldSample], report: StepReport) -> None:
-    """Write down what a step ran for these samples, before its tokens are theirs."""
+    """Add a step's counts for these samples to the report, before its drawn tokens are added to them."""
     ran = {name: tokens - len(step.drafts.get(name, ())) for name, tokens in step.scheduled.items() if name in samples}
     prefilled = {name: tokens for name, tokens in ran.items() if tokens > 1}
     report.prefilled = sum(prefilled.values())

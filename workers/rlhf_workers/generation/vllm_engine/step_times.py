@@ -1,19 +1,20 @@
-"""How much of a step's time was prefill, where one pass of vLLM prefills some samples and decodes others.
+"""Estimates the prefill share of a step's time, as one pass of vLLM may prefill some samples and decode others.
 
-Rule: a step without prefill says what decoding costs now; what a mixed step took beyond that was prefill. Before there
-was such a step, tokens share the time alike. Never zero where something was prefilled: costs are learned from it.
+Rule: a step without prefill gives the cost of decoding; additional time of a mixed step is prefill. Before the first
+such step, all tokens share the time equally. The share of prefilled tokens is never zero, as costs are learned from
+it.
 """
 
 
 class StepTimes:
-    """Of one engine; forget nothing but by newer steps."""
+    """Step times of one engine."""
 
     def __init__(self) -> None:
         self._decode_ns: int | None = None
-        """Of the newest step that only decoded."""
+        """Nanoseconds of the latest step that only decoded."""
 
     def prefill_ns(self, step_ns: int, prefilled: int, rows: int) -> int:
-        """Return the part of a step that took `step_ns`, ran `prefilled` tokens and decoded one of each of `rows`."""
+        """Return the nanoseconds of prefill in a step of `step_ns` with `prefilled` tokens and `rows` decoded ones."""
         if not prefilled:
             if rows:
                 self._decode_ns = step_ns

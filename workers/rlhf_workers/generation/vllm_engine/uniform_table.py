@@ -1,8 +1,8 @@
-"""The uniforms of the samples of a batch, drawn ahead a block at a time, and looked up for all rows at once.
+"""Table of the uniforms of a batch's samples, drawn in blocks and looked up for all rows at once.
 
-Rule: what is looked up is `sampling.uniforms` of (random key, response position), whatever was looked up before. A
-request keeps its place while it lives; a step whose batch is that of the step before runs no Python for each of its
-requests. Must never give a request the place of another that lives.
+Rule: a lookup returns `sampling.uniforms` of (random key, response position), independent of earlier lookups. A
+request keeps its entry while it lives; a step with the same batch as the last one runs no Python per request. Must
+never give a request the entry of another live one.
 """
 
 from collections.abc import Callable, Collection, Sequence
@@ -17,20 +17,20 @@ from rlhf_workers.generation.sampling import marked, uniforms
 Ints = npt.NDArray[np.int64]
 
 BLOCK: Final = 64
-"""Positions that are drawn at a time; a multiple of the generator's block, and more than one step ever decides."""
+"""Positions drawn at once; a multiple of the generator's block, and more than one step decides."""
 
 
 class KeyedRequest(NamedTuple):
-    """What the uniforms of a request follow from."""
+    """The inputs of a request's uniforms."""
 
     random_key: int
     prompt_tokens: int
-    """Length of the sample's prompt; what a request holds beyond it is response."""
+    """Length of the sample's prompt; later tokens of a request are response."""
     drawing: Drawing = Drawing.ROLLOUT
 
 
 class UniformTable:
-    """Uniforms of requests by name; each has two blocks, so that one step may cross from the first to the second."""
+    """Uniforms of requests by name, two blocks each, so that one step may cross a block boundary."""
 
     def __init__(self) -> None:
         self._places: dict[str, int] = {}
@@ -39,12 +39,12 @@ class UniformTable:
         self._drawings: list[Drawing] = []
         self._prompts: Ints = np.zeros(0, np.int64)
         self._starts: Ints = np.zeros(0, np.int64)
-        """First position that a place holds; below none."""
+        """First position in each entry; negative if it is empty."""
         self._values: npt.NDArray[np.float64] = np.zeros((0, 2 * BLOCK))
         self._names: list[str] = []
-        """Of the rows of the last step."""
+        """Request names in the last step."""
         self._rows: Ints = np.zeros(0, np.int64)
-        """Their places."""
+        """Entries of these requests."""
 
     def __len__(self) -> int:
         return len(self._places)
@@ -52,10 +52,10 @@ class UniformTable:
     def rows(
         self, names: Sequence[str], lengths: npt.NDArray[np.integer], counts: Ints, known: Callable[[str], KeyedRequest]
     ) -> npt.NDArray[np.float64]:
-        """Return float64 [sum of counts]: those of `counts` positions of each request, from its next one on.
+        """Return float64 [sum of counts]: uniforms of `counts` positions of each request, from its next one on.
 
-        `lengths` int [n] are tokens of each request, prompt and response; counts int64 [n] are at most BLOCK; `known`
-        is asked once for each request.
+        `lengths` int [n]: tokens of each request, prompt and response. `counts` int64 [n]: at most BLOCK. `known` is
+        called once for each request.
         """
         if self._names != names:
             self._rows = np.fromiter((self._place(name, known) for name in names), np.int64, len(names))
@@ -71,7 +71,7 @@ class UniformTable:
         return found
 
     def forget_others(self, names: Collection[str]) -> None:
-        """Free the places of requests that are gone."""
+        """Free the entries of requests that ended."""
         if len(self._places) > 2 * len(names) + BLOCK:
             for name in [name for name in self._places if name not in names]:
                 self._free.append(self._places.pop(name))
@@ -87,7 +87,7 @@ class UniformTable:
         return place
 
     def _more(self) -> int:
-        """Make room for as many again, and return one of the new places."""
+        """Double the table; return one of the new entries."""
         old = len(self._keys)
         new = max(BLOCK, 2 * old)
         self._keys += [0] * (new - old)

@@ -1,8 +1,8 @@
-"""New weights for the draft model by which vLLM itself drafts, beside the policy's.
+"""Updates the weights of vLLM's draft model together with the policy.
 
-Rule: checked whole before any is replaced, by transformers' model of its folder, and put in place as the policy's are:
-what vLLM's own `start_draft_weight_update` would select is reloaded layer by layer. Half-done it drafts worse and
-changes no token, but is told as the policy's is. Without training it keeps the weights of its folder.
+Rule: the complete set is checked against transformers' model of its folder before any weight is replaced. It is loaded
+layer by layer like the policy's, as vLLM's own `start_draft_weight_update` would select. A partial update drafts worse
+and changes no token, but is reported like the policy's. Without training the folder's weights stay.
 """
 
 from collections.abc import Iterable, Mapping
@@ -16,21 +16,21 @@ from rlhf_workers.generation.vllm_engine.weight_pieces import Named
 
 
 class DraftingCore(Protocol):
-    """What is asked of vLLM's core."""
+    """The methods of vLLM's core used here."""
 
     def replace_draft_weights(self, named: Iterable[Named]) -> None: ...
 
 
 class VllmDraftModel:
-    """Of one engine."""
+    """vLLM's draft model in one engine."""
 
     def __init__(self, core: DraftingCore, weights: ExpectedWeights) -> None:
-        """`weights` are those of the draft model's folder."""
+        """`weights` describes the draft model's folder."""
         self._core = core
         self._weights = weights
 
     def load_weights(self, tensors: Mapping[str, torch.Tensor]) -> int:
-        """Replace all weights; return bytes. WorkError WeightsMismatch while nothing has changed, or WeightsTorn."""
+        """Replace all weights; return bytes. Raises WorkError WeightsMismatch if nothing changed, else WeightsTorn."""
         checked = self._weights.check(tensors, what="the draft model")
         try:
             self._core.replace_draft_weights(checked.named)

@@ -1,7 +1,7 @@
-"""`engineArgs.speculative_config`: vLLM drafts by itself, by heads of the policy or a model on its own device.
+"""Checks `engineArgs.speculative_config`: vLLM drafts by itself, with heads of the policy or a model on its device.
 
-Rule: what drafts by a model of its own may be asked for, on GPUs; what drafts from tokens is the project's. Whoever
-drafts, the project verifies. Pure: what is given in, vLLM's dict or a refusal out.
+Rule: drafters with a model are allowed, on GPUs; drafters that use tokens are the project's. The project verifies all
+drafts. Pure: the manifest's value in, vLLM's dict or a WorkError out.
 """
 
 from typing import Any, Final
@@ -20,7 +20,7 @@ FIELDS: Final = ("method", "model", "num_speculative_tokens", "draft_tensor_para
 
 
 def speculation_arguments(given: Any, device_type: str, speculation: Speculation) -> dict[str, Any]:
-    """Return what vLLM is told of its own drafter; WorkError with the field and what would be right."""
+    """Return vLLM's arguments for its own drafter; WorkError with the field and the remedy."""
     if device_type == "cpu":
         raise _refused(
             "",

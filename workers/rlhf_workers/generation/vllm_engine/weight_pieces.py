@@ -1,8 +1,8 @@
-"""A version's weights handed from the worker to vLLM's executor processes: through memory that they map, in pieces.
+"""Sends a version's weights from the worker to vLLM's executor processes, in chunks of mapped memory.
 
-Rule: nothing is pickled. A piece is a sealed memory file with names, types, shapes and places of its tensors, which
-the process that maps it checks as it checks what a training rank lends. It is written once, before anyone hears of it,
-and goes with the last tensor that is read from it; at most a few are there at once, however large the model.
+Rule: nothing is pickled. A chunk is a sealed memory file with names, types, shapes and places of its tensors, which
+the mapping process checks like a training rank's loan. It is written before its message is sent, and freed after the
+last read of its tensors; few exist at once, however large the model.
 """
 
 from collections.abc import Iterable, Iterator
@@ -16,15 +16,15 @@ from rlhf_workers.weights.manifest import ALIGNMENT, check, check_places, places
 from rlhf_workers.weights.tensor_types import NAMES
 
 PIECE_BYTES: Final = 1 << 28
-"""Of a piece, unless one tensor is larger: little next to a model, much next to what a call costs."""
+"""Bytes of a chunk, unless one tensor is larger: small beside a model, large beside the cost of a call."""
 
 Named = tuple[str, torch.Tensor]
 
 
 def pieces(tensors: Iterable[Named], sharing: MemorySharing, size: int = PIECE_BYTES) -> Iterator[bytes]:
-    """Yield each piece as a message for `opened_piece`; its memory is given up when the next one is asked for.
+    """Yield each chunk as a message for `opened_piece`; its memory is released when the next one is requested.
 
-    RegionRefusedError when there is no memory for a piece.
+    Raises RegionRefusedError without memory for a chunk.
     """
     batch: list[Named] = []
     held = 0
@@ -39,9 +39,9 @@ def pieces(tensors: Iterable[Named], sharing: MemorySharing, size: int = PIECE_B
 
 
 def opened_piece(message: bytes, sharing: MemorySharing) -> dict[str, torch.Tensor]:
-    """Return parameter name -> tensor in the piece's memory, mapped as long as one of them is used; not to be written.
+    """Return parameter name -> tensor in the chunk's memory, read-only and mapped while one of them is used.
 
-    RegionRefusedError or WeightManifestError when it cannot be mapped or is not what it says.
+    Raises RegionRefusedError or WeightManifestError when it cannot be mapped or does not match its manifest.
     """
     loan = pb.WeightLoan.FromString(message)
     check(loan.manifest)

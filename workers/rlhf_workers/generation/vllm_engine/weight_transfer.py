@@ -1,12 +1,12 @@
-"""One version of the weights put in place of another, in each of vLLM's executor processes, by its layerwise reload.
+"""Replaces the weights in each of vLLM's executor processes by vLLM's layerwise reload.
 
 Rule: vLLM's own loader splits, fuses and packs each layer again and copies it into the memory that decoding reads, so
-captured graphs stay true. From `begin` to `finish` the model is of two versions and must not be run; `finish` raises
-when a parameter was not loaded. What fails in between leaves a model that is sound but of no version, which the next
-whole update cures.
+captured graphs stay valid. From `begin` to `finish` the model mixes two versions and must not run; `finish` raises if
+a parameter was not loaded. A failure in between leaves a usable model without a version, which the next complete
+update repairs.
 
-Two things that vLLM 0.32 does not renew on a CPU are renewed here: the packed copy of a language modelling head that
-is tied to the embeddings, and packed experts (its update would copy unpacked weights into packed memory).
+This module renews two things that vLLM 0.32 does not renew on a CPU: the packed copy of a language modelling head tied
+to the embeddings, and packed experts (vLLM would copy unpacked weights into packed memory).
 """
 
 import logging
@@ -24,10 +24,10 @@ _log_of_reload = logging.getLogger("vllm.model_executor.model_loader.reload.laye
 
 
 class LayerwiseUpdate:
-    """The update of one process's share of the model."""
+    """Update of one process's share of the model."""
 
     def __init__(self, runner: Any, *, draft: bool = False) -> None:
-        """`runner`: vLLM's model runner. `draft`: of the model that vLLM drafts by, in place of the policy."""
+        """`runner`: vLLM's model runner. `draft`: update vLLM's draft model instead of the policy."""
         self._config: Any = runner.vllm_config
         speculative = self._config.speculative_config
         self._model: Any = runner.get_draft_model() if draft else runner.get_model()
@@ -37,9 +37,9 @@ class LayerwiseUpdate:
         self._loaded: set[str] = set()
 
     def begin(self) -> None:
-        """Take every layer's old tensors aside."""
+        """Put every layer's old tensors aside."""
         with self._changing():
-            self._restore()  # an update may have broken off in another process
+            self._restore()  # an earlier update may have been interrupted
             self._expected = {name for name, _ in self._model.named_parameters()}
             self._forget_packed_experts()
             initialize_layerwise_reload(self._model)
@@ -47,13 +47,13 @@ class LayerwiseUpdate:
     def load(self, tensors: Iterable[tuple[str, Tensor]]) -> None:
         """Load some tensors under the names of a checkpoint; those of a layer may come in several calls.
 
-        They are read until `finish`: a layer is made when its last tensor has come.
+        They must stay readable until `finish`: a layer is built when its last tensor has come.
         """
         with self._changing():
             self._loaded |= self._model.load_weights(iter(tensors)) or set()
 
     def finish(self) -> None:
-        """Complete all layers; RuntimeError when some parameter was not loaded."""
+        """Complete all layers; raise RuntimeError if a parameter was not loaded."""
         with self._changing():
             missing = sorted(self._expected - self._loaded)
             if missing and self._model_config.quantization is None:
@@ -62,18 +62,18 @@ class LayerwiseUpdate:
             self._pack_tied()
         self._runner.reset_lora_state()
         if self._runner.device.type != "cpu":
-            torch.accelerator.synchronize()  # before the memory that was read is given back
+            torch.accelerator.synchronize()  # before the memory of the sources is released
 
     @contextmanager
     def _changing(self) -> Iterator[None]:
         level = _log_of_reload.level
-        _log_of_reload.setLevel(logging.ERROR)  # it warns of every layer that has nothing to load
+        _log_of_reload.setLevel(logging.ERROR)  # it warns about every layer that has nothing to load
         try:
             with set_current_vllm_config(self._config), torch.no_grad():
                 yield
         except BaseException:
             with suppress(Exception), set_current_vllm_config(self._config), torch.no_grad():
-                self._restore()  # while what was handed in can be read; the next update would add to what is left
+                self._restore()  # while the sources can be read; the next update would add to leftovers
             raise
         finally:
             _log_of_reload.setLevel(level)
@@ -82,14 +82,14 @@ class LayerwiseUpdate:
         finalize_layerwise_reload(self._model, self._model_config)
 
     def _forget_packed_experts(self) -> None:
-        """On a CPU the kernel of experts is made anew, which packs them; on a GPU it keeps memory that graphs read."""
+        """Drop the kernel of experts on a CPU so that it packs them again; on a GPU graphs read its memory."""
         for layer in self._model.modules() if self._runner.device.type == "cpu" else ():
             method: Any = getattr(layer, "quant_method", None)
             if getattr(method, "moe_kernel", None) is not None:
                 method.moe_kernel = None
 
     def _pack_tied(self) -> None:
-        """Layers that share their parameter with an earlier one got nothing to load, and pack what is there now."""
+        """Pack layers that share a parameter with an earlier one, as they got nothing to load."""
         seen: set[int] = set()
         for layer in self._model.modules():
             own = {id(parameter) for parameter in layer.parameters(recurse=False)}

@@ -1,7 +1,7 @@
-"""What runs in each of vLLM's executor processes: mixed into its worker class, called by `collective_rpc`.
+"""Methods of vLLM's executor processes: mixed into vLLM's worker class, called by `collective_rpc`.
 
-Rule: each capability is a module of its own, and a method here only hands it the worker's parts. Names of methods must
-not be those of a worker of vLLM, which refuses to start then.
+Rule: each ability is a separate module, and a method here passes the worker's parts to it. Method names must not exist
+in vLLM's worker, which would refuse to start.
 """
 
 from collections.abc import Iterable
@@ -19,49 +19,49 @@ from rlhf_workers.shared_memory.host_regions import HostSharing
 
 
 class WorkerExtension(KvExecutor):
-    """Methods of vLLM's worker, in which `self` is that worker."""
+    """Methods of vLLM's worker; `self` is that worker."""
 
     model_runner: Any
     _rlhf_caches: HostCaches | None = None
     rlhf_update: LayerwiseUpdate
 
     def rlhf_bind_to_worker(self) -> None:
-        """Let this process, one of several, end with the worker that it belongs to."""
+        """Make this process, one of several, end with its worker."""
         bind_to_worker()
 
     def rlhf_draw_by_key(self, parameters: SamplingParameters) -> None:
-        """Let tokens be drawn by their sample's key from now on, and drafts be verified by what is drawn."""
+        """Draw tokens by their sample's key from now on, and verify drafts against them."""
         self.model_runner.sampler = KeyedSampler(self.model_runner, parameters)
         verify_drafts(self.model_runner, self.model_runner.sampler)
 
     def rlhf_begin_weights(self, draft: bool) -> None:
-        """An update of all weights begins: of the policy, or of the draft model that vLLM drafts by."""
+        """Begin an update of all weights, of the policy or of vLLM's draft model."""
         self.rlhf_update = LayerwiseUpdate(self.model_runner, draft=draft)
         self.rlhf_update.begin()
 
     def rlhf_load_weights(self, named: Iterable[Named]) -> None:
-        """Load weights of this very process."""
+        """Load weights of this process."""
         self.rlhf_update.load(named)
 
     def rlhf_load_piece(self, piece: bytes) -> None:
-        """Load weights that lie in memory of the worker's process."""
+        """Load weights from memory of the worker's process."""
         self.rlhf_update.load(opened_piece(piece, HostSharing()).items())
 
     def rlhf_finish_weights(self) -> None:
-        """All have come."""
+        """Finish the update."""
         self.rlhf_update.finish()
 
     def rlhf_cache_bytes(self) -> int:
-        """Return the bytes of this process's key-value caches."""
+        """Return the bytes of this process's KV caches."""
         return sum(storage.nbytes() for storage in storages_of(self.model_runner.kv_caches))
 
     def rlhf_free_caches(self) -> None:
-        """Give the memory of the key-value caches back, on a CPU."""
+        """Free the memory of the KV caches, on a CPU."""
         if self._rlhf_caches is None:
             self._rlhf_caches = HostCaches(storages_of(self.model_runner.kv_caches))
         self._rlhf_caches.free()
 
     def rlhf_take_caches(self) -> None:
-        """Undo that, with zeros in them."""
+        """Allocate the caches again, zeroed."""
         if self._rlhf_caches is not None:
             self._rlhf_caches.take()

@@ -1,7 +1,7 @@
-"""Samples that are judged by few calls of many: what waits when a call ends goes into the next one together.
+"""Judges many samples per call: samples that wait when a call ends go into the next call together.
 
-Rule: no timer; a sample waits only while as many calls as allowed are under way. A call that fails is made again for
-each of its samples alone, so that one bad sample fails no other.
+Rule: there is no timer; a sample waits only while the maximum number of calls is running. A failed call is repeated
+for each of its samples alone, so that one bad sample fails no other.
 """
 
 import asyncio
@@ -13,16 +13,16 @@ from rlhf_common.samples import ScoringSample
 from rlhf_workers.inference.rewards.reward_source import GroupRewardSource, Judgment, RewardError
 
 CALLS: Final = 2
-"""Under way at once: one is answered while the next is on its way."""
+"""Maximum concurrent calls: one is computed while the next is in transit."""
 
 _Waiting = tuple[ScoringSample, asyncio.Future[Judgment]]
 
 
 class BatchedReward:
-    """A RewardSource that asks another one about several samples at once."""
+    """A RewardSource that asks another source about several samples at once."""
 
     def __init__(self, source: GroupRewardSource, size: int) -> None:
-        """`size`: samples of a call at most."""
+        """`size`: maximum samples of a call."""
         self._source, self._size = source, size
         self._waiting: deque[_Waiting] = deque()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -32,7 +32,7 @@ class BatchedReward:
         await self._source.start()
 
     async def score(self, sample: ScoringSample) -> Judgment:
-        """Return what a call says of this sample, with whatever else waits."""
+        """Return the judgment of this sample from a call that it may share with others."""
         future: asyncio.Future[Judgment] = asyncio.get_running_loop().create_future()
         self._waiting.append((sample, future))
         self._begin()
@@ -57,7 +57,7 @@ class BatchedReward:
             self._begin()
 
     async def _run(self, batch: Sequence[_Waiting]) -> None:
-        wanted = [(sample, future) for sample, future in batch if not future.done()]  # some may be forgotten
+        wanted = [(sample, future) for sample, future in batch if not future.done()]  # some may be cancelled
         if not wanted:
             return
         try:

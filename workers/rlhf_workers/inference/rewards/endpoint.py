@@ -1,8 +1,8 @@
-"""Rewards by an HTTP endpoint: POST {"samples": [{prompt, response, record, finish_reason, response_tokens}]} ->
-{"rewards": [number | null], "metrics": [{name: number}]}, of which metrics may be left out.
+"""Rewards from an HTTP endpoint, by POST requests.
 
-One sample a request unless the manifest says otherwise. Rule: a list of another length is a failure that says so; see
-`json_requests` for what else is.
+Request: {"samples": [{prompt, response, record, finish_reason, response_tokens}]}. Answer: {"rewards": [number |
+null], "metrics": [{name: number}]}; metrics are optional. A request has one sample unless the manifest says otherwise.
+Rule: a list of another length is a failure; see `json_requests` for other failures.
 """
 
 from collections.abc import Sequence
@@ -39,8 +39,10 @@ class EndpointReward:
         *,
         field: str,
     ) -> None:
-        """`settings`: the endpoint's headers; `field`: the reward's in the manifest. WorkError when a header cannot be
-        sent."""
+        """`settings`: headers of the endpoint. `field`: manifest field of the reward.
+
+        Raises WorkError for an invalid header.
+        """
         timeout = f"{field}.timeoutSeconds"
         self._server = JsonRequests(endpoint.url, timeout_seconds, settings, f"{field}.endpoint", timeout)
 
@@ -49,16 +51,16 @@ class EndpointReward:
         self._server.open()
 
     async def score(self, sample: ScoringSample) -> Judgment:
-        """Return the reward of one sample, by one request."""
+        """Return the reward of one sample, from one request."""
         return (await self.score_group([sample]))[0]
 
     async def score_group(self, samples: Sequence[ScoringSample]) -> list[Judgment]:
-        """Return the rewards of several samples, by one request."""
+        """Return the rewards of several samples, from one request."""
         answer = await self._server.post({"samples": [described(sample) for sample in samples]})
         return self._rewards(answer, len(samples))
 
     async def close(self) -> None:
-        """Closes connections."""
+        """Close connections."""
         await self._server.close()
 
     def _rewards(self, answer: Any, count: int) -> list[Judgment]:

@@ -1,7 +1,7 @@
-"""Rewards that an environment gave while the response was decoded: they come with the sample.
+"""Rewards that an environment returned during decoding; they arrive with the sample.
 
-Rule: nothing is run here. A response without an episode is a failure, never a zero; one whose steps had no reward
-abstains. The number of turns is a metric beside the reward.
+Rule: nothing runs here. A response without an episode is a failure, never a zero; an episode without rewards abstains.
+The number of turns becomes a metric.
 """
 
 import torch
@@ -20,7 +20,7 @@ def load_reward(
 
 
 class EnvironmentRewardSource:
-    """A RewardSource."""
+    """A RewardSource that reads the episode of a sample."""
 
     def __init__(self, field: str) -> None:
         self._field = field
@@ -29,7 +29,7 @@ class EnvironmentRewardSource:
         """See RewardSource."""
 
     async def score(self, sample: ScoringSample) -> Judgment:
-        """Return what the environment gave."""
+        """Return the environment's reward and metrics."""
         if sample.episode is None:
             message = "the response came without an episode: the coordinator's image may be too old"
             raise RewardError("RewardInvalid", message, self._field)

@@ -1,6 +1,6 @@
-"""Rewards by a user's Python function, run in child processes (`user_code.user_processes`).
+"""Rewards from a user's Python function, run in child processes (`user_code.user_processes`).
 
-Rule: a call that takes longer than the job allows is a failure of its sample. Never a zero reward.
+Rule: a call that exceeds its time-out is a failure of its sample, never a zero reward.
 """
 
 from collections.abc import Sequence
@@ -40,7 +40,7 @@ class FunctionReward(UserProcesses):
         *,
         field: str,
     ) -> None:
-        """`settings`: variables of its process; `field`: the reward's in the manifest."""
+        """`settings`: variables of the child process. `field`: manifest field of the reward."""
         code = function_code(function, threads, settings, field=f"{field}.function")
         super().__init__(code, timeout_seconds, f"{field}.timeoutSeconds", children)
 
@@ -49,7 +49,7 @@ class FunctionReward(UserProcesses):
         return (await self._judge([sample], many=False))[0]
 
     async def score_group(self, samples: Sequence[ScoringSample]) -> list[Judgment]:
-        """Return the rewards of several samples, by one call with lists."""
+        """Return the rewards of several samples, from one call with lists."""
         return await self._judge(samples, many=True)
 
     async def _judge(self, samples: Sequence[ScoringSample], *, many: bool) -> list[Judgment]:
@@ -69,7 +69,7 @@ class FunctionReward(UserProcesses):
 def function_code(
     function: RewardFunction, threads: int, settings: CodeSettings = NO_SETTINGS, *, field: str
 ) -> UserCode:
-    """Return what a child runs for the function of this manifest field."""
+    """Return the code that a child runs for the function of this manifest field."""
     return UserCode(
         "rlhf_workers.inference.rewards.function_host",
         "function",

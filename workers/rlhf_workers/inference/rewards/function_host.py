@@ -1,9 +1,9 @@
-"""The child process of a user's reward function: `python -m ...function_host --file F --name N`.
+"""Child process of a user's reward function: `python -m ...function_host --file F --name N`.
 
-For every {"id", "many", "samples": [{"prompt", "response", "record", "finish_reason", "response_tokens"}]} that comes
-in: {"id", "rewards": [{"reward": number | null, "metrics": {name: number}}]} or {"id", "reason", "message"}. With
-`many` the function is given a list for each argument, and returns a list.
-Rule: standard library only, as all that a child imports (`user_code.user_host`). Must never guess a reward.
+Request: {"id", "many", "samples": [{"prompt", "response", "record", "finish_reason", "response_tokens"}]}. Reply:
+{"id", "rewards": [{"reward": number | null, "metrics": {name: number}}]} or {"id", "reason", "message"}. With `many`
+the function gets a list for each argument and returns a list. Rule: standard library only, as in all modules of the
+child (`user_code.user_host`). Must never guess a reward.
 """
 
 import inspect
@@ -15,12 +15,11 @@ from rlhf_workers.inference.rewards.function_replies import reply_of
 from rlhf_workers.user_code.user_host import HostedCode, LoadError, load_name, serve
 
 OFFERS: Final = ("finish_reason", "response_tokens")
-"""Parameters that a function may have beside prompt, response and record: how the response ended, "stop" or "length",
-and how many tokens it has."""
+"""Optional parameters of a function: how the response ended ("stop" or "length"), and its number of tokens."""
 
 
 def load_function(file: str, module: str, name: str) -> Callable[..., Any]:
-    """The function `name` of a file or a module; LoadError says what is wrong with it."""
+    """Return the function `name` of a file or module; LoadError if it cannot be used."""
     function = load_name(file, module, name)
     place = file or module
     if not callable(function):
@@ -30,13 +29,13 @@ def load_function(file: str, module: str, name: str) -> Callable[..., Any]:
     except TypeError as error:
         message = f"{name} in {place} must take (prompt, response, record): {error}"
         raise LoadError("name", message) from error
-    except ValueError:  # a built-in without a signature; the first call will tell
+    except ValueError:  # a built-in without a signature; the first call will show
         pass
     return function  # type: ignore[no-any-return]
 
 
 def offers_taken(function: Callable[..., Any]) -> list[str]:
-    """Return the names of OFFERS that are parameters of the function."""
+    """Return the names in OFFERS that the function has as parameters."""
     try:
         parameters = inspect.signature(function).parameters
     except ValueError:
@@ -45,7 +44,7 @@ def offers_taken(function: Callable[..., Any]) -> list[str]:
 
 
 def called(function: Callable[..., Any], request: dict[str, Any]) -> Any:
-    """Call the function on the samples of a request, or on its only one."""
+    """Call the function on all samples of a request, or on its one sample."""
     samples, many = request["samples"], request["many"]
 
     def column(name: str) -> Any:
@@ -56,7 +55,7 @@ def called(function: Callable[..., Any], request: dict[str, Any]) -> Any:
 
 
 def is_async(function: Callable[..., Any]) -> bool:
-    """Whether calls of the function are awaited."""
+    """Return whether calls of the function are awaited."""
     return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(type(function).__call__)
 
 

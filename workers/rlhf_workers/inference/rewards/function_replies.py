@@ -1,7 +1,7 @@
-"""What the child process of a reward function answers for what the function returned.
+"""Replies of a reward function's child process to the values that the function returned.
 
-Rule: standard library only, as the child imports it. A reward is a finite number or None, alone or in a mapping with
-metrics beside it; everything else is a failure that says what came. No text quotes a secret.
+Rule: standard library only, as the child imports this module. A reward is a finite number or None, alone or in a
+mapping with metrics; other values are a failure that shows them. No text quotes a secret.
 """
 
 import numbers
@@ -12,7 +12,7 @@ from rlhf_workers.user_code.returned_values import finite, shown
 
 
 def reply_of(request: dict[str, Any], value: Any, secrets: list[str]) -> dict[str, Any]:
-    """The reply for what the function returned: rewards, or a failure that says what came instead."""
+    """Return the reply for a returned value: rewards, or a failure that shows the value."""
     number, count = request["id"], len(request["samples"])
     values = [value]
     if request["many"]:
@@ -39,7 +39,7 @@ def reply_of(request: dict[str, Any], value: Any, secrets: list[str]) -> dict[st
 
 
 def _number(value: Any) -> tuple[float | None, str]:
-    """Return (number, what is wrong with it); None is a number that is not given."""
+    """Return (number, problem); None is a missing number."""
     if value is None:
         return None, ""
     if not isinstance(value, numbers.Real):

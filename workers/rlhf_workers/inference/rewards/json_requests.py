@@ -1,8 +1,8 @@
-"""POST requests of JSON to one address, as rewards at endpoints and judges make them.
+"""Sends JSON POST requests to one address, for reward endpoints and judges.
 
-Many requests at once over kept connections. Rule: a request ends within its time-out; a bad status, a body that is no
-JSON, or one that is too long is a failure that says so. Redirects are not followed, and proxies of the environment are
-not used. A header from a Secret is in no message, not even where the answer quotes it.
+Many requests run at once over persistent connections. Rule: a request ends within its time-out; a bad status, a body
+that is no JSON, or one that is too long is a failure. Redirects and proxies of the environment are not used. A header
+from a Secret is in no message, even if the answer quotes it.
 """
 
 import asyncio
@@ -17,19 +17,21 @@ from rlhf_workers.inference.rewards.reward_source import RewardError
 from rlhf_workers.user_code.code_settings import CodeSettings
 
 REQUESTS: Final = 32
-"""In flight; a server batches what arrives together."""
+"""Maximum concurrent requests; a server batches requests that arrive together."""
 SHOWN_CHARACTERS: Final = 200
-"""Of a wrong body, in the message."""
+"""Characters of a wrong body in the message."""
 BODY_BYTES: Final = 1024 * 1024
-"""Longest body that is read; a reward is a few bytes."""
+"""Maximum bytes read of a body; a reward is a few bytes."""
 
 
 class JsonRequests:
-    """A client of one address."""
+    """A client for one address."""
 
     def __init__(self, url: str, timeout_seconds: float, settings: CodeSettings, field: str, timeout: str) -> None:
-        """`settings`: headers; `field`: manifest path of what holds `url` and `headers`; `timeout`: that of the
-        time-out. WorkError when a header cannot be sent."""
+        """Take headers from `settings`; WorkError when a header cannot be sent.
+
+        `field`: manifest path of `url` and `headers`. `timeout`: manifest path of the time-out.
+        """
         self.field = f"{field}.url"
         self._url, self._timeout_field = url, timeout
         self._headers = header_values(settings, f"{field}.headers")
@@ -39,17 +41,17 @@ class JsonRequests:
         self._client: httpx.AsyncClient | None = None
 
     def open(self) -> None:
-        """Opens no connection yet: a server may come up later than the worker."""
+        """Create the client; it connects later, as a server may start after the worker."""
         limits = httpx.Limits(max_connections=REQUESTS, max_keepalive_connections=REQUESTS)
         self._client = httpx.AsyncClient(timeout=self._timeout, limits=limits, trust_env=False, headers=self._headers)
 
     async def close(self) -> None:
-        """Closes connections."""
+        """Close connections."""
         if self._client is not None:
             await self._client.aclose()
 
     async def post(self, content: Mapping[str, Any]) -> Any:
-        """Return the JSON that is answered; RewardError otherwise."""
+        """Return the JSON of the answer; RewardError if there is none."""
         async with self._requests:
             try:
                 status, body = await asyncio.wait_for(self._post(content), self._timeout)
@@ -68,7 +70,7 @@ class JsonRequests:
             raise self.invalid(f"no JSON: {shown}") from None
 
     def redacted(self, text: str) -> str:
-        """Return a text without what came from Secrets."""
+        """Return a text without the values of Secrets."""
         return redacted(text, self._secrets)
 
     def shown(self, answer: object) -> str:
@@ -76,7 +78,7 @@ class JsonRequests:
         return self.redacted(json.dumps(answer))[:SHOWN_CHARACTERS]
 
     def invalid(self, what: str) -> RewardError:
-        """Return the failure that the answer is wrong."""
+        """Return the failure for a wrong answer."""
         return RewardError("RewardInvalid", f"{self._url} answered with {what}", self.field)
 
     async def _post(self, content: Mapping[str, Any]) -> tuple[int, bytes]:

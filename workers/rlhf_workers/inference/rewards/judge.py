@@ -1,7 +1,7 @@
-"""A language model that judges, as a reward: at an endpoint, or a model that inference workers run.
+"""Rewards from a language model that judges, at an endpoint or on inference workers.
 
-At an endpoint it speaks the format of OpenAI's completions. Each response is rated, or every two responses to a prompt
-are compared in both orders, so that what a judge gives to a place cancels out.
+At an endpoint it uses OpenAI's completions format. Each response is rated, or every two responses to a prompt are
+compared in both orders, so that the judge's position bias cancels out.
 """
 
 import asyncio
@@ -35,13 +35,13 @@ from rlhf_workers.inference.rewards.reward_source import Judgment, RewardError
 from rlhf_workers.user_code.code_settings import NO_SETTINGS, CodeSettings
 
 TOP: Final = 20
-"""Likeliest tokens that are asked for, the most that OpenAI gives."""
+"""Number of likeliest tokens requested, OpenAI's maximum."""
 
 
 def load_reward(
     given: GivenReward, spec: RLHFJobSpec, device: torch.device, home: torch.device
 ) -> "JudgeAtEndpoint | judge_model.JudgeModelScorer | judge_model.JudgeModelComparer":
-    """Return the source of a reward's `judge`. WorkError when it cannot be loaded, or has nothing to compare."""
+    """Return the source of a reward's `judge`; WorkError if it cannot be loaded or has nothing to compare."""
     judge, field = given.reward.judge, f"{given.field}.judge"
     assert judge is not None
     if judge.method == "Pairwise" and samples_per_prompt(spec) < 2:
@@ -55,12 +55,12 @@ def load_reward(
 
 
 class JudgeAtEndpoint:
-    """A RewardSource; also of groups, whose responses it compares."""
+    """A RewardSource that rates responses, or compares the responses of a group."""
 
     def __init__(
         self, judge: Judge, timeout_seconds: float, settings: CodeSettings = NO_SETTINGS, *, field: str
     ) -> None:
-        """`settings`: headers; `field`: the reward's in the manifest. WorkError when a header cannot be sent."""
+        """`settings`: headers. `field`: manifest field of the reward. WorkError for an invalid header."""
         assert judge.endpoint is not None
         self._judge, self._endpoint = judge, judge.endpoint
         self._template = f"{field}.judge.template"
@@ -76,18 +76,20 @@ class JudgeAtEndpoint:
         return Judgment(await self._ask(sample, response=sample.response_text))
 
     async def score_group(self, samples: Sequence[ScoringSample]) -> list[Judgment]:
-        """Return of each response the mean probability, 0..1, to be better than another one to the same prompt; it
-        abstains where there is no other."""
+        """Return each response's mean probability, 0..1, of being better than another response to the prompt.
+
+        A response without others abstains.
+        """
         pairs = list(combinations(range(len(samples)), 2))
         better = await asyncio.gather(*(self._first_is_better(samples[i], samples[j]) for i, j in pairs))
         return [Judgment(reward) for reward in mean_wins(len(samples), dict(zip(pairs, better, strict=True)))]
 
     async def close(self) -> None:
-        """Closes connections."""
+        """Close connections."""
         await self._server.close()
 
     async def _first_is_better(self, one: ScoringSample, other: ScoringSample) -> float:
-        """Return the probability that the first is better, over both orders."""
+        """Return the probability that the first is better, averaged over both orders."""
         as_first, as_second = await asyncio.gather(
             self._ask(one, first=one.response_text, second=other.response_text),
             self._ask(one, first=other.response_text, second=one.response_text),

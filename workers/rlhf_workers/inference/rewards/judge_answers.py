@@ -1,7 +1,7 @@
-"""What a judge is asked, and what its answer comes to: templates filled, ratings weighed by their probabilities.
+"""Fills templates with questions to a judge, and converts its answers to rewards.
 
-Rule: pure. What prompts, responses and records hold is put in once and never looked at again, so no response can write
-itself into another's place. An answer that gives the ratings next to no probability is a failure, not a number.
+Rule: pure. Prompts, responses and records are inserted once and not parsed again, so no response can write into
+another's place. An answer that gives the ratings almost no probability is a failure.
 """
 
 import json
@@ -14,26 +14,26 @@ from rlhf_api.job.judge import Judge
 from rlhf_common.samples import ScoringSample
 
 LEAST_SHARE: Final = 0.01
-"""Of the probability, that all ratings have together: below, the judge answers something else."""
+"""Minimum total probability of all ratings; below it, the judge answers something else."""
 _PLACE: Final = re.compile(r"\{(prompt|response|first|second|minimum|maximum)\}|\{record\.([^{}.]+)\}")
 _NUMBER: Final = re.compile(r"\d+")
 _SPACES: Final = " \t\n\u2581\u0120\u010a"
-"""Blanks, and how tokenizers write them: U+2581 (sentencepiece), U+0120 and U+010A (bytes as letters)."""
+"""Blanks as tokenizers write them: U+2581 (sentencepiece), U+0120 and U+010A (bytes as letters)."""
 
 
 class UnreadableAnswerError(ValueError):
-    """An answer that holds no rating; its text says what it holds."""
+    """An answer without a rating; the text describes it."""
 
 
 class UnaskableError(ValueError):
-    """A template asks for what a prompt's record has not; its text says what."""
+    """A template uses a key that the prompt's record lacks; the text names it."""
 
 
 def question(judge: Judge, sample: ScoringSample, **responses: str) -> str:
-    """Return what the judge is asked of a sample's prompt: its template with `response`, or `first` and `second`.
+    """Return the question about a sample: the template filled with `response`, or `first` and `second`.
 
-    A place {record.answer} is filled with the value of that key in the prompt's record: text as it is, anything else as
-    JSON. UnaskableError where the record has no such key.
+    {record.answer} becomes the value of that key in the prompt's record: text unchanged, anything else as JSON. Raises
+    UnaskableError if the record has no such key.
     """
     values = {"prompt": sample.prompt_text, "minimum": str(judge.minimum), "maximum": str(judge.maximum), **responses}
     record: dict[str, Any] = {}
@@ -54,14 +54,14 @@ def question(judge: Judge, sample: ScoringSample, **responses: str) -> str:
 
 
 def label_of(token: str) -> str:
-    """Return a token of a vocabulary without the blanks before and behind it."""
+    """Return a vocabulary token without blanks at its ends."""
     return token.strip(_SPACES)
 
 
 def worth(judge: Judge, probabilities: Mapping[str, float]) -> float:
-    """Return what an answer is worth, by the probabilities of its labels: sum of p worth / sum of p.
+    """Return the value of an answer from the probabilities of its labels: sum of p value / sum of p.
 
-    UnreadableAnswerError where the labels have next to no probability together.
+    Raises UnreadableAnswerError if the labels have almost no probability together.
     """
     labels = judge.labels
     share = math.fsum(probabilities.get(label, 0.0) for label in labels)
@@ -74,14 +74,18 @@ def worth(judge: Judge, probabilities: Mapping[str, float]) -> float:
 
 
 def of_both_orders(as_first: float, as_second: float) -> float:
-    """Return the probability that a response is better than another, by the answers with it as the first and with it as
-    the second: what a judge gives to a place cancels out."""
+    """Return the probability that a response is better, from the answers with it in first and in second place.
+
+    The judge's position bias cancels out.
+    """
     return (as_first + 1 - as_second) / 2
 
 
 def mean_wins(count: int, better: Mapping[tuple[int, int], float]) -> list[float | None]:
-    """Return of each of `count` responses the mean probability to be better than another; None where there is no other.
-    `better`: (one, other) -> that the one is, of every two."""
+    """Return each response's mean probability of being better than another; None if there is no other.
+
+    `better`: (one, other) -> probability that `one` is better, for every two of `count` responses.
+    """
     wins: list[list[float]] = [[] for _ in range(count)]
     for (one, other), probability in better.items():
         wins[one].append(probability)
@@ -90,7 +94,7 @@ def mean_wins(count: int, better: Mapping[tuple[int, int], float]) -> list[float
 
 
 def written(judge: Judge, answer: str) -> float:
-    """Return what a written answer is worth: its last number. UnreadableAnswerError where that is no label."""
+    """Return the value of a written answer: its last number. UnreadableAnswerError if that is no label."""
     numbers = _NUMBER.findall(answer)
     if not numbers or numbers[-1] not in judge.labels:
         what = f"its last number is {numbers[-1][:20]}" if numbers else "it holds no number"
@@ -99,9 +103,9 @@ def written(judge: Judge, answer: str) -> float:
 
 
 def first_probabilities(choice: Mapping[str, Any]) -> dict[str, float]:
-    """Return label -> probability of the first token of a choice of OpenAI's completions, chat or not.
+    """Return label -> probability for the first token of an OpenAI completion, chat or not.
 
-    UnreadableAnswerError where the choice has no log-probabilities.
+    Raises UnreadableAnswerError if the choice has no log-probabilities.
     """
     logprobs = choice.get("logprobs")
     if not isinstance(logprobs, Mapping):

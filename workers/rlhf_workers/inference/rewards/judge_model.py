@@ -1,9 +1,9 @@
-"""Judgments by a causal language model that inference workers run, read off the probabilities of its next token.
+"""Judges responses with a causal language model on inference workers, from its next-token probabilities.
 
-Either each response is rated, from -1 to 1, or every two responses to a prompt are compared in both orders, so that
-what the judge gives to a place cancels out. The judge has its own tokenizer, and reads the question by its own chat
-template where it has one. Rule: each question is a pass of its own, so its answer does not depend on what else is
-asked. Must never return a number for a judge that gives the answers no probability.
+It rates each response from -1 to 1, or compares every two responses to a prompt in both orders, so that the judge's
+position bias cancels out. The judge has its own tokenizer and, if it has one, its own chat template. Rule: each
+question is a separate pass, so answers do not depend on each other. Must never return a number when the judge gives
+the answers almost no probability.
 """
 
 import logging
@@ -40,14 +40,16 @@ from rlhf_workers.models.precision import compute_dtype
 log = logging.getLogger(__name__)
 
 POSITIONS: Final = 1 << 30
-"""That a model takes whose configuration names none."""
+"""Positions of a model whose configuration names none."""
 
 
 def load(
     judge: Judge, field: str, spec: RLHFJobSpec, device: torch.device, home: torch.device
 ) -> "JudgeModelScorer | JudgeModelComparer":
-    """Return the scorer of a judge's model, loaded on `home`; `field`: the judge's in the manifest. WorkError when it
-    cannot be loaded, or its tokenizer has no token for an answer."""
+    """Return the scorer of a judge's model, loaded on `home`; `field` is the judge's manifest field.
+
+    Raises WorkError when it cannot be loaded, or its tokenizer has no token for an answer.
+    """
     assert judge.model is not None
     path = f"{field}.model.path"
     dtype, attention = compute_dtype(spec), scoring_attention(spec)
@@ -60,12 +62,12 @@ def load(
 
 
 class _JudgeModel:
-    """A model that is asked questions."""
+    """A model that answers questions."""
 
     frozen = True
 
     def __init__(self, judge: Judge, model: Any, tokenizer: Any, device: torch.device, field: str) -> None:
-        """`field`: of the model's path in the manifest."""
+        """`field` is the manifest field of the model's path."""
         self.model = model
         self._judge, self._tokenizer, self._device, self._field = judge, tokenizer, device, field
         self._longest = int(getattr(model.config.get_text_config(), "max_position_embeddings", 0) or POSITIONS)
@@ -82,10 +84,10 @@ class _JudgeModel:
             raise WorkError("ModelUnsupported", message, field=field, exit_code=ExitCode.BAD_MODEL)
 
     def _try_template(self) -> None:
-        """Raise WorkError for a template that does not show the judge what it is asked, the same on every day."""
+        """Raise WorkError for a template that omits the question, or that depends on the date."""
         try:
             why = "" if PROBE in _rendered(self._tokenizer, PROBE) else "the chat template leaves out what it is asked"
-        except Exception as error:  # templates are user data and raise anything
+        except Exception as error:  # templates are user data and may raise anything
             why = str(error)
         if why:
             message = f"{self._field}: {why}"
@@ -93,7 +95,7 @@ class _JudgeModel:
 
     @torch.inference_mode()
     def _ask(self, sample: ScoringSample, **responses: str) -> float:
-        """What the answer to a question about a sample's prompt is worth. WorkError names the sample."""
+        """Return the value of the answer to a question about a sample; WorkError names the sample."""
         try:
             ids = self._tokens(question(self._judge, sample, **responses))
         except UnaskableError as error:
@@ -125,19 +127,19 @@ def _rendered(tokenizer: Any, text: str) -> str:
 
 
 class JudgeModelScorer(_JudgeModel):
-    """float32 [1] a sample: its expected rating."""
+    """Scores a sample as its expected rating, float32 [1]."""
 
     def score(self, samples: Sequence[ScoringSample]) -> list[FloatArray]:
-        """The rating of each response. WorkError names the sample of which there is none."""
+        """Return the rating of each response; WorkError names a sample without one."""
         ratings = [self._ask(sample, response=sample.response_text) for sample in samples]
         return [np.array([rating], np.float32) for rating in ratings]
 
 
 class JudgeModelComparer(_JudgeModel):
-    """float32 [1] a response: its mean probability, 0..1, to be better than another one to the same prompt."""
+    """Scores a response by its mean probability, 0..1, of being better than another one; float32 [1]."""
 
     def compare(self, samples: Sequence[ScoringSample]) -> Comparing:
-        """Two passes for every two responses, which yields after each two. WorkError names the sample."""
+        """Compare every two responses in two passes, and yield after each two; WorkError names the sample."""
         better: dict[tuple[int, int], float] = {}
         for one, other in combinations(range(len(samples)), 2):
             better[one, other] = self._first_is_better(samples[one], samples[other])

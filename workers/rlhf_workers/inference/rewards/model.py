@@ -1,8 +1,8 @@
-"""Rewards by a sequence classification model with one output, read at the response's last token.
+"""Rewards from a sequence classification model with one output, read at the response's last token.
 
-A reward model whose tokenizer, end-of-sequence token or chat template is not the policy's reads the conversation as
-`model_text` renders it; any other is given the very tokens that were sampled. The log says which it is. Rule: as in
-`model_scorer`, alone and padded in a deterministic job.
+A reward model whose tokenizer, end-of-sequence token or chat template differs from the policy's reads the conversation
+as `model_text` renders it. Otherwise it gets the sampled tokens. The log says which. Rule: deterministic jobs score
+each sample alone and padded, as in `model_scorer`.
 """
 
 import logging
@@ -26,7 +26,7 @@ log = logging.getLogger(__name__)
 
 
 def load_reward(given: GivenReward, spec: RLHFJobSpec, device: torch.device, home: torch.device) -> "RewardModelScorer":
-    """Return the scorer of a reward's `model`, its model loaded on `home`."""
+    """Return the scorer of a reward's `model`, with its model loaded on `home`."""
     assert given.reward.model is not None
     path, field = given.reward.model.path, f"{given.field}.model.path"
     dtype, attention = compute_dtype(spec), scoring_attention(spec)
@@ -45,22 +45,22 @@ def load_reward(given: GivenReward, spec: RLHFJobSpec, device: torch.device, hom
 
 
 class RewardModelScorer:
-    """float32 [1] a sample: the model's one output."""
+    """Scores a sample as the model's one output, float32 [1]."""
 
     frozen = True
 
     def __init__(self, model: Any, tokenizer: OwnTokenizer | None, device: torch.device) -> None:
-        """`tokenizer` is the reward model's own when it differs from the policy's, else None."""
+        """`tokenizer` is the reward model's own if it differs from the policy's, else None."""
         self.model = model
         self._tokenizer = tokenizer
         self._device = device
         self._vocabulary = int(model.config.get_text_config().vocab_size)
-        # Decoder families call the head `score`; anything else is scored alone, through the model's own pooling.
+        # Decoder families call the head `score`; other models score one sample at a time, through their own pooling.
         self._head = getattr(model, "score", None)
 
     @torch.inference_mode()
     def score(self, samples: Sequence[ScoringSample]) -> list[FloatArray]:
-        """The reward of each sample."""
+        """Return the reward of each sample."""
         if self._tokenizer is not None:
             tokens = [(sample, self._tokenizer.tokens(sample)) for sample in samples]
             samples = [replace(sample, prompt=np.empty(0, np.int32), response=ids) for sample, ids in tokens]

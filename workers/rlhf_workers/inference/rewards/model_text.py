@@ -1,8 +1,8 @@
-"""What a reward model reads by its own tokenizer and chat template: the conversation in its own words, to its own end.
+"""Renders conversations for a reward model with its own tokenizer and chat template.
 
-A prompt of messages is rendered by the reward model's chat template with the response as the assistant's message, as
-its makers rendered what it was trained on; the policy's template never reaches it. A prompt of plain text stays plain
-text: prompt and response as they are, and the reward model's end-of-sequence token, at which such models are read.
+The reward model's chat template renders the prompt's messages with the response as the assistant's message, as in its
+training; the policy's template is not used. A plain-text prompt stays plain text: prompt, response, and the reward
+model's end-of-sequence token, where such models are read.
 """
 
 import json
@@ -24,15 +24,17 @@ from rlhf_workers.failures import WorkError
 log = logging.getLogger(__name__)
 
 PROBE: Final = "probe"
-"""Stands for a text when a template is tried."""
+"""Text for trying out a template."""
 
 
 class OwnTokenizer:
     """A reward model's tokenizer and template."""
 
     def __init__(self, tokenizer: Any, spec: RLHFJobSpec, field: str) -> None:
-        """`field` is the manifest's for the reward model. WorkError when it cannot render the job's prompts, or those
-        of its evaluation."""
+        """`field` is the reward model's manifest field.
+
+        Raises WorkError if the template cannot render the prompts of training or evaluation.
+        """
         self._tokenizer, self._field = tokenizer, field
         self._trained, self._evaluated = _prompts(spec)
         for prompts in (self._trained, self._evaluated):
@@ -43,11 +45,11 @@ class OwnTokenizer:
                 )
                 raise WorkError("ModelUnsupported", message, field=field, exit_code=ExitCode.BAD_MODEL)
         self._warned = set[str]()
-        """Roles and tools that the log says the template leaves out or changes."""
+        """Roles and tools for which the log has said that the template omits or changes them."""
         self._closes = bool(tokenizer.chat_template) and self._ends_turns()
 
     def tokens(self, sample: ScoringSample) -> TokenArray:
-        """int32 [n >= 1] of prompt and response; WorkError SampleInvalid when there is nothing to read."""
+        """Return int32 [n >= 1] of prompt and response; WorkError SampleInvalid for empty text."""
         prompts = self._evaluated if sample.key.sample >= FIRST_EVALUATION_SAMPLE else self._trained
         ids = self._chat(sample, prompts) if prompts.chat_template else self._plain(sample)
         if not ids:
@@ -64,7 +66,7 @@ class OwnTokenizer:
         messages.append({"role": "assistant", "content": sample.response_text})
         try:
             text = render_undated(self._tokenizer, messages, tools=tools or None)
-        except Exception as error:  # templates are user data and raise anything
+        except Exception as error:  # templates are user data and may raise anything
             raise self._invalid(sample, f"is refused by the chat template of {self._field}: {error}") from error
         lost = [message["role"] for message in messages if message["content"].strip() not in text]
         lost += ["tools"] if tools and text == render_undated(self._tokenizer, messages) else []
@@ -80,15 +82,17 @@ class OwnTokenizer:
         return ids if end is None or ids[-1] == end else [*ids, end]
 
     def _ends_turns(self) -> bool:
-        """Return whether the template writes something after the last response, as most do: a mark that ends the turn.
-        Raises WorkError for a template that is another one tomorrow."""
+        """Return whether the template writes an end-of-turn mark after the last response, as most do.
+
+        Raises WorkError for a template that depends on the date.
+        """
         messages = [{"role": "user", "content": PROBE}, {"role": "assistant", "content": PROBE}]
         try:
             return not render_undated(self._tokenizer, messages).endswith(PROBE)
         except ValueError as error:
             message = f"{self._field}: {error}"
             raise WorkError("ModelUnsupported", message, field=self._field, exit_code=ExitCode.BAD_MODEL) from error
-        except Exception:  # templates are user data and raise anything; what they refuse is said sample by sample
+        except Exception:  # a refusal is reported for each sample
             return True
 
     @staticmethod
@@ -97,12 +101,12 @@ class OwnTokenizer:
 
 
 def _prompts(spec: RLHFJobSpec) -> tuple[Prompts, Prompts]:
-    """Return the prompts of training samples and those of evaluated ones."""
+    """Return the prompt settings of training samples and of evaluated ones."""
     return spec.prompts_of(0), spec.prompts_of(FIRST_EVALUATION_SAMPLE)
 
 
 def difference(reward: Any, policy: Any, spec: RLHFJobSpec) -> str:
-    """Return what a reward model's tokenizer reads otherwise than the policy's; empty: it reads the same."""
+    """Return what differs between a reward model's tokenizer and the policy's; empty if nothing does."""
     if reward.get_vocab() != policy.get_vocab() or _encoding(reward) != _encoding(policy):
         return "tokenizer"
     if reward.eos_token_id != policy.eos_token_id:
@@ -112,15 +116,17 @@ def difference(reward: Any, policy: Any, spec: RLHFJobSpec) -> str:
 
 
 def _encoding(tokenizer: Any) -> Any:
-    """Return how a tokenizer turns texts into tokens, as far as its vocabulary does not say."""
+    """Return how a tokenizer splits texts, beside its vocabulary."""
     backend = getattr(tokenizer, "backend_tokenizer", None)
     parts = {} if backend is None else json.loads(backend.to_str())
     return [parts.get(name) for name in ("model", "normalizer", "pre_tokenizer", "post_processor")]
 
 
 def _policy_template(policy: Any, prompts: Prompts) -> Any:
-    """Return the template by which the job renders prompts; None: it renders none. A file that is not on this machine
-    is none that a reward model could have."""
+    """Return the template with which the job renders prompts; None without one.
+
+    A file that is missing on this machine differs from any template of a reward model.
+    """
     if not prompts.chat_template:
         return None
     if prompts.chat_template_file is None:

@@ -1,9 +1,8 @@
-"""Which module gives rewards of which kind: by the member of a reward of `spec.models` that is set.
+"""Table of the modules that provide rewards, by the member that a reward of `spec.models` sets.
 
-A module has `load_reward(given, spec, device, home)`. What scores on the compute thread is a ModelScorer, or compares
-the responses to a prompt there as a GroupScorer; what is awaited is a RewardSource, run by RewardCalls. Rule: importing
-this module loads no source; a worker pays only for those that its job names. Everything that can be wrong with a
-function, an address or a folder is found here, before the first sample.
+A module has `load_reward(given, spec, device, home)`. On the compute thread, a ModelScorer scores samples and a
+GroupScorer compares the responses to a prompt; a RewardSource is awaited through RewardCalls. Rule: importing this
+module loads no source. Problems with a function, an address or a folder are found before the first sample.
 """
 
 from collections.abc import Mapping
@@ -27,14 +26,16 @@ REWARDS: Final[Mapping[str, str]] = {
     "judge": "rlhf_workers.inference.rewards.judge",
     "environment": "rlhf_workers.inference.rewards.environment",
 }
-"""Member of a reward of `spec.models` -> module."""
+"""Module by the member of a reward of `spec.models`."""
 
 
 def load_reward(
     task: Task, spec: RLHFJobSpec, device: torch.device, home: torch.device
 ) -> ModelScorer | GroupScorer | RewardCalls:
-    """Return what gives the reward of a task, ready: a model loaded on `home`, which scores on `device`, or a source
-    that runs. WorkError names the field of what cannot be."""
+    """Return the reward of a task, ready to use: a model on `home` that scores on `device`, or a running source.
+
+    Raises WorkError with the manifest field of a problem.
+    """
     given = spec.models.reward_of(task)
     module = import_module(REWARDS[given.reward.kind])
     loaded: ModelScorer | GroupScorer | RewardSource = module.load_reward(given, spec, device, home)

@@ -1,6 +1,6 @@
-"""Reward calls, concurrent with the compute thread: a thread with an event loop awaits a source for many samples.
+"""Runs reward calls beside the compute thread: a thread with an event loop awaits a source for many samples.
 
-Rule: the compute thread submits and collects, and never waits; every submitted sample comes back exactly once as an
+Rule: the compute thread submits and collects without waiting. Every submitted sample returns exactly once as an
 outcome, unless it was forgotten. Must never turn an exception into a number.
 """
 
@@ -19,18 +19,18 @@ from rlhf_workers.user_code.event_loop_thread import EventLoopThread
 
 @dataclass(frozen=True)
 class RewardOutcome:
-    """What became of one sample."""
+    """Result of one sample."""
 
     sample: ScoringSample
     judgment: Judgment | None
     failure: pb.Failure | None
-    """Set, or else the judgment is."""
+    """The failure; set exactly if `judgment` is None."""
     start_ns: int
     end_ns: int
 
 
 class RewardCalls:
-    """Runs a RewardSource on a thread of its own."""
+    """Runs a RewardSource on a separate thread."""
 
     def __init__(self, source: RewardSource) -> None:
         self._source = source
@@ -40,7 +40,7 @@ class RewardCalls:
         self._calls = 0
 
     def start(self) -> None:
-        """Starts the thread and the source; raises what the source raises."""
+        """Start the thread and the source; raise the source's errors."""
         self._loop.start()
         try:
             self._loop.run(self._source.start()).result()
@@ -59,19 +59,19 @@ class RewardCalls:
         return len(self._running)
 
     def submit(self, sample: ScoringSample) -> None:
-        """Scores the sample as soon as the source has room."""
+        """Score a sample when the source has capacity."""
         self._calls += 1
         self._running[self._calls] = self._loop.run(self._score(self._calls, sample))
 
     def submit_group(self, samples: Sequence[ScoringSample]) -> None:
-        """Judges all responses to one prompt together, as soon as the source has room."""
+        """Judge all responses to one prompt together when the source has capacity."""
         numbers = [self._calls + 1 + place for place in range(len(samples))]
         self._calls += len(samples)
         future = self._loop.run(self._score_group(numbers, samples))
         self._running |= dict.fromkeys(numbers, future)
 
     def collect(self) -> list[RewardOutcome]:
-        """Outcomes since the last call, in the order they came."""
+        """Return the outcomes since the last call, in order of arrival."""
         outcomes = []
         while not self._outcomes.empty():
             number, outcome = self._outcomes.get()
@@ -80,13 +80,13 @@ class RewardCalls:
         return outcomes
 
     def forget(self) -> None:
-        """Cancels everything that is submitted."""
+        """Cancel all submitted samples."""
         for future in self._running.values():
             future.cancel()
         self._running.clear()
 
     def close(self) -> None:
-        """Ends source and thread."""
+        """End source and thread."""
         self.forget()
         self._loop.close(self._source.close())
 

@@ -1,6 +1,6 @@
-"""How a reward uses what it is given besides samples: headers as a request takes them, and no Secret in any text.
+"""Settings of rewards: headers in the form of a request, and removal of Secrets from texts.
 
-Rule: `redacted` takes a value from a Secret out of every text that may quote it before the text is logged or reported.
+Rule: `redacted` removes the values of Secrets from a text before it is logged or reported.
 """
 
 import os
@@ -15,19 +15,18 @@ from rlhf_workers.user_code.code_settings import CodeSettings, resolve_settings
 from rlhf_workers.user_code.user_host import forms_of, hide
 
 INVALID: Final = "RewardInvalid"
-"""Reason of the failure of a setting that cannot be used."""
+"""Failure reason of an invalid setting."""
 
 
 def reward_settings(entries: Sequence[CodeVariable | RewardHeader], field: str, spec: RLHFJobSpec) -> CodeSettings:
-    """Return what manifest field `field` of a reward gives; WorkError when a Secret is not in this process's
-    environment."""
+    """Return the settings of manifest field `field`; WorkError when a Secret is missing from the environment."""
     return resolve_settings(entries, field, spec.secret_variables(Group.INFERENCE), os.environ, invalid=INVALID)
 
 
 def header_values(settings: CodeSettings, field: str) -> dict[str, str]:
     """Return the headers as a request takes them.
 
-    What is at the ends of a line, such as a file's last newline, is no part of a value.
+    White space around a value, such as a file's last newline, is removed.
     """
     result = {name: value.strip() for name, value in settings.values.items()}
     for name, value in result.items():
@@ -38,5 +37,5 @@ def header_values(settings: CodeSettings, field: str) -> dict[str, str]:
 
 
 def redacted(text: str, secrets: Iterable[str]) -> str:
-    """`text` with HIDDEN for each of `secrets`, as they are and without white space at their ends."""
+    """Return `text` with HIDDEN in place of each secret, with or without white space at its ends."""
     return hide(text, forms_of(secrets))

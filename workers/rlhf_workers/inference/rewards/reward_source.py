@@ -1,7 +1,7 @@
-"""The contract of reward sources that are awaited for each sample, such as functions and endpoints; their failures.
+"""Interface of awaited reward sources, such as functions and endpoints, and their failures.
 
-Rule: a reward is a finite number, or None (abstained), or a RewardError. Never a zero for a failure. What user code and
-endpoints give is checked here, its metrics too.
+Rule: a reward is a finite number, None (abstained), or a RewardError; never a zero for a failure. Rewards and metrics
+of user code and endpoints are checked here.
 """
 
 import json
@@ -15,31 +15,31 @@ from rlhf_common.samples import ScoringSample
 from rlhf_workers.user_code.user_process import UserCodeError
 
 RewardError: TypeAlias = UserCodeError
-"""One try of one sample failed, whoever was to judge it: a function, an endpoint or a judge."""
+"""One attempt to judge one sample failed, for any kind of source."""
 
 
 @dataclass(frozen=True)
 class Judgment:
-    """What a source says of one response."""
+    """A source's reward and metrics for one response."""
 
     reward: float | None
-    """None: it abstains."""
+    """The reward; None: the source abstains."""
     metrics: Mapping[str, float] = field(default_factory=dict)
-    """Numbers beside the reward, by name."""
+    """Additional numbers, by name."""
 
 
 @runtime_checkable
 class RewardSource(Protocol):
-    """A reward function or endpoint; all methods run on one event loop."""
+    """A source of rewards; all methods run on one event loop."""
 
     async def start(self) -> None:
-        """Ready to score; WorkError when it never can be."""
+        """Prepare for scoring; WorkError if that can never succeed."""
 
     async def score(self, sample: ScoringSample) -> Judgment:
-        """The reward of a response judged alone; RewardError when there is none."""
+        """Return the reward of one response; RewardError if there is none."""
 
     async def close(self) -> None:
-        """Ends children and connections."""
+        """End child processes and connections."""
 
 
 @runtime_checkable
@@ -47,11 +47,11 @@ class GroupRewardSource(RewardSource, Protocol):
     """A source that can also judge all responses to one prompt together."""
 
     async def score_group(self, samples: Sequence[ScoringSample]) -> Sequence[Judgment]:
-        """The rewards of several responses by one call, in their order; RewardError when there are none."""
+        """Return the rewards of several responses from one call, in order; RewardError if there are none."""
 
 
 def described(sample: ScoringSample) -> dict[str, Any]:
-    """Return a sample as functions and endpoints are given it."""
+    """Return a sample in the form that functions and endpoints get."""
     return {
         "prompt": sample.prompt_text,
         "response": sample.response_text,
@@ -62,8 +62,10 @@ def described(sample: ScoringSample) -> dict[str, Any]:
 
 
 def judgment(reward: Any, metrics: Any, path: str) -> Judgment:
-    """A reward and its metrics, as they came as JSON; RewardError RewardInvalid, blaming the manifest's field `path`,
-    says what is wrong with either."""
+    """Check a reward and its metrics from JSON.
+
+    Raises RewardError RewardInvalid with the problem and the manifest's field `path`.
+    """
     if not isinstance(metrics, Mapping):
         raise RewardError("RewardInvalid", f"metrics are {type(metrics).__name__}; they must be an object", path)
     if problem := reward_metrics.problem(metrics):
@@ -72,7 +74,7 @@ def judgment(reward: Any, metrics: Any, path: str) -> Judgment:
 
 
 def checked_reward(value: Any, field: str) -> float | None:
-    """A reward that came as JSON; RewardError RewardInvalid says what came instead of a finite number or null."""
+    """Check a reward from JSON; RewardError RewardInvalid unless it is a finite number or null."""
     if value is None:
         return None
     if isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value):
