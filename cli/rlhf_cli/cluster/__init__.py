@@ -2,7 +2,8 @@
 
 Each verb has a module (`get`, `describe`, `logs`, `top`, `wait`); suspend, resume and scale share `spec_change`.
 `verbs` declares them. `cluster_job` and `cluster_pod` read the objects that the API server returned. `cluster_session`
-is one command at work. Rule: everything comes from the API server with the user's own rights; the operator and the
-coordinator are never dialled. Pure functions compute the output from the objects that were read. The death of this
-process affects no job: a change is a single request.
+is one command at work.
+Rule: everything comes from the API server with the user's own rights; the operator and the coordinator are never
+dialled. Pure functions compute the output from the objects that were read. The death of this process affects no job: a
+change is a single request.
 """

@@ -2,9 +2,10 @@
 
 For each worker and each time between heartbeats, the reported compute time is busy, and the rest is idle. A worker does
 not report when it was idle. The computation is assigned to phases in which the worker's group has work, so the rest
-falls into phases in which it waits for others. Rule: `attribute` is pure; moments are arguments, in seconds of one
-monotonic clock. Busy and idle add up to the time between heartbeats. The time before a session's first heartbeat is in
-neither, because nothing is known about it. This module decides nothing.
+falls into phases in which it waits for others.
+Rule: `attribute` is pure; moments are arguments, in seconds of one monotonic clock. Busy and idle add up to the time
+between heartbeats. The time before a session's first heartbeat is in neither, because nothing is known about it. This
+module decides nothing.
 """
 
 from collections import deque

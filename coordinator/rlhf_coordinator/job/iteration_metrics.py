@@ -1,8 +1,8 @@
 """The metrics of an iteration, for metrics.jsonl, trackers, Prometheus, status and journal.
 
 It owns the names of the metrics, except predictions and learned values, which `fusion.learning` computes while it
-learns. A mechanism counts in the state; this module turns the counts into the numbers that people see. Rule: read only;
-every sum is in sample order. A value that is not finite, or a missing reward, is absent, never zero.
+learns. A mechanism counts in the state; this module turns the counts into the numbers that people see.
+Rule: read only; every sum is in sample order. A value that is not finite, or a missing reward, is absent, never zero.
 """
 
 import math

@@ -8,7 +8,8 @@
   actions         the effect of each kind of decision; leases for samples
   recovery        the return of a coordinator from its journal
 
-This package owns the order of these steps, and the checks of messages. Rule: a result is in the journal before it is
-decided on; an invalid message ends its session. The scheduler decides from the state. Two answers need no decision and
-are sent at once: a worker that decodes a sample of an old lease must drop it, and a refused session gets the reason.
+This package owns the order of these steps, and the checks of messages.
+Rule: a result is in the journal before it is decided on; an invalid message ends its session. The scheduler decides
+from the state. Two answers need no decision and are sent at once: a worker that decodes a sample of an old lease must
+drop it, and a refused session gets the reason.
 """

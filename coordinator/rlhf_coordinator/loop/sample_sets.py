@@ -2,8 +2,9 @@
 
 Messages and leases take one path for both. This module owns the differences: the ledger, the numbers in messages and in
 the journal, the prompts, and the consequences of a result. Samples of a batch are learned from, scored early and
-replaced; those of an evaluation are only counted. Rule: nothing here checks a message, or puts a result into a ledger.
-A result of an evaluation must never change the state of the batch.
+replaced; those of an evaluation are only counted.
+Rule: nothing here checks a message, or puts a result into a ledger. A result of an evaluation must never change the
+state of the batch.
 """
 
 import math
