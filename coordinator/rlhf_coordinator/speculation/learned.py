@@ -1,4 +1,4 @@
-"""Learned statistics of drafts: collected from workers, stored with the job, and reported when drafting is switched on or off.
+"""Learned statistics of drafts: collected from workers, stored with the job, and reported when drafting is switched.
 
 Rule: numbers arrive as observations, are checked before they count, and are stored at the end of an iteration. A
 restarted coordinator gives them to starting workers. This module does not decide how far to draft: each worker's
