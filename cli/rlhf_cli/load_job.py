@@ -3,8 +3,8 @@
 Every document goes through one pass: parse, apply `--set`, check models and rules, add advice, resolve paths and
 defaults. The last step depends on the target: the pods for a cluster, the files for this machine. The result is a
 `LoadedJob`.
-Rule: this pass tests whether files exist, but opens only the manifest and, for models, config.json and the headers of
-their weights. A check for this machine also reads prompts with the policy's tokenizer. Nothing is written or started.
+Rule: weights are read only up to their headers. Prompts are read only in a check for this machine, with the policy's
+tokenizer. Nothing is written or started.
 """
 
 import json

@@ -1,8 +1,9 @@
 """`python -m rlhf_coordinator`: the coordinator of one job, configured by `names.Env` variables.
 
-It ends with `names.ExitCode`: 0 when the job is complete, 130 when it was stopped (SIGTERM, or the Stop call) after a
-checkpoint, else the code of its failure, whose message is the last log line. A coordinator that was killed continues
-from its journal (`loop.recovery`) when it starts again with the same RLHF_RUN_DIR. This process never loads torch.
+It ends with `names.ExitCode`: 0 when the job is complete, or 130 when it was stopped (SIGTERM, or the Stop call) after
+a checkpoint. Otherwise the exit code is that of its failure, whose message is the last log line. A coordinator that was
+killed continues from its journal (`loop.recovery`) when it starts again with the same RLHF_RUN_DIR. This process never
+loads torch.
 """
 
 import asyncio

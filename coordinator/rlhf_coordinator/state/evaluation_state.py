@@ -1,7 +1,7 @@
 """The state of evaluations: the samples of the current one in a separate ledger, and earlier results.
 
-A sample of an evaluation is named by (weight version, FIRST_SAMPLE + its index), so a message about it cannot be
-mistaken for one about a sample of the batch, which is in another ledger.
+A sample of an evaluation is named by (weight version, FIRST_SAMPLE + its index). A message about it can therefore not
+be mistaken for one about a sample of the batch, which is in another ledger.
 Rule: plain data; `rlhf_coordinator.evaluation` changes it, the scheduler reads it.
 """
 

@@ -5,10 +5,10 @@ Frame: length (uint32), CRC-32 of the payload (uint32), payload (a `journal.prot
 written at once, so a killed process loses nothing on which it acted. They are flushed to the disk at commits (before
 training starts, when it is done, when an iteration closes), so a lost machine loses at most samples that are decoded
 again.
-A torn or damaged tail is cut off when a segment is opened for continuation, on a copy under the same name: later writes
-of an earlier coordinator go into a file that has no name any more. Segments older than the oldest remaining checkpoint
-are pruned; newer ones are needed when a training group restarts and replays them.
-Must never rewrite a record, and must contain only plain data.
+A torn or damaged tail is cut off when a segment is opened for continuation. This works on a copy that takes over the
+name: later writes of an earlier coordinator go into a file that has no name any more. Segments older than the oldest
+remaining checkpoint are pruned; newer ones are needed when a training group restarts and replays them. Must never
+rewrite a record, and must contain only plain data.
 """
 
 import json

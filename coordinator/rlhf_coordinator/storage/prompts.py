@@ -8,8 +8,8 @@ the `random_key` of a sample, are the first 8 bytes (little endian) of BLAKE2b o
 integers; the input of the key is (seed, iteration, sample).
 Where prompts that were cut off are carried, an iteration begins `apart` groups after the previous one: its first groups
 are the last ones of that iteration. Carried groups take their places, each with its original prompt.
-A group beyond those of an iteration replaces a dropped one. It takes a turn of a source, too, and the same hash draws
-its prompt from those that the iteration does not have, in an order that only this iteration uses: prompts of other
+A group beyond those of an iteration replaces a dropped one. It takes a turn of a source, too. The same hash draws its
+prompt from those that the iteration does not have, in an order that only this iteration uses: prompts of other
 iterations do not change.
 Rule: a function of prompts and seed; it reads only data that is part of a journal's identity.
 """
