@@ -145,7 +145,7 @@ def _restart(context: JobContext, state: JobState, members: list[Worker], reason
 
 
 def _train(context: JobContext, state: JobState, group: TrainingGroup) -> list[Decision]:
-    """Train the next batch once all of it is scored; with a stop or a draining rank, only a batch in progress."""
+    """Return the commands that train the next, fully scored batch; with a stop or a draining rank, only one in progress."""
     if group.is_read or any(
         item.kind is CommandKind.CHECKPOINT for rank in group.ranks for item in rank.pending.values()
     ):
@@ -175,7 +175,7 @@ def _train(context: JobContext, state: JobState, group: TrainingGroup) -> list[D
 
 
 def _measure(state: JobState, group: TrainingGroup, ending: bool) -> list[Decision]:
-    """Let all ranks measure at once, or none: a rank that measures waits for the others."""
+    """Return measurement commands for all ranks, or none: a rank that measures waits for the others."""
     wanted = state.schedule.stage in ("stages", "tables") and not ending
     ready = all(rank.idle for rank in group.ranks) and group.has_devices
     return [MeasureSchedule()] if wanted and ready else []
