@@ -92,8 +92,7 @@ def _reserved(state: JobState, index: int, workers: Sequence[Worker]) -> int | N
 
 
 def _alone(state: JobState, workers: Sequence[Worker]) -> list[Decision]:
-    """Lease isolated samples to idle workers, each to another worker than the one where it failed, if there are
-    several."""
+    """Return leases of isolated samples to idle workers, each elsewhere than where it failed, if possible."""
     ledger = state.ledger
     if not ledger.isolated():
         return []
@@ -128,7 +127,7 @@ def _score(context: JobContext, state: JobState, now: float, facts: DerivedState
 
 
 def _score_groups(context: JobContext, state: JobState, now: float, facts: DerivedState) -> list[Decision]:
-    """Lease tasks of whole groups to the least loaded scorers, and retry elsewhere if there is another worker.
+    """Return leases of whole-group tasks to the least loaded scorers; a retry goes to another worker if possible.
 
     A worker has about as many samples of them as of other tasks.
     """

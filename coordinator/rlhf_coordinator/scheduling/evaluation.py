@@ -121,7 +121,8 @@ def _decoders(context: JobContext, state: JobState, ledger: Ledger, facts: Deriv
 
 
 def _generate(context: JobContext, ledger: Ledger, workers: Sequence[Worker]) -> Iterable[Decision]:
-    """Lease queued responses to the least loaded workers, as many as each decodes at once; isolated ones alone."""
+    """Return leases of queued responses to the least loaded workers, as many as each decodes at once; isolated ones
+    alone."""
     capacity = context.spec.generation.max_batch_size
     load = {
         worker.name: ledger.decoding_on(worker.name) for worker in workers if not ledger.holds_isolated(worker.name)

@@ -87,7 +87,8 @@ def _close(context: JobContext, state: JobState, now: float, facts: DerivedState
 
 
 def _hand_on(context: JobContext, state: JobState, facts: DerivedState) -> list[Decision]:
-    """Close an iteration whose batch is complete, once the previous one is trained, reported and published."""
+    """Return the closing of an iteration with a complete batch, once the previous one is trained, reported and
+    published."""
     whole = facts.group.version == state.iteration and state.open_report is None
     ends = state.batch_handed_on and whole and facts.published and not evaluation.keeps_open(context, state)
     return [_closing(state)] if ends else []
@@ -128,8 +129,7 @@ def _stop(state: JobState, now: float, facts: DerivedState) -> list[Decision]:
 
 
 def _drain(context: JobContext, state: JobState, now: float, facts: DerivedState) -> list[Decision]:
-    """Let ranks that were asked to end leave once a checkpoint has the group's version, so that nothing is trained
-    again.
+    """Return the exits of draining ranks once a checkpoint has the group's version, so that nothing is trained again.
 
     The coordinator may be asked at the same moment; it then needs them until it has ended.
     """

@@ -145,7 +145,7 @@ def _restart(context: JobContext, state: JobState, members: list[Worker], reason
 
 
 def _train(context: JobContext, state: JobState, group: TrainingGroup) -> list[Decision]:
-    """Return the commands that train the next, fully scored batch; with a stop or a draining rank, only one in progress."""
+    """Return the commands that train the next scored batch; with a stop or a draining rank, only one in progress."""
     if group.is_read or any(
         item.kind is CommandKind.CHECKPOINT for rank in group.ranks for item in rank.pending.values()
     ):
