@@ -1,6 +1,6 @@
 """Writing to a terminal or a pipe: the two consoles, aligned columns, and numbers as people read them.
 
-Rule: colour and a limited width on a terminal only. In a pipe every line is written whole. Nothing is fetched here.
+Rule: only a terminal gets colour and a limited width. In a pipe no line is cut. Nothing is fetched here.
 """
 
 import sys
@@ -12,13 +12,13 @@ from rich.console import Console
 from rich.text import Text
 
 PIPE_WIDTH: Final = 160
-"""Columns of an output whose width nobody said (a pipe, a file)."""
+"""Columns of an output of unknown width (a pipe, a file)."""
 COLUMN_GAP: Final = 3
 """Blanks between two columns."""
 _MIN_LAST_COLUMN: Final = 24
-"""Characters that the last column needs to stand next to the others; with fewer it goes below its row."""
+"""Least width at which the last column stands next to the others, in characters; a narrower one goes below its row."""
 _BELOW_INDENT: Final = 4
-"""Blanks by which a cell below its row is indented further than the row."""
+"""Additional indentation of a cell below its row, in blanks."""
 
 Cell = str | Text
 
@@ -57,9 +57,9 @@ def size(count: float) -> str:
 def columns(rows: Sequence[Sequence[Cell]], width: int | None, *, wrap: bool = False, indent: int = 0) -> list[Text]:
     """Return `rows` as lines of aligned columns. The first row is the heading.
 
-    Lines are at most `width` characters long; with None they are as long as their cells. Cells that are too long are
-    cut. With `wrap` the last column is wrapped instead: next to the others, or below its row where they leave no room.
-    Columns without a value in any row are left out.
+    Lines are at most `width` characters long; None means no limit. Cells that are too long are cut. With `wrap` the
+    last column is wrapped instead: next to the others, or below its row where space is short. Columns without a value
+    in any row are left out.
     """
     texts = [[cell if isinstance(cell, Text) else Text(cell) for cell in row] for row in rows]
     used = [index for index in range(len(texts[0])) if index == 0 or any(row[index].plain for row in texts[1:])]
@@ -95,13 +95,13 @@ def columns(rows: Sequence[Sequence[Cell]], width: int | None, *, wrap: bool = F
 
 
 def paragraph(text: Text, width: int | None, indent: int = 0) -> list[Text]:
-    """Return a text as lines of at most `width` characters, or as one line with None."""
+    """Wrap a text into lines of at most `width` characters; None returns one line."""
     return _wrapped(Text(" " * indent), text, indent, max(_MIN_LAST_COLUMN, width - indent)) if width else [text]
 
 
 def _wrapped(line: Text, last: Text, start: int, width: int) -> list[Text]:
     """Return `line` continued by `last`, whose further lines begin at column `start`."""
-    # The console only measures; nothing is written to it.
+    # The console measures here; it writes nothing.
     pieces = last.wrap(Console(width=width), width) or [Text()]
     lines = [line.append_text(pieces[0])]
     lines += [Text(" " * start).append_text(piece) for piece in pieces[1:]]

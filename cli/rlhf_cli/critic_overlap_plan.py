@@ -1,7 +1,7 @@
-"""Critics beside decoding in `rlhf plan`: what an iteration takes with and without, by the facts of the job's last run.
+"""Critics beside decoding in `rlhf plan`: an iteration's time with and without it, from the profile of the last run.
 
-Rule: it reads the newest run in `runs/` that has facts, and writes nothing. A job that never ran has no forecast;
-`missing` says so.
+Rule: it reads the newest run in `runs/` that has iteration profiles, and writes nothing. A job that never ran has no
+forecast; `missing` says so.
 """
 
 import json
@@ -23,16 +23,16 @@ from rlhf_planner.device_memory import Sizes
 
 @dataclass(frozen=True)
 class CriticOverlapPlan:
-    """What training.criticOverlap is expected to give."""
+    """The expected effect of training.criticOverlap."""
 
     mode: str
-    """As the job has it."""
+    """Mode in the job's spec."""
     forecast: OverlapForecast | None
     missing: str = ""
-    """Why there is no forecast; empty with one."""
+    """Reason why there is no forecast; empty with one."""
 
     def document(self) -> dict[str, Any]:
-        """Return all of it for --json."""
+        """Return the plan for --json."""
         known = self.forecast
         if known is None:
             return {"mode": self.mode, "missing": self.missing}
@@ -46,7 +46,7 @@ class CriticOverlapPlan:
         }
 
     def print(self) -> None:
-        """Print it, a line or two."""
+        """Print the plan in one or two lines."""
         out, known = output(), self.forecast
         out.print("\nCritics beside decoding", style="bold")
         if known is None:
@@ -65,8 +65,10 @@ class CriticOverlapPlan:
 
 
 def critic_overlap_plan(job: RLHFJob, runs: Path, sizes: Sizes) -> CriticOverlapPlan | None:
-    """Return the plan of a resolved job; None where it trains one model, or training and decoding take turns. `runs` is
-    the parent of run folders, whose content never raises."""
+    """Return the plan of a resolved job; None where it trains one model, or training and decoding take turns.
+
+    `runs` is the parent of run folders; their content never raises.
+    """
     graph, mode = graph_of(job.spec), job.spec.training.critic_overlap
     if len(graph.trained) < 2 or job.spec.placement != "Dedicated":
         return None
@@ -86,7 +88,7 @@ def critic_overlap_plan(job: RLHFJob, runs: Path, sizes: Sizes) -> CriticOverlap
 
 
 def _measured(folder: Path) -> MeasuredOverlap | None:
-    """What the run wrote down of both ways; None when it did not, or it cannot be read."""
+    """Return the times that the run recorded with and without overlap; None when they are absent or unreadable."""
     try:
         facts = json.loads((folder / "journal" / "job.json").read_bytes())
         return critic_overlap_facts.read_facts(facts[critic_overlap_facts.JOB_KEY])[0]

@@ -1,8 +1,8 @@
-"""`rlhf explain`: why a job takes as long as it does, in words with numbers, and what would change it.
+"""`rlhf explain`: why a job takes as long as it does, in words with numbers, and which change would help.
 
-Of a run folder, finished or live, by the facts that its coordinator recorded; of a job in a cluster
-(`cluster.explain`) by what its coordinator says of them in its log. Rule: files are read and never changed.
-What is not known is said to be unknown.
+For a run folder, finished or live, it reads the iteration profiles that the coordinator recorded. For a job in a
+cluster (`cluster.explain`), it reads the coordinator's log. Rule: files are read and never changed. Unknown values are
+named as unknown.
 """
 
 import json
@@ -24,7 +24,7 @@ from rlhf_planner.explain.ranking import SHOWN, comparable, explain, headline
 
 
 def explain_run(run_dir: Path, *, everything: bool, as_json: bool) -> int:
-    """Print where the time of a run went; return the exit code. Raises RunError where nothing was recorded."""
+    """Print where the time of a run went; return the exit code. Raises RunError for a run without profiles."""
     facts = _facts(run_dir)
     findings = explain(facts)
     shown = findings if everything else findings[:SHOWN]
@@ -38,7 +38,7 @@ def explain_run(run_dir: Path, *, everything: bool, as_json: bool) -> int:
 
 
 def document(facts: Sequence[IterationProfile], findings: Sequence[Finding]) -> dict[str, Any]:
-    """Return what is printed for programs."""
+    """Return the findings for --json."""
     seen = comparable(facts)
     return {
         "iterations": [one.iteration for one in seen],
@@ -48,7 +48,7 @@ def document(facts: Sequence[IterationProfile], findings: Sequence[Finding]) -> 
 
 
 def lines_of(facts: Sequence[IterationProfile], findings: Sequence[Finding], width: int | None) -> list[Text]:
-    """Return what is printed for people."""
+    """Return the findings as lines for people."""
     lines = paragraph(Text(headline(facts), style="bold"), width)
     if not findings:
         return [*lines, Text("no loss of 3% or more of an iteration is known")]
@@ -58,7 +58,7 @@ def lines_of(facts: Sequence[IterationProfile], findings: Sequence[Finding], wid
 
 
 def _facts(run_dir: Path) -> list[IterationProfile]:
-    """Return the facts of a run folder. Raises RunError where there are none."""
+    """Return the iteration profiles of a run folder. Raises RunError where there are none."""
     if not holds_run(run_dir):
         raise RunError(f"RUN {run_dir}: {why_no_run(run_dir)}")
     try:

@@ -1,8 +1,8 @@
-"""What fusion and drafts would bring a job, for `rlhf plan`: from what its last run measured, or from assumptions.
+"""The expected gain of fusion and drafts, for `rlhf plan`: from measurements of the last run, or from assumptions.
 
-Rule: it reads the journal of the job's newest run in `runs/` and writes nothing. Where nothing was measured, costs are
-a roofline of public hardware figures and lengths are assumed; every assumption is listed in `assumptions`. A job that
-never ran and whose models are not on this disk has no forecast; `missing` says so.
+Rule: it reads the journal of the job's newest run in `runs/` and writes nothing. Without measurements, costs are a
+roofline of public hardware figures and lengths are assumed; `assumptions` lists every assumption. A job that never ran
+and whose models are not on this disk has no forecast; `missing` says so.
 """
 
 import json
@@ -35,15 +35,14 @@ class FusionPlan:
     """The forecast of one iteration's generation and inference."""
 
     choice: FusionChoice | None
-    """None when there is nothing to forecast from."""
+    """The choice; None without a forecast."""
     layout: IterationSetup
     costs: StageCosts | None
     lengths: LengthModel
     assumptions: tuple[str, ...] = ()
     missing: str = ""
     undrafted: FusionChoice | None = None
-    """The choice with generation.speculation.mode Disabled; None where nothing is drafted, or nothing to forecast
-    from."""
+    """The choice with generation.speculation.mode Disabled; None where nothing is drafted, or without a forecast."""
 
 
 def fusion_plan(job: RLHFJob, runs: Path) -> FusionPlan:
@@ -64,7 +63,8 @@ def fusion_plan(job: RLHFJob, runs: Path) -> FusionPlan:
 
 
 def _with_drafts(job: RLHFJob, costs: StageCosts, *, assumed: bool) -> tuple[StageCosts, tuple[str, ...]]:
-    """Return (costs with what drafts give in this job, assumptions); of a job that ran, what drafts gave there."""
+    """Return (costs with the effect of drafts in this job, assumptions). For a job that ran, the effect is the measured
+    one."""
     settings = job.spec.generation.speculation
     if settings.mode == "Disabled":
         return replace(costs, speculation=NO_SPECULATION), ()
@@ -77,7 +77,7 @@ def _with_drafts(job: RLHFJob, costs: StageCosts, *, assumed: bool) -> tuple[Sta
 
 
 def forecasts(plan: FusionPlan) -> list[tuple[str, Forecast]]:
-    """Return (title, forecast) without and with fusion, of one drawn batch, for a picture."""
+    """Return (title, forecast) without and with fusion, for the same drawn batch, for a picture."""
     import numpy as np
 
     assert plan.choice is not None
@@ -115,7 +115,7 @@ def document(plan: FusionPlan) -> dict[str, Any]:
 
 
 def _drafts(plan: FusionPlan) -> dict[str, Any] | None:
-    """What drafts are expected to give, by batch, and the choice without them; None where nothing is drafted."""
+    """Return the expected effect of drafts by batch, and the choice without them; None where nothing is drafted."""
     if plan.undrafted is None:
         return None
     assert plan.costs is not None
@@ -140,7 +140,7 @@ def _drafts(plan: FusionPlan) -> dict[str, Any] | None:
 
 
 def drafts_by_batch(costs: StageCosts) -> list[tuple[int, float, float]]:
-    """Return (batch, tokens of a sample in a step, seconds of a step over those of a plain one), by powers of two."""
+    """Return (batch size, tokens per sample and step, step seconds relative to a plain step), for powers of two."""
     batches = [1 << power for power in range(costs.max_batch_size.bit_length())]
     tokens, cost = costs.speculation.factors([float(batch) for batch in batches])
     return list(zip(batches, tokens.tolist(), cost.tolist(), strict=True))
@@ -150,7 +150,7 @@ def drafts_by_batch(costs: StageCosts) -> list[tuple[int, float, float]]:
 
 
 def _newest_run(job: RLHFJob, runs: Path) -> Path | None:
-    """Return the newest run folder of this job that has measured costs; None when there is none."""
+    """Return the newest run folder of this job with measured costs; None when there is none."""
     for folder in newest_first(runs, job.name):
         if _measured(folder) is not None:
             return folder
@@ -205,7 +205,7 @@ def _model(folder: Path, width: int) -> ModelShape | None:
 
 
 def _lengths(job: RLHFJob, run: Path | None) -> tuple[LengthModel, list[int], tuple[str, ...]]:
-    """Return (response lengths, prompt lengths of one batch, assumptions), lengths in tokens."""
+    """Return (model of response lengths, prompt lengths of one batch, assumptions), lengths in tokens."""
     rollout = job.spec.rollout
     model = LengthModel.prior(rollout.max_response_tokens)
     samples = samples_of_batch(job.spec)

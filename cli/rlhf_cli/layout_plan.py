@@ -1,6 +1,6 @@
-"""The training layouts of `rlhf plan`: what a rank holds by each, how busy it is, and which fit a device that is named.
+"""The training layouts of `rlhf plan`: the memory and load of a rank in each, and which fit a named device.
 
-Rule: it prints what `rlhf_planner.training_layouts` counts, and says what is not counted.
+Rule: it prints the counts of `rlhf_planner.training_layouts`, and names what they leave out.
 """
 
 from dataclasses import dataclass
@@ -16,25 +16,25 @@ from rlhf_planner.training_layouts import TrainingLayout, layout_of, layout_prob
 
 @dataclass(frozen=True)
 class TrainingLayouts:
-    """The layouts of a job's number of ranks."""
+    """The possible layouts for a job's number of ranks."""
 
     asked: TrainingLayout
-    """The job's own."""
+    """Layout in the job's spec."""
     others: tuple[TrainingLayout, ...]
-    """All of as many ranks, the job's own among them where it may be chosen."""
+    """All layouts of as many ranks, with the job's own if it is among the choices."""
     device_bytes: int | None
     problem: str
-    """Why the job's own does not fit the device; empty: it does, or none was named."""
+    """Reason why the job's own layout does not fit the device; empty if it fits or no device was named."""
 
     @classmethod
     def of(cls, spec: RLHFJobSpec, sizes: Sizes, device_gib: float | None) -> Self:
-        """Return those of a resolved job; `device_gib`: memory of one device."""
+        """Return the layouts of a resolved job; `device_gib` is the memory of one device."""
         device_bytes = None if device_gib is None else int(device_gib * GIBIBYTE)
         problem = "" if device_bytes is None else layout_problem(spec, sizes, device_bytes)
         return cls(layout_of(spec, sizes), tuple(layouts(spec, sizes, spec.training.ranks)), device_bytes, problem)
 
     def document(self) -> dict[str, Any]:
-        """Return all of it for --json."""
+        """Return the layouts for --json."""
         return {
             "layout": self._entry(self.asked),
             "layouts": [self._entry(layout) for layout in self.others],
@@ -54,8 +54,8 @@ class TrainingLayouts:
         }
 
     def print(self) -> None:
-        """Print the layouts, where there is a choice or a device was named."""
-        choices = [one for one in self.others if not one.parallelism.offload_optimizer]  # each is there twice
+        """Print the layouts if there is a choice or a device was named."""
+        choices = [one for one in self.others if not one.parallelism.offload_optimizer]  # each layout occurs twice
         if len(choices) < 2 and self.device_bytes is None:
             return
         out, ranks = output(), self.asked.parallelism.ranks

@@ -1,6 +1,6 @@
-"""The live view of a job: a status and the metrics so far become a rich renderable. Pure.
+"""The live view of a job: turns a status and the metrics so far into a rich renderable. Pure.
 
-Rule: it shows only what the job reports. The same view serves a run on this machine and a job in a cluster.
+Rule: it shows only values that the job reports. The same view serves a run on this machine and a job in a cluster.
 """
 
 from collections.abc import Mapping, Sequence
@@ -38,8 +38,9 @@ _CURVES: Final = (
 
 
 def render(status: pb.JobStatus, lines: Sequence[Mapping[str, Any]], notices: Sequence[str]) -> RenderableType:
-    """Return the view. `lines` are the metrics of finished iterations, in order; `notices` the latest, newest last."""
-    # Without a ledger nothing is known of samples, which is not the same as none.
+    """Return the view. `lines` are the metrics of finished iterations, in order; `notices` the latest notices, newest
+    last."""
+    # Without a ledger the number of samples is unknown, not zero.
     samples: list[RenderableType] = [_stages(status), _ledger(status)] if status.ledger else []
     parts: list[RenderableType] = [
         _headline(status),
@@ -61,7 +62,7 @@ def render(status: pb.JobStatus, lines: Sequence[Mapping[str, Any]], notices: Se
 
 
 def sparkline(values: Sequence[float], width: int = SPARKLINE_WIDTH) -> str:
-    """Return the values as a row of blocks, lowest to highest, averaged down to `width` when there are more."""
+    """Return the values as a row of blocks, lowest to highest, averaged down to `width` where there are more."""
     if not values:
         return ""
     count = min(width, len(values))
@@ -90,7 +91,7 @@ def _stages(status: pb.JobStatus) -> Table:
     total = sum(count for state, count in status.ledger.items() if state != "cut")
     table = Table.grid(padding=(0, 1))
     decoding = sum(w.tokens_per_second for w in status.workers if w.worker.startswith("generation"))
-    # A job in a cluster is seen through its metrics, which count no tokens of the iteration.
+    # The view of a job in a cluster uses its metrics, which do not count tokens of the iteration.
     counted = [f"{status.tokens:,} tokens"] * bool(status.tokens) + [f"{decoding:,.0f} tokens/s"] * bool(decoding)
     speeds = {"generate": "  ".join(counted)}
     for stage, states, colour in _STAGES:
@@ -107,7 +108,8 @@ def _ledger(status: pb.JobStatus) -> Text:
 
 
 def _tail(status: pb.JobStatus) -> list[Text]:
-    """Return who keeps the long tail once it is consolidated, or else when it will be; nothing without fusion."""
+    """Return which workers finish the long tail once it is consolidated, or else when that will happen; empty without
+    fusion."""
     if not status.fusion.threshold:
         return []
     workers = status.replicas.get("generation", 0)
@@ -124,7 +126,7 @@ def _tail(status: pb.JobStatus) -> list[Text]:
 
 
 def _drafts(status: pb.JobStatus) -> list[Text]:
-    """Return what drafts do, and when they were switched last; nothing where the job decodes token by token."""
+    """Return the state of drafting and its last switch; empty where the job decodes token by token."""
     speculation = status.speculation
     if not speculation.tokens_per_step:
         return []
@@ -143,7 +145,7 @@ def _curves(lines: Sequence[Mapping[str, Any]]) -> Table:
 
 def _workers(status: pb.JobStatus) -> Table:
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
-    # A job in a cluster is seen through its metrics, which do not say how busy a worker is nor what it holds.
+    # The view of a job in a cluster uses its metrics, which lack a worker's load and samples.
     busy = any(worker.busy_share for worker in status.workers)
     held = any(worker.versions for worker in status.workers)
     hidden = {"busy": not busy, "weights": not held}

@@ -1,9 +1,10 @@
-"""From a manifest file to the jobs in it: the one way by which `rlhf run`, `rlhf plan` and `rlhf validate` read it.
+"""From a manifest file to the jobs in it, for `rlhf run`, `rlhf plan` and `rlhf validate`.
 
 Every document goes through one pass: parse, apply `--set`, check models and rules, add advice, resolve paths and
-defaults, and check what only the target knows: a cluster the pods, this machine the files. The result is a `LoadedJob`.
-Rule: files are looked for, never opened, except the manifest and, of the models, config.json and the headers of their
-weights. Only a check for this machine reads prompts, by the tokenizer of the policy. Nothing is written or started.
+defaults. The last step depends on the target: the pods for a cluster, the files for this machine. The result is a
+`LoadedJob`.
+Rule: weights are read only up to their headers. Prompts are read only in a check for this machine, with the policy's
+tokenizer. Nothing is written or started.
 """
 
 import json
@@ -35,15 +36,15 @@ from rlhf_coordinator.tokenizer_problems import template_warnings
 from rlhf_operator.manifests.pod_problems import problems_of_pods
 
 CHECKPOINTS: Final = "checkpoints"
-"""Folder in the run folder that takes the checkpoints of a job that names none: Ctrl-C and --resume need one."""
+"""Folder in the run folder for the checkpoints of a job that names none: Ctrl-C and --resume need one."""
 _PAIR: Final = re.compile(r"\\ud[89ab][0-9a-f]{2}\\ud[c-f][0-9a-f]{2}")
-"""Surrogate pair in JSON, such as an emoji is; YAML would read two halves."""
+"""Surrogate pair in JSON, for example of an emoji; YAML would read two halves."""
 _POD_ROOT: Final = Path("/")
-"""Folder against which relative paths are resolved in a pod, where there is no manifest."""
+"""Base of relative paths in a pod, which has no manifest."""
 
 
 class Target(StrEnum):
-    """Where jobs are to run."""
+    """The place where jobs will run."""
 
     CLUSTER = "cluster"
     LOCAL = "local"
@@ -55,11 +56,11 @@ class LoadedJob:
 
     document: Document
     job: RLHFJob | None
-    """The resolved job; None for a job that is wrong, and for an object of another kind."""
+    """The resolved job; None for an invalid job, and for an object of another kind."""
     problems: tuple[Problem, ...] = ()
-    """Errors and warnings, with their lines."""
+    """Errors and warnings, with their line numbers."""
     paths: RunPaths | None = None
-    """Where the files of a run on this machine are; None for a job that was loaded for a cluster."""
+    """Paths of a run's files on this machine; None for a job loaded for a cluster."""
 
     @property
     def resolved(self) -> RLHFJob:
@@ -70,14 +71,14 @@ class LoadedJob:
 
     @property
     def run_paths(self) -> RunPaths:
-        """Where the files of a run on this machine are. Raises ValueError for a job that was loaded for a cluster."""
+        """Paths of a run's files on this machine. Raises ValueError for a job loaded for a cluster."""
         if self.paths is None:
             raise ValueError(f"{self.name} was not loaded for a run on this machine")
         return self.paths
 
     @property
     def name(self) -> str:
-        """Kind and name of the object, as far as it has them."""
+        """Kind and name of the object, as far as present."""
         return manifest.object_name(self.document) or "no object"
 
     @property
@@ -87,15 +88,15 @@ class LoadedJob:
 
     @property
     def errors(self) -> list[Problem]:
-        """Problems that keep the job from being run."""
+        """Problems that prevent the job from running."""
         return [problem for problem in self.problems if problem.severity is not Severity.WARNING]
 
 
 def load_resolved(path: Path, overrides: Sequence[str], run_dir_of: Callable[[RLHFJob], Path]) -> LoadedJob:
     """Return the single job of a manifest file, changed by `overrides` and resolved for a run on this machine.
 
-    `run_dir_of` returns the run folder of the checked job. Raises ManifestError with everything that is wrong with the
-    manifest, and RunError for an override that is no path or for the first file that is missing.
+    `run_dir_of` returns the run folder of the checked job. Raises ManifestError with all problems of the manifest, and
+    RunError for an override without a valid path or for the first missing file.
     """
     document, source = _single_document(path, overrides)
     base = path.absolute().parent
@@ -106,7 +107,7 @@ def load_resolved(path: Path, overrides: Sequence[str], run_dir_of: Callable[[RL
 
 
 def for_this_machine(job: RLHFJob, paths: RunPaths) -> RLHFJob:
-    """Return a resolved job with a folder for checkpoints. Raises RunError for the first file that is missing."""
+    """Return a resolved job with a folder for checkpoints. Raises RunError for the first missing file."""
     _check_encoding(paths.run_dir, paths.base)
     if job.spec.checkpoints is None:
         checkpoints = Checkpoints(path=str(paths.run_dir.absolute() / CHECKPOINTS))
@@ -121,10 +122,10 @@ def _check_encoding(folder: Path, base: Path) -> None:
 
 
 def load_documents(text: str, target: Target = Target.CLUSTER, folder: Path | None = None) -> list[LoadedJob]:
-    """Return every document of a manifest's text with everything that is wrong with it.
+    """Return every document of a manifest's text with all its problems.
 
-    For a cluster the pods of the jobs are checked too; for this machine their files and data, where `folder` is that of
-    the manifest. Raises ManifestError for a text that is no YAML, or that holds no RLHFJob.
+    For a cluster, the pods of the jobs are checked too; for this machine, their files and data. `folder` is the
+    manifest's folder. Raises ManifestError for invalid YAML, and for a text without an RLHFJob.
     """
     documents = read_documents(text)
     loaded = [
@@ -156,14 +157,14 @@ def _load(document: Document, target: Target, folder: Path | None) -> LoadedJob:
 
 
 def _folder_problems(job: RLHFJob) -> list[Problem]:
-    """Return what is wrong with the model folders of a resolved job that are on this machine, and warnings."""
+    """Return errors and warnings about the model folders of a resolved job that are on this machine."""
     errors = [Problem(field, path, str(error)) for field, path, error in model_folder_problems(job.spec)]
     warnings = template_warnings(job.spec)
     return errors + [Problem(field, None, text, severity=Severity.WARNING) for field, text in warnings]
 
 
 def _file_problems(job: RLHFJob) -> list[Problem]:
-    """Return what is wrong with the files of a resolved job; one that is missing here is a warning."""
+    """Return the problems with the files of a resolved job; a missing file is a warning."""
     try:
         _check_files(job)
     except RunError as error:
@@ -175,7 +176,7 @@ def _file_problems(job: RLHFJob) -> list[Problem]:
 
 
 def _single_document(path: Path, overrides: Sequence[str]) -> tuple[Document, str]:
-    """Return (the document of the one RLHFJob of a file, changed by `overrides`; what to call it in messages)."""
+    """Return (document of the one RLHFJob of a file, changed by `overrides`; its name in messages)."""
     source = str(path)
     try:
         document = manifest.job_document(manifest.read_text(path))
@@ -186,7 +187,7 @@ def _single_document(path: Path, overrides: Sequence[str]) -> tuple[Document, st
     data = document.data
     for override in overrides:
         data = apply(data, override)
-    # Read again, so that nothing can be set that could not be written. It has no lines: they would mislead.
+    # Parse the result again, so that only values that YAML can express are set. Its line numbers would mislead.
     [changed] = read_documents(_PAIR.sub(_one_escape, json.dumps(data)))
     return Document(changed.data, problems=_without_lines(changed.problems)), _with_overrides(source, overrides)
 
@@ -196,7 +197,7 @@ def _with_overrides(source: str, overrides: Sequence[str]) -> str:
 
 
 def _one_escape(pair: re.Match[str]) -> str:
-    """Return the escape of YAML for a character that JSON writes as two."""
+    """Return YAML's escape for a character that JSON writes as two escapes."""
     character = json.loads(f'"{pair[0]}"')
     return f"\\U{ord(character):08x}"
 
@@ -210,9 +211,9 @@ def _with_line(problem: Problem, document: Document) -> Problem:
 
 
 def _check_files(job: RLHFJob) -> None:
-    """Raise RunError for the first file or folder of a resolved job that is not there.
+    """Raise RunError for the first file or folder of a resolved job that is absent.
 
-    The exit code is the one with which the job itself would end. A model path that is a hub id is left to the workers.
+    The exit code is the one with which the job would end. A model path that is a hub id is left to the workers.
     """
     spec = job.spec
     for role in ModelRole:
@@ -246,7 +247,7 @@ def _check_prompts(prompts: Prompts) -> None:
 
 def _check_reward(given: GivenReward) -> None:
     own = given.reward.own_model
-    if own is not None and given.name:  # of a single one its role was asked
+    if own is not None and given.name:  # the model of a single, unnamed reward was checked with its role
         _check_model(f"{given.field}.{given.reward.own_model_field}.path", own.path)
     function, field = given.reward.function, f"{given.field}.function"
     if function is None:

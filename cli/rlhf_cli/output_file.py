@@ -1,6 +1,6 @@
-"""A file that a command is asked to write, checked before any work is done for it.
+"""A file that a command will write, checked before the command does any work.
 
-Rule: only looked at, never opened or made.
+Rule: the check never opens or creates the file.
 """
 
 from pathlib import Path
@@ -9,11 +9,12 @@ from typing import Final
 from rlhf_cli.local.errors import RunError
 
 PICTURES: Final = (".svg", ".png")
-"""Endings of pictures that can be drawn."""
+"""File extensions of pictures that can be drawn."""
 
 
 def check_output_file(option: str, path: Path, endings: tuple[str, ...] = ()) -> None:
-    """Raise RunError for a path that cannot become a file; with `endings`, for one that has none of them."""
+    """Raise RunError for a path that cannot become a file, or whose extension is not one of `endings`, if there are
+    any."""
     if endings and path.suffix.lower() not in endings:
         raise RunError(f"{option} {path}: must end in {' or '.join(endings)}")
     if path.is_dir():

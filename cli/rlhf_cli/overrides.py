@@ -18,9 +18,9 @@ _PART: Final = re.compile(r"[A-Za-z][A-Za-z0-9_./-]*")
 
 
 def apply(data: Any, override: str) -> Any:
-    """Return `data` with one `path=value` set, or the field removed for null.
+    """Return `data` with one `path=value` set, or with the field removed for null.
 
-    Raises RunError for what is no path, and for a value in brackets or quotes that is no YAML.
+    Raises RunError for an invalid path, and for a value in brackets or quotes that is invalid YAML.
     """
     path, separator, text = override.partition("=")
     parts = path.strip().split(".")
@@ -50,7 +50,7 @@ def apply(data: Any, override: str) -> Any:
 
 
 def parse_value(text: str) -> Any:
-    """Return the value that a person means by `text`. Raises YAMLError for broken YAML in brackets or quotes."""
+    """Parse the value that a person means by `text`. Raises YAMLError for broken YAML in brackets or quotes."""
     stripped = text.strip()
     words: dict[str, Any] = {"true": True, "false": False, "null": None}
     if stripped in words:

@@ -1,7 +1,7 @@
-"""`rlhf plan`: show what a job will be on this machine: its processes, devices and memory, and what fusion would bring.
+"""`rlhf plan`: show a job on this machine: its processes, devices and memory, and the expected gain of fusion.
 
-Rule: nothing is started, and nothing is written but the picture that was asked for. `--json` prints one object and
-nothing else.
+Rule: nothing is started, and nothing is written except a requested picture. `--json` prints one object and nothing
+else.
 """
 
 import json
@@ -105,7 +105,7 @@ def _print_fusion(fusion: FusionPlan) -> None:
 
 
 def _print_drafts(fusion: FusionPlan, seconds: float) -> None:
-    """What speculative decoding is expected to give, and the same job without it."""
+    """Print the expected effect of speculative decoding, and the same job without it."""
     without, out = fusion.undrafted, output()
     if without is None or fusion.costs is None:
         return

@@ -1,4 +1,4 @@
-"""Decoding beside training in `rlhf plan`: what an iteration takes with and without, by the job's last run.
+"""Decoding beside training in `rlhf plan`: an iteration's time with and without it, from the job's last run.
 
 Rule: it reads the newest run in `runs/` that has measured an iteration, and writes nothing. A job that never ran has no
 forecast; `missing` says so.
@@ -18,16 +18,16 @@ from rlhf_planner.rollout_overlap import RolloutTimes, overlapped, rollout_times
 
 @dataclass(frozen=True)
 class RolloutOverlapPlan:
-    """What rollout.overlapTraining is expected to give."""
+    """The expected effect of rollout.overlapTraining."""
 
     mode: str
-    """As the job has it."""
+    """Mode in the job's spec."""
     times: RolloutTimes | None
-    """Of the last run; None: there is none."""
+    """Times of the last run; None without a run."""
     missing: str = "no run of this job in runs/ has measured an iteration"
 
     def document(self) -> dict[str, Any]:
-        """Return all of it for --json."""
+        """Return the plan for --json."""
         if self.times is None:
             return {"mode": self.mode, "missing": self.missing}
         return {
@@ -37,7 +37,7 @@ class RolloutOverlapPlan:
         }
 
     def print(self) -> None:
-        """Print it, one line."""
+        """Print the plan in one line."""
         out = output()
         out.print("\nDecoding beside training", style="bold")
         if self.times is None:
@@ -53,8 +53,10 @@ class RolloutOverlapPlan:
 
 
 def rollout_overlap_plan(job: RLHFJob, runs: Path) -> RolloutOverlapPlan | None:
-    """Return the plan of a resolved job; None where nothing is generated, or training and decoding take turns. `runs`
-    is the parent of run folders, whose content never raises."""
+    """Return the plan of a resolved job; None where nothing is generated, or training and decoding take turns.
+
+    `runs` is the parent of run folders; their content never raises.
+    """
     if not graph_of(job.spec).generates or job.spec.placement != "Dedicated":
         return None
     for folder in newest_first(runs, job.name):

@@ -1,6 +1,6 @@
-"""`rlhf run`: load a job, run it as processes of this machine, show it, and say in the end where its results are.
+"""`rlhf run`: load a job, run it as processes of this machine, show it, and name the location of its results.
 
-Rule: the job does not depend on being shown. The processes end with this command, however it ends
+Rule: the job does not depend on its display. The processes end with this command, however it ends
 (`local.job_supervisor`).
 """
 
@@ -34,13 +34,13 @@ from rlhf_coordinator.reports.trackers.summary_json import FILE as SUMMARY
 from rlhf_coordinator.reports.trackers.summary_json import write_summary
 
 LIVE_HZ: Final = 4.0
-"""Refreshes of the live view per second; more cannot be read."""
+"""Refreshes of the live view per second; people cannot read more."""
 PLAIN_SECONDS: Final = 0.5
 """Seconds between reads of the metrics for plain output."""
 QUIET_SECONDS: Final = 30.0
-"""Seconds without a finished iteration after which plain output says what the job waits for."""
+"""Seconds without a finished iteration after which plain output names the job's obstacle."""
 NOTICES: Final = 4
-"""Latest notices shown below the live view."""
+"""Number of latest notices below the live view."""
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,7 @@ def run_job(options: RunOptions) -> int:
 
 
 class _LocalRun:
-    """One run on this machine, and what is shown of it."""
+    """One run on this machine, and its display."""
 
     def __init__(self, options: RunOptions, folder: RunFolder, local: LocalJob) -> None:
         self._out = output()
@@ -128,7 +128,7 @@ class _LocalRun:
         self._out.print(text, markup=False, soft_wrap=True)
 
     async def _watch(self) -> None:
-        """Keep the latest status of the coordinator."""
+        """Update the latest status of the coordinator."""
         async for status in watch_status(self._local.address, self._folder.paths.certificates, LIVE_HZ):
             self._status = status
             for warning in fresh_warnings(status, self._warnings) if not self._live else ():
@@ -165,7 +165,7 @@ class _LocalRun:
         return bool(fresh)
 
     def _finish(self, result: LocalRunResult) -> int:
-        """Draw the pictures, print the summary and where the results are, and return the exit code."""
+        """Draw the pictures, print the summary and the location of the results, and return the exit code."""
         run_dir = self._folder.paths.run_dir
         code = result.code
         if self._interrupts and code in (ExitCode.OK, ExitCode.INTERRUPTED):
@@ -180,7 +180,7 @@ class _LocalRun:
         return code
 
     def _complete_summary(self, run_dir: Path, result: LocalRunResult, code: int) -> Mapping[str, Any]:
-        """Add to the summary what only the supervisor knows, and return it; empty when the coordinator wrote none."""
+        """Add the supervisor's own figures to the summary and return it; empty when the coordinator wrote none."""
         try:
             summary = json.loads((run_dir / SUMMARY).read_text())
         except (OSError, json.JSONDecodeError):
@@ -195,7 +195,7 @@ class _LocalRun:
             from rlhf_coordinator.reports.run_figures import draw_run
 
             return draw_run(run_dir)
-        except Exception as error:  # a picture is never worth the outcome of a run
+        except Exception as error:  # a failed picture never fails a run
             self._print(f"no pictures: {error}")
             return []
 
@@ -213,5 +213,5 @@ class _LocalRun:
 
 
 def _short(path: Path) -> Path:
-    """Return a path relative to the working directory where it lies below it."""
+    """Return a path relative to the working directory if it lies below it."""
     return path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path

@@ -1,7 +1,7 @@
 """The progress of a run: metrics as they are written, the coordinator's status, and both as plain lines of text.
 
-Rule: nothing is written here. The metrics file may be replaced while it is read, because a restarted coordinator
-rewrites it, and may end in half a line; every iteration is returned once.
+Rule: nothing is written here. A restarted coordinator rewrites the metrics file, so it may be replaced while it is
+read, and it may end in half a line; every iteration is returned once.
 """
 
 import asyncio
@@ -18,7 +18,7 @@ from rlhf_common import control_pb2 as pb
 from rlhf_coordinator.reports.trackers.metrics_jsonl import is_evaluation
 
 MetricsLine = dict[str, Any]
-"""Metrics of one iteration, as a line of metrics.jsonl has them."""
+"""Metrics of one iteration, in the form of a line of metrics.jsonl."""
 REDIAL_SECONDS: Final = 0.5
 """Seconds between attempts to reach a coordinator that starts or restarts."""
 
@@ -31,7 +31,7 @@ class MetricsTail:
         self._inode = 0
         self._offset = 0
         self.lines: list[MetricsLine] = []
-        """Everything read so far, one line per iteration, in order."""
+        """All lines read so far, one per iteration, in order."""
 
     def read(self) -> list[MetricsLine]:
         """Return the lines of iterations that were not returned before."""
@@ -55,7 +55,7 @@ class MetricsTail:
 
 
 async def watch_status(address: str, certificates: Path, max_rate_hz: float) -> AsyncIterator[pb.JobStatus]:
-    """Yield the coordinator's statuses, at most `max_rate_hz` per second; dial again whenever the stream breaks."""
+    """Yield the coordinator's statuses, at most `max_rate_hz` per second; reconnect whenever the stream breaks."""
     while True:
         async with channels.aio_channel(address, certificates) as channel:
             stub = control_pb2_grpc.CoordinatorStub(channel)
@@ -68,7 +68,7 @@ async def watch_status(address: str, certificates: Path, max_rate_hz: float) -> 
 
 
 def fresh_warnings(status: pb.JobStatus, shown: set[str]) -> list[str]:
-    """Return the warnings of the job's start that were not shown yet, and take them in as shown."""
+    """Return the warnings of the job's start that were not shown yet, and add them to `shown`."""
     fresh = [warning for warning in dict.fromkeys(status.warnings) if warning not in shown]
     shown.update(fresh)
     return fresh
@@ -76,7 +76,10 @@ def fresh_warnings(status: pb.JobStatus, shown: set[str]) -> list[str]:
 
 def iteration_line(line: Mapping[str, Any], iterations: int, seconds_left: float) -> str:
     """Return one line per iteration, such as `iteration 2 (3 of 100) reward 0.412 kl 3.013 24.1 samples/s 410 tokens/s
-    2m 10s left`; for a line that holds an evaluation alone, its version and reward."""
+    2m 10s left`.
+
+    For a line that contains only an evaluation, return its version and reward.
+    """
     if is_evaluation(line):
         reward = line.get("evaluation/reward")
         shown = "no reward" if reward is None else f"reward {reward:.3f}"

@@ -1,7 +1,7 @@
-"""`rlhf samples`: the sample tables of a run folder, as a table, one sample whole, JSON or one parquet file.
+"""`rlhf samples`: the sample tables of a run folder, as a table, as one sample in full, as JSON or as one parquet file.
 
-Rule: files are read and never changed. Prompts and responses are what models and users wrote: they go to the terminal
-only with what it would act on written out, and never as markup.
+Rule: files are read and never changed. Models and users wrote the prompts and responses, so control characters in them
+are escaped before they reach the terminal, and they are never treated as markup.
 """
 
 import json
@@ -22,14 +22,14 @@ from rlhf_coordinator.reports.sample_table import SampleRow, best_first, line_of
 from rlhf_operator.manifests.mount_paths import JOB_KEY
 
 TEXT_WIDTH: Final = 80
-"""Characters of a response in the table."""
+"""Width of a response in the table, in characters."""
 PROMPT_WIDTH: Final = 40
-"""Characters of a prompt there."""
+"""Width of a prompt in the table, in characters."""
 
 
 @dataclass(frozen=True)
 class SampleChoice:
-    """Which samples are shown."""
+    """The selection of samples to show."""
 
     iteration: int | None = None
     best: int | None = None
@@ -71,7 +71,7 @@ def show_samples(run_dir: Path | None, choice: SampleChoice, *, as_json: bool, p
 
 
 def chosen(rows: Sequence[SampleRow], choice: SampleChoice) -> list[SampleRow]:
-    """Return the rows that were asked for, in the order in which they are shown. Raises RunError."""
+    """Return the selected rows in the order of display. Raises RunError."""
     if choice.sample is not None:
         found = [row for row in rows if row.sample == choice.sample]
         if not found:
@@ -86,7 +86,7 @@ def chosen(rows: Sequence[SampleRow], choice: SampleChoice) -> list[SampleRow]:
 
 
 def lines_of(rows: Sequence[SampleRow], width: int | None) -> list[Text]:
-    """Return rows as lines of aligned columns, one line a sample, texts cut to what fits; None: as wide as it gets."""
+    """Return rows as lines of aligned columns, one line per sample, with texts cut to `width`; None means no limit."""
     cells = [("SAMPLE", "REWARD", "SHAPED", "ADVANTAGE", "TOKENS", "FINISH", "WORKER", "PROMPT", "RESPONSE")]
     for row in rows:
         moved = f" (+{len(row.workers) - 1})" if row.migrated else ""
@@ -117,7 +117,7 @@ def _check(choice: SampleChoice) -> None:
 
 
 def _why_no_tables(folder: Path) -> str:
-    """Return why a folder has no sample tables, and what would help."""
+    """Explain why a folder has no sample tables, and name the remedy."""
     if not holds_run(folder):
         return why_no_run(folder)
     try:
@@ -203,6 +203,6 @@ def _one_line(text: str, width: int) -> str:
 
 
 def _ranges(numbers: Sequence[int]) -> str:
-    """Return numbers in words, the first few of many."""
+    """Return numbers in words; only the first few of many."""
     shown = ", ".join(map(str, numbers[:20]))
     return shown + (f" and {len(numbers) - 20} more, up to {numbers[-1]}" if len(numbers) > 20 else "")

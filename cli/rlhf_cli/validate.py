@@ -1,10 +1,10 @@
-"""`rlhf validate job.yaml`: print every problem of every RLHFJob in a file, one paragraph per problem; starts nothing.
+"""`rlhf validate job.yaml`: print every problem of every RLHFJob in a file, one paragraph per problem; start nothing.
 
-Rule: it says what the API server and the operator would say, from the same models, rules and checks. It never fixes
-anything, and never looks at devices. For a cluster it checks what pods are made of (templates, where checkpoints lie).
-For `rlhf run`, which makes no pods, it checks the model folders on this machine, without their weights, and reads
-prompt files as the start of the job reads them. A warning is no error: the exit code is that of a valid manifest. With
-`--json` the last line is one object for programs.
+Rule: it reports what the API server and the operator would report, from the same models, rules and checks. It never
+fixes anything, and never looks at devices. For a cluster it checks the input of the pods: templates and the location of
+checkpoints. For `rlhf run`, which creates no pods, it checks the model folders on this machine without their weights,
+and reads prompt files as the start of the job reads them. A warning is no error: the exit code is that of a valid
+manifest. With `--json` the last line is one object for programs.
 """
 
 import json
@@ -50,7 +50,7 @@ def validate(
 
 
 def print_problems(error: ManifestError, console: Console) -> None:
-    """Print a heading, then one paragraph per problem: field and line, the value given, what would be right."""
+    """Print a heading, then one paragraph per problem: field and line, the given value, and the valid values."""
     _print_heading(console, error.source, error.problems)
     _print_paragraphs(console, error.problems)
 
@@ -84,7 +84,7 @@ def _print_paragraphs(console: Console, problems: Sequence[Problem]) -> None:
 
 
 def _report(path: Path, documents: Sequence[LoadedJob]) -> dict[str, object]:
-    """Return the object of --json; its problems are those of all documents, with the index of the document."""
+    """Return the object of --json, with the problems of all documents and the index of each document."""
     indexed = list(enumerate(documents, 1))
     return {
         "path": str(path),
@@ -105,7 +105,7 @@ def _report(path: Path, documents: Sequence[LoadedJob]) -> dict[str, object]:
 
 
 def _print_json(console: Console, report: dict[str, object]) -> None:
-    # Not through console.print, which would wrap and colour it.
+    # console.print would wrap and colour it.
     console.file.write(json.dumps(report, default=str) + "\n")
 
 

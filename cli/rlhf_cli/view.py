@@ -1,7 +1,7 @@
-"""`rlhf view`: the page of one run, served on this machine's loopback, or written as one file to be kept or sent.
+"""`rlhf view`: the page of one run, served on this machine's loopback, or written as one file to store or send.
 
-Rule: a run folder is read and never changed. What the page is made of is in `rlhf_coordinator.run_page`; here are the
-options, and the end by Ctrl-C or SIGTERM.
+Rule: a run folder is read and never changed. `rlhf_coordinator.run_page` builds the page; this module has the options,
+and the end by Ctrl-C or SIGTERM.
 """
 
 import contextlib
@@ -26,7 +26,7 @@ DATA: Final = "run.json"
 
 
 def view_run(run_dir: Path | None, *, port: int | None, browser: bool, target: Path | None) -> int:
-    """Serve the page until Ctrl-C, or write it; return the exit code. Raises RunError for what cannot be."""
+    """Serve the page until Ctrl-C, or write it; return the exit code. Raises RunError for invalid options."""
     folder = run_dir or _newest_run()
     if not holds_run(folder):
         raise RunError(f"RUN {folder}: {why_no_run(folder)}")

@@ -1,14 +1,17 @@
-"""The coordinator of one job: a process that says what every worker does next, and journals every result.
+"""The coordinator of one job: a process that assigns the work of every worker and journals every result.
 
-Its packages, each of which may use only those below it (checked: pyproject.toml, "The packages of the coordinator"):
+Each package uses only the packages below it (checked: pyproject.toml, "The packages of the coordinator"):
 
-  service           what the outside sees and calls: gRPC, Prometheus, status, logs
-  loop              a message changes the state, the state is decided on, decisions are carried out
-  fusion, training  what takes more than one command: moving samples, choosing a schedule, saving a checkpoint
-  job               one running job: all that changes, in one place; commands to workers; metrics of an iteration
-  scheduling        pure: the state in, decisions out
-  storage           what is read from disk and what survives the process
-  state             pure: what is known of the samples, the workers and the job at one moment
-  reports           what a run leaves for people: trackers, and figures of a finished run
+  service           the interfaces to the outside: gRPC, Prometheus, status, logs
+  loop              messages change the state, the scheduler decides on it, actions carry out the decisions
+  evaluation        evaluation of weight versions during training
+  fusion, training, speculation
+                    mechanisms of several commands: moving samples, choosing a schedule, saving a checkpoint, drafts
+  job               one running job: its mutable state, commands to workers, metrics of an iteration
+  scheduling        pure: decisions from the state
+  storage           files that the job reads, and files that survive the process
+  state             pure: the known state of the samples, the workers and the job
+  run_page          the page of a run, read from its folder
+  reports           output of a run for people: trackers, and figures of a finished run
   failures.py       the error that ends a job
 """

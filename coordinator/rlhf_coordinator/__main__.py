@@ -1,8 +1,9 @@
-"""`python -m rlhf_coordinator`: the coordinator of one job, configured by `names.Env` variables alone.
+"""`python -m rlhf_coordinator`: the coordinator of one job, configured by `names.Env` variables.
 
-Ends with `names.ExitCode`: 0 when the job is complete, 130 when it was stopped (SIGTERM, or the Stop call) after a
-checkpoint, else the code of its failure, whose message is the last log line. Killed at any moment, it goes on from its
-journal (`loop.recovery`) when it is started again with the same RLHF_RUN_DIR. This process never loads torch.
+It ends with `names.ExitCode`: 0 when the job is complete, or 130 when it was stopped (SIGTERM, or the Stop call) after
+a checkpoint. Otherwise the exit code is that of its failure, whose message is the last log line. A coordinator that was
+killed continues from its journal (`loop.recovery`) when it starts again with the same RLHF_RUN_DIR. This process never
+loads torch.
 """
 
 import asyncio
@@ -60,7 +61,7 @@ def read_job(path: Path) -> RLHFJob:
 
 
 def prepare() -> tuple[JobRun, Restored]:
-    """Do everything that can fail before the first worker is let in; return the job's parts. Raises JobError."""
+    """Do everything that can fail before the first worker connects; return the job's parts. Raises JobError."""
     job = read_job(Path(environment(Env.JOB_FILE)))
     say_job(job)
     check_model_folders(job.spec)
@@ -76,7 +77,7 @@ def prepare() -> tuple[JobRun, Restored]:
 
 
 async def run_job(run: JobRun, restored: Restored, endpoint: Endpoint | None) -> JobOutcome:
-    """Serve the job with signals as the way to stop it; return how it ended."""
+    """Serve the job until it ends or a signal stops it; return the outcome."""
     certificates = os.environ.get(Env.CERTIFICATES)
     addresses = ServiceAddresses(
         listen=environment(Env.LISTEN),
@@ -101,15 +102,15 @@ def failed(failure: pb.Failure) -> int:
 
 def main() -> int:
     """Run the process; return its exit code."""
-    # transformers imports torch wherever it is installed; this process needs its tokenizers alone.
+    # transformers imports torch wherever it is installed; this process needs only its tokenizers.
     sys.modules.setdefault("torch", None)  # type: ignore[arg-type]
     configure_logs()
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
-    # The first process of a container ends by no signal that it does not handle, and there is nothing to save yet.
+    # Signals without a handler do not end the first process of a container. Nothing needs saving yet.
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: sys.exit(ExitCode.INTERRUPTED))
     try:
-        # First: its kubelet asks from now on, and a journal may take minutes to read.
+        # First, because the kubelet probes from now on and reading a journal may take minutes.
         address = os.environ.get(Env.METRICS)
         endpoint = open_endpoint(address) if address else None
         run, restored = prepare()

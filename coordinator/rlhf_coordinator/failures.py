@@ -1,6 +1,6 @@
-"""A failure that ends the job, with all a user needs: reason, field, message, exit code.
+"""A failure that ends the job, with its reason, field, message and exit code.
 
-Rule: what a user can act on is raised as a JobError where it is noticed, and printed once, on the last line.
+Rule: an error that a user can fix is raised as a JobError where it is detected, and printed once, on the last line.
 """
 
 from pathlib import Path

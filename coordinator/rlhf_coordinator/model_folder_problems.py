@@ -1,7 +1,7 @@
-"""Which of a job's model folders cannot be used: asked before a worker loads anything.
+"""Finds unusable model folders of a job before a worker loads anything.
 
-Rule: looks into folders on this disk alone. A hub id, or a folder that only workers mount, is checked by the workers
-that load it, by the same function. Nothing is downloaded.
+Rule: it reads folders on this disk. The workers that load a hub id, or a folder that only they mount, check it with the
+same function. Nothing is downloaded.
 """
 
 from collections.abc import Iterator
@@ -19,8 +19,10 @@ from rlhf_coordinator.tokenizer_problems import tokenizer_problems
 
 
 def model_folder_problems(spec: RLHFJobSpec) -> Iterator[tuple[str, str, FolderError]]:
-    """Yield (field, path, what is wrong with the folder) for the models of a resolved job. A folder is named once; the
-    check with a head covers the one without."""
+    """Yield (field, path, error of the folder) for the models of a resolved job.
+
+    Each folder occurs once; the check with a head covers the one without.
+    """
     checked: set[tuple[str, bool]] = set()
     for field, path, head in _models(spec):
         if {(path, head), (path, True)} & checked or not Path(path).is_absolute() or not Path(path).is_dir():
@@ -37,8 +39,11 @@ def model_folder_problems(spec: RLHFJobSpec) -> Iterator[tuple[str, str, FolderE
 
 
 def check_model_folders(spec: RLHFJobSpec) -> None:
-    """Raise JobError for the first folder that cannot be used. A file that is missing may be mounted in workers alone:
-    they look for it when they load the model."""
+    """Raise JobError for the first unusable folder.
+
+    A missing file is no error here, because it may be mounted only in workers, which look for it when they load the
+    model.
+    """
     for field, path, error in model_folder_problems(spec):
         if error.reason == MISSING:
             continue
@@ -47,7 +52,7 @@ def check_model_folders(spec: RLHFJobSpec) -> None:
 
 
 def _adapter_problems(spec: RLHFJobSpec) -> Iterator[tuple[str, str, FolderError]]:
-    """Yield what is wrong with the adapters that the actor starts from, as `model_folder_problems` does."""
+    """Yield the problems of the actor's initial adapters, in the form of `model_folder_problems`."""
     lora = spec.training.lora
     if lora is None or lora.adapter is None or not Path(lora.adapter).is_absolute() or not Path(lora.adapter).is_dir():
         return
@@ -61,7 +66,7 @@ def _adapter_problems(spec: RLHFJobSpec) -> Iterator[tuple[str, str, FolderError
 
 
 def _weights(folder: Path) -> WeightFiles | None:
-    """Return the weights of a folder; None where they cannot be read, which is said elsewhere."""
+    """Return the weights of a folder; None where they are unreadable, which another check reports."""
     try:
         return read_weight_files(folder) if folder.is_absolute() and folder.is_dir() else None
     except FolderError:
@@ -69,7 +74,7 @@ def _weights(folder: Path) -> WeightFiles | None:
 
 
 def _models(spec: RLHFJobSpec) -> Iterator[tuple[str, str, bool]]:
-    """Yield (field, path, whether a language model's head is used) for every model of a job."""
+    """Yield (field, path, whether the head of the language model is used) for every model of a job."""
     for role in ModelRole:
         source = spec.models.given(role) if role.kind is not ModelKind.REWARD else None
         if source is not None:

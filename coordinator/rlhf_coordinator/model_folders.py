@@ -1,10 +1,10 @@
-"""Where a model that is given by path or by hub id is on this machine. Rule: downloads nothing."""
+"""The location of a model on this machine, from its path or hub id. Rule: downloads nothing."""
 
 from pathlib import Path
 
 
 def local_folder(source: str) -> Path | None:
-    """Return the folder itself, or the snapshot of a hub id in this machine's cache; None when neither is there."""
+    """Return the folder itself, or the snapshot of a hub id in this machine's cache; None when neither exists."""
     folder = Path(source)
     if folder.is_dir():
         return folder

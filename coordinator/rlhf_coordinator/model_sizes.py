@@ -1,6 +1,6 @@
-"""How large the models of a job are, from config.json and safetensors headers alone.
+"""The sizes of a job's models, from config.json and safetensors headers.
 
-Rule: nothing is loaded; a model that is not on this disk (a hub id that is not in the cache) is unknown, not zero.
+Rule: nothing is loaded; the size of a model that is not on this disk (a hub id outside the cache) is unknown, not zero.
 """
 
 import json
@@ -20,8 +20,10 @@ from rlhf_planner.transformer_shape import shape_of
 
 
 def read_sizes(spec: RLHFJobSpec) -> dict[str, ModelSize | None]:
-    """Return the size of the model of every role that has one, of each of several rewards that is a model, and of the
-    draft model, as `rlhf_planner.device_memory` names them; `spec` is of a resolved job."""
+    """Return the size of the model of every role, of each reward that is a model, and of the draft model.
+
+    The keys are the names in `rlhf_planner.device_memory`; `spec` is of a resolved job.
+    """
     sources: dict[str, ModelSource | None] = {}
     sources |= {role: spec.models.given(role) for role in ModelRole if role.kind is not ModelKind.REWARD}
     sources |= {reward_model(reward): reward.reward.own_model for reward in spec.models.all_rewards}
@@ -33,7 +35,7 @@ def read_sizes(spec: RLHFJobSpec) -> dict[str, ModelSize | None]:
 
 
 def read_size(folder: Path) -> ModelSize | None:
-    """Return the size of a Hugging Face folder; None when it is not on this disk or not readable as one."""
+    """Return the size of a Hugging Face folder; None when it is absent or unreadable."""
     try:
         config = json.loads((folder / "config.json").read_text())
         tensors = read_weight_files(folder, whole=False).tensors
@@ -51,7 +53,7 @@ def read_size(folder: Path) -> ModelSize | None:
 
 
 def _map_widths(config: Mapping[str, Any]) -> dict[str, int]:
-    """Return inputs and outputs of each linear map, over all layers; none where the configuration does not say them."""
+    """Return the inputs plus outputs of each linear map, over all layers; empty where the configuration lacks them."""
     try:
         shape = shape_of(config)
     except (KeyError, TypeError, ValueError):

@@ -1,7 +1,6 @@
-"""Whether models can be split as the manifest says: asked before a worker with several GPUs, or a rank, loads anything.
+"""Checks whether models can be split as in the manifest, before a worker with several GPUs, or a rank, loads anything.
 
-Rule: reads config.json of a folder on this disk, and of no other model; what cannot be read there is left to the
-workers, who report it by its own name.
+Rule: it reads only config.json of folders on this disk; the workers report problems of other models.
 """
 
 import json
@@ -20,7 +19,7 @@ TRAINING: Final = "spec.training.parallelism"
 
 
 def tensor_split_problems(spec: RLHFJobSpec) -> Iterator[tuple[str, int, str]]:
-    """Yield (field, its value, why a model cannot be split so) of a resolved job."""
+    """Yield (field, its value, the reason why a model cannot be split so) of a resolved job."""
     generation, training = spec.generation.parallelism.tensor, spec.training.parallelism
     if generation > 1 and (problem := split_problem(_config(spec.models.actor.path), generation)):
         yield GENERATION, generation, problem

@@ -1,7 +1,7 @@
-"""Whether reference and critics, which are given the policy's tokens, mean the same by them, and read its rendering.
+"""Checks whether reference and critics, which get the policy's tokens, agree on their meaning and on the chat format.
 
-Rule: looks into folders and caches on this disk alone, and downloads nothing; the workers that load a model ask the
-same of it. No torch is needed.
+Rule: it reads folders and caches on this disk, and downloads nothing; the workers that load a model check the same. No
+torch is needed.
 """
 
 import json
@@ -20,7 +20,7 @@ TEMPLATE_FILE: Final = "chat_template.jinja"
 
 
 def tokenizer_problems(spec: RLHFJobSpec) -> Iterator[tuple[str, str, FolderError]]:
-    """Yield (field, path, what differs) for each model whose tokenizer gives a token of the policy another id."""
+    """Yield (field, path, difference) for each model whose tokenizer gives a token of the policy another id."""
     for field, path, folder, actor in _readers(spec):
         try:
             if problem := tokenizer_problem(folder, actor, _vocabulary):
@@ -30,8 +30,7 @@ def tokenizer_problems(spec: RLHFJobSpec) -> Iterator[tuple[str, str, FolderErro
 
 
 def template_warnings(spec: RLHFJobSpec) -> Iterator[tuple[str, str]]:
-    """Yield (field, sentence) for each model that reads conversations rendered by another chat template than its
-    own."""
+    """Yield (field, sentence) for each model that reads conversations in another chat template than its own."""
     for field, path, folder, actor in _readers(spec) if spec.prompts.chat_template else ():
         own = _template(folder)
         if own and own != _template(actor):
@@ -39,7 +38,7 @@ def template_warnings(spec: RLHFJobSpec) -> Iterator[tuple[str, str]]:
 
 
 def tools_warnings(spec: RLHFJobSpec) -> Iterator[str]:
-    """Yield a sentence for each reward model here whose chat template does not read the tools that prompts offer."""
+    """Yield a sentence for each reward model here whose chat template does not read the tools in prompts."""
     for named in spec.models.all_rewards if spec.prompts.chat_template else ():
         source = named.reward.model
         folder = None if source is None else local_folder(source.path)
@@ -50,8 +49,7 @@ def tools_warnings(spec: RLHFJobSpec) -> Iterator[str]:
 
 
 def _readers(spec: RLHFJobSpec) -> Iterator[tuple[str, str, Path, Path]]:
-    """Yield (field, path, folder, the actor's folder) of models with a folder of their own that are given the policy's
-    tokens."""
+    """Yield (field, path, folder, the actor's folder) of models with their own folder that get the policy's tokens."""
     actor, graph = local_folder(spec.models.actor.path), graph_of(spec)
     for role in ModelRole:
         source = None if role.kind is ModelKind.REWARD or role is graph.policy else spec.models.given(role)

@@ -1,7 +1,7 @@
 """The requests of the command line to the API server, on the shared client: get, list, watch, patch, logs, metrics.
 
-Rule: plain objects in and out. Every answer that is not success becomes an `ApiError` whose text names the verb, the
-resource and what would help. Requests have a time-out; streams have one only for the connection.
+Rule: plain objects in and out. Every unsuccessful response becomes an `ApiError` whose text names the verb, the
+resource and the remedy. Requests have a time-out; streams have one only for the connection.
 """
 
 import asyncio
@@ -25,10 +25,10 @@ Objects = dict[tuple[str, str], Json]
 RETRY_SECONDS: Final = 2.0
 """Seconds between attempts while the API server does not answer."""
 RELIST_SECONDS: Final = 1.0
-"""Seconds between the end of a watch and the next list, so that watches that end at once do not become a busy loop."""
+"""Seconds between the end of a watch and the next list, so that watches that end at once do not cause a busy loop."""
 FIELD_MANAGER: Final = "kubectl-rlhf"
 WATCH_SECONDS: Final = 290
-"""The API server ends a watch after this long; it is then begun again."""
+"""Seconds after which the API server ends a watch; the client then starts another."""
 _MERGE_PATCH: Final = {"Accept": "application/json", "Content-Type": "application/merge-patch+json"}
 _RESOURCES: Final[Mapping[str, Resource]] = {resource.plural: resource for resource in CORE_RESOURCES.values()}
 
@@ -53,7 +53,8 @@ class Api:
         return decoded(await self._ask(_request("get", resource, namespace, name)))
 
     async def listing(self, resource: str, namespace: str | None, **selectors: str) -> tuple[list[Json], str]:
-        """Return the objects and the list's resourceVersion, of all namespaces for None; `selectors` as in the API."""
+        """Return the objects of a list and its resourceVersion; None lists all namespaces. `selectors` as in the
+        API."""
         items: list[Json] = []
         query = {"limit": str(PAGE)} | selectors
         while True:
@@ -70,7 +71,7 @@ class Api:
             yield json.loads(line)
 
     async def patch(self, resource: str, namespace: str, name: str, patch: Json, *, dry_run: bool) -> Json:
-        """Merge `patch` into the object on the server; return the object as it then is."""
+        """Merge `patch` into the object on the server; return the changed object."""
         query = {"fieldManager": FIELD_MANAGER, "fieldValidation": "Strict"} | ({"dryRun": "All"} if dry_run else {})
         return decoded(await self._ask(_request("patch", resource, namespace, name), query, patch, _MERGE_PATCH))
 
@@ -114,9 +115,9 @@ async def list_watch(
 ) -> AsyncIterator[Objects]:
     """Yield all objects of a list after the first list and after every change, for as long as the caller iterates.
 
-    All namespaces for None. Several changes may arrive as one. A watch that breaks is replaced by a new list and a new
-    watch. Before the first list every error is raised; after it, an API server that does not answer is retried, and
-    `on_outage` is called once per outage.
+    None means all namespaces. Several changes may arrive as one. A new list and a new watch replace a watch that
+    breaks. Errors before the first list are raised. Later, the function retries while the API server does not answer,
+    and calls `on_outage` once per outage.
     """
     listed = False
     in_outage = False
@@ -128,7 +129,7 @@ async def list_watch(
             yield dict(objects)
             async for event in api.watch(resource, namespace, version, **selectors):
                 if event["type"] == "ERROR":
-                    break  # mostly 410 (expired); the next list raises what is wrong, if anything is
+                    break  # mostly 410 (expired); the next list raises any real error
                 if event["type"] != "BOOKMARK":
                     _apply_event(objects, event)
                     yield dict(objects)

@@ -1,8 +1,8 @@
 """An RLHFJob as the API server returned it: its conditions, phase, progress and ages for the verbs. Pure.
 
-Rule: every field may be missing, because an operator of another version may have written the object, and a field of
-another form than the status model is left out, because a list of all namespaces holds what others wrote. The clock is
-never read here.
+Rule: every field may be missing, because an operator of another version may have written the object. A field whose form
+differs from the status model is left out, because a list of all namespaces contains objects of other writers. The clock
+is never read here.
 """
 
 import difflib
@@ -22,7 +22,7 @@ from rlhf_operator.stored_job import status_of
 Json = Mapping[str, Any]
 
 MAX_SUGGESTIONS: Final = 3
-"""Names that "did you mean" offers."""
+"""Number of names that "did you mean" offers."""
 _SCALARS: Final = frozenset(
     {"iterations", "seed", "deterministic", "placement", "suspend", "managedBy", "operatorClass"}
 )
@@ -38,7 +38,7 @@ _FAILURE_CODES: Final = {
 
 @dataclass(frozen=True)
 class ClusterJob:
-    """One job; properties return what its object says, empty where it says nothing."""
+    """One job; properties return fields of its object, or an empty value where a field is absent."""
 
     body: Json
 
@@ -54,7 +54,7 @@ class ClusterJob:
 
     @cached_property
     def spec(self) -> Json:
-        """spec; empty when absent. Of its groups and policies, those that are objects."""
+        """spec; empty when absent. Groups and policies that are not objects are left out."""
         given = self.body.get("spec")
         fields = given.items() if isinstance(given, dict) else ()
         return {name: value for name, value in fields if isinstance(value, dict) or name in _SCALARS}
@@ -87,7 +87,7 @@ class ClusterJob:
 
     @property
     def iteration(self) -> int:
-        """Iterations trained, as of the last update of the status."""
+        """Iterations trained at the last update of the status."""
         return int(self.progress.get("iteration") or 0)
 
     def condition(self, kind: ConditionType) -> Json:
@@ -102,7 +102,7 @@ class ClusterJob:
 
     @property
     def last_log(self) -> list[str]:
-        """Lines of a log that the operator kept when the job failed, the first of which is a heading; often none."""
+        """Log lines that the operator stored when the job failed, with a heading first; often empty."""
         return str(self.condition(ConditionType.FAILED).get("message") or "").splitlines()[1:]
 
     def holds(self, kind: ConditionType) -> bool:
@@ -111,23 +111,23 @@ class ClusterJob:
 
     @property
     def phase(self) -> str:
-        """The word that `kubectl get` shows: the reason of Running."""
+        """The phase that `kubectl get` shows: the reason of Running."""
         return str(self.condition(ConditionType.RUNNING).get("reason") or RunningReason.PENDING)
 
     @property
     def state(self) -> str:
-        """The phase and, where the operator gave one, the message of Running."""
+        """The phase, and the message of Running where there is one."""
         message = self.condition(ConditionType.RUNNING).get("message")
         return f"{self.phase}: {message}" if message else self.phase
 
     @property
     def seconds_left(self) -> float:
-        """Estimate of the seconds left while the job runs; 0 when there is none."""
+        """Estimated seconds left while the job runs; 0 without an estimate."""
         return float(self.progress.get("remainingSeconds") or 0) if self.holds(ConditionType.RUNNING) else 0.0
 
     @property
     def finished(self) -> bool:
-        """Whether the job is Complete or Failed, which never changes again."""
+        """Whether the job is Complete or Failed; both are final."""
         return self.holds(ConditionType.COMPLETE) or self.holds(ConditionType.FAILED)
 
     @property
@@ -137,7 +137,7 @@ class ClusterJob:
 
     @property
     def failure_code(self) -> int:
-        """Exit code that stands for the failure: the coordinator's own code where the coordinator failed the job."""
+        """Exit code that represents the failure: the coordinator's own code where the coordinator failed the job."""
         reason = self.condition(ConditionType.FAILED).get("reason")
         known: Mapping[str, ExitCode] = {finished.value: code for finished, code in _FAILURE_CODES.items()}
         return int(known.get(str(reason), ExitCode.FAILED))
@@ -149,7 +149,7 @@ def first_line(condition: Json) -> str:
 
 
 def moment(text: Any) -> datetime | None:
-    """Return a time of the API server; None when it is absent or no time."""
+    """Parse a time of the API server; None when it is absent or invalid."""
     try:
         return datetime.fromisoformat(str(text)) if text else None
     except ValueError:
@@ -162,7 +162,7 @@ def age(then: datetime | None, now: datetime) -> str:
 
 
 def similar_names(name: str, known: Iterable[str]) -> list[str]:
-    """Return the known names that `name` may have been meant to be, the most similar first."""
+    """Return the known names most similar to `name`, best first."""
     candidates = sorted(set(known))
     beginning = [candidate for candidate in candidates if candidate.startswith(name) or name.startswith(candidate)]
     close = difflib.get_close_matches(name, candidates, MAX_SUGGESTIONS, 0.5)
@@ -170,7 +170,7 @@ def similar_names(name: str, known: Iterable[str]) -> list[str]:
 
 
 def shortened(text: str, max_length: int = 200) -> str:
-    """Return the beginning and the end of a long text: its subject, and its cause and remedy."""
+    """Return the beginning and the end of a long text, which keep its subject, its cause and its remedy."""
     if len(text) <= max_length:
         return text
     half = (max_length - 3) // 2

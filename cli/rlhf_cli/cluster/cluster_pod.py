@@ -1,7 +1,7 @@
-"""What each pod of a job does or waits for, from its status and the events about it. Pure.
+"""The state of each pod of a job, from its status and the events about it. Pure.
 
-Rule: how a container ended is described by the operator's own function (`how_it_ended`). An event counts only while the
-pod is not up: a warning about a start that succeeded is history.
+Rule: the operator's own function (`how_it_ended`) describes how a container ended. An event counts only until the pod
+is up: a warning about a start that succeeded is outdated.
 """
 
 from collections.abc import Iterable, Mapping
@@ -25,37 +25,37 @@ _REMEDIES: Final[Mapping[str, str]] = {
     "FailedCreatePodSandBox": "look at the node's network and container runtime",
     "NetworkNotReady": "look at the node's network",
 }
-"""Reason of a Warning about a pod -> remedy."""
+"""Reason of a pod's Warning -> remedy."""
 SCHEDULER_PATIENCE: Final = timedelta(seconds=30)
-"""A scheduler that runs has found a node, or said why there is none, well before this."""
+"""Time after which a running scheduler has found a node or reported why there is none."""
 _SYMPTOMS: Final = frozenset({"Unhealthy", "BackOff", "Failed"})
-"""Warnings that say no more than the pod's own status."""
+"""Warnings that add nothing to the pod's own status."""
 _ROUTINE: Final = frozenset({"Scheduled", "Pulling", "Pulled", "Created", "Started"})
 _ORDER: Final = {group.value: number for number, group in enumerate(names.Group)}
 
 
 @dataclass(frozen=True)
 class ClusterPod:
-    """One pod of a job, as it is shown."""
+    """One pod of a job, as the verbs show it."""
 
     pod: ObservedPod
     name: str
-    """Name of its worker, such as generation-0; coordinator."""
+    """Name of its worker, such as generation-0, or coordinator."""
     node: str
     restarts: int
-    """Restarts of its container."""
+    """Number of restarts of its container."""
     in_pool: bool
     """Whether it is in the migration pool."""
     state: str
     """State in one word, such as Ready or Unschedulable."""
     explanation: str
-    """What it waits for, or why it ended; empty when it simply runs."""
+    """Reason why it waits or why it ended; empty when it simply runs."""
     started: datetime | None
     """status.startTime; None when absent."""
 
     @property
     def well(self) -> bool:
-        """Whether it is up, or ended as it should."""
+        """Whether the pod is up, or ended as expected."""
         return self.state in ("Ready", "Completed")
 
 
@@ -85,7 +85,7 @@ def _cluster_pod(body: Json, pod: ObservedPod, warning: Json | None, now: dateti
 
 
 def _state(pod: ObservedPod, warning: Json | None, now: datetime, *, placed: bool) -> tuple[str, str]:
-    """Return (state, explanation). `placed`: it has a node."""
+    """Return (state, explanation). `placed` is True once the pod has a node."""
     ended = how_it_ended(pod.end) if pod.end is not None else ""
     if pod.deletion is not None:
         return "Leaving", _time_to_leave(pod, now)
@@ -110,14 +110,14 @@ def _state(pod: ObservedPod, warning: Json | None, now: datetime, *, placed: boo
 
 
 def _unplaced(pod: ObservedPod) -> tuple[str, str]:
-    """Return (state, explanation) of a pod that no node can take, or that no scheduler may look at yet."""
+    """Return (state, explanation) of a pod that no node can take, or that is still gated from scheduling."""
     if pod.gates:
         return "SchedulingGated", "; ".join(map(describe_gate, pod.gates))
     return "Unschedulable", f"no node can take it: {pod.unschedulable}"
 
 
 def _waiting(pod: ObservedPod, ended: str) -> str:
-    """Return why our container does not run; empty where its reason says it all. `ended`: how it ended before."""
+    """Return why our container does not run; empty where its reason is enough. `ended` says how it ended before."""
     if pod.waiting in IMAGE_REASONS:
         message = pod.waiting_message or pod.waiting
         return f"{message}: correct the image, or give imagePullSecrets in the group's template"
@@ -162,7 +162,8 @@ def _warnings(events: Iterable[Json]) -> dict[str, Json]:
 
 
 def explanations(pods: Iterable[ClusterPod]) -> dict[str, str]:
-    """Return worker -> explanation. A cause that stops several pods is explained once; the others name the first."""
+    """Return worker -> explanation. A cause that stops several pods is explained once; the other pods refer to the
+    first."""
     first: dict[str, str] = {}
     by_worker = {}
     for shown in pods:
@@ -175,7 +176,7 @@ def explanations(pods: Iterable[ClusterPod]) -> dict[str, str]:
 
 
 def notable_events(events: Iterable[Json]) -> list[Json]:
-    """Return the events worth showing, the oldest first, without routine steps of a pod's start and repetitions."""
+    """Return the events worth showing, oldest first, without repetitions and routine steps of a pod's start."""
     notable = [event for event in events if not _is_routine(event)]
     return sorted(notable, key=lambda event: str(event_time(event) or ""))
 
@@ -183,13 +184,13 @@ def notable_events(events: Iterable[Json]) -> list[Json]:
 def _is_routine(event: Json) -> bool:
     if (event.get("regarding") or {}).get("kind") != "Pod":
         return False
-    # Every failed pull repeats its reason in an event of its own.
+    # Every failed pull repeats its reason in another event.
     repetition = event.get("reason") == "Failed" and str(event.get("note")).startswith("Error: ")
     return repetition or (event.get("type") != "Warning" and event.get("reason") in _ROUTINE)
 
 
 def event_time(event: Json) -> datetime | None:
-    """Return when an event was last seen; events of two generations of the API say it in different fields."""
+    """Return when an event was last seen. The two generations of the events API use different fields."""
     series = (event.get("series") or {}).get("lastObservedTime")
     return moment(
         series

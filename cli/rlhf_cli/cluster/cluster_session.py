@@ -1,6 +1,6 @@
 """One command at work against a cluster: connect by the common flags, find the job, write to the terminal.
 
-Rule: the result of a verb goes to standard output and nothing else does; notes and problems go to standard error.
+Rule: standard output carries the result of a verb; notes and problems go to standard error.
 """
 
 import asyncio
@@ -56,7 +56,7 @@ class ClusterSession:
         self.err.print(text, markup=False, style="dim", soft_wrap=True)
 
     async def job(self, name: str) -> ClusterJob:
-        """Return the job of this name. Raises MissingError, which offers similar names."""
+        """Return the job of this name. Raises MissingError, which suggests similar names."""
         try:
             return ClusterJob(await self.api.get(names.PLURAL, self.namespace, name))
         except MissingError as problem:
@@ -82,7 +82,7 @@ class ClusterSession:
 
 
 def run(flags: ConnectionFlags, verb: Callable[[ClusterSession], Awaitable[int]]) -> int:
-    """Connect, carry out the verb and close the connection. Return the exit code.
+    """Connect, run the verb and close the connection. Return the exit code.
 
     Raises VerbError, ApiError.
     """
@@ -99,5 +99,5 @@ def run(flags: ConnectionFlags, verb: Callable[[ClusterSession], Awaitable[int]]
 
 
 def now() -> datetime:
-    """Return the time from which ages are counted."""
+    """Return the time to which ages refer."""
     return datetime.now(UTC)

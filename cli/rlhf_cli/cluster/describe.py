@@ -1,7 +1,7 @@
-"""`rlhf describe`: everything that is known about one job, the most important first.
+"""`rlhf describe`: everything known about one job, the most important first.
 
-Rule: sections without content are left out. A long list is cut and says by how much; pods that need attention come
-first. All but `describe` is pure.
+Rule: empty sections are left out. A long list is cut and says how many entries are missing; pods that need attention
+come first. All functions but `describe` are pure.
 """
 
 from collections.abc import Iterable, Mapping, Sequence

@@ -1,7 +1,7 @@
-"""What a verb could not do, as a message with a remedy and the exit code of the command.
+"""The errors of a verb: a message with a remedy, and the exit code of the command.
 
-A mistake of the user is a `VerbError`. What the API server refused, or did not answer, is an `ApiError` of the shared
-client, whose text `explained` replaces by one that says what would help.
+A mistake of the user is a `VerbError`. A refusal or silence of the API server is an `ApiError` of the shared client;
+`explained` adds the remedy to its text.
 """
 
 import re
@@ -16,12 +16,12 @@ if TYPE_CHECKING:  # errors of a local run are explained on machines without the
     from rlhf_operator.api_client.transport import ApiRequest
 
 TIMED_OUT: Final = 124
-"""Exit code of a `wait` that gave up, as timeout(1) has it."""
+"""Exit code of a `wait` that timed out, the same as timeout(1)."""
 _USER: Final = re.compile(r'User "([^"]*)"')
 
 
 class VerbError(Exception):
-    """Nothing more was done; the message says what was wrong and what would help."""
+    """The command stopped; the message names the mistake and the remedy."""
 
     def __init__(self, message: str, exit_code: int = ExitCode.FAILED) -> None:
         super().__init__(message)
@@ -29,7 +29,8 @@ class VerbError(Exception):
 
 
 def explained(error: ApiError, request: "ApiRequest", connection: "Connection") -> ApiError | VerbError:
-    """Return an error of the same class whose text says what would help; a VerbError where RLHFJobs are not known."""
+    """Return an error of the same class whose text names the remedy; a VerbError where the API server does not know
+    RLHFJobs."""
     message = str(error.args[0])
     if isinstance(error, UnavailableError):
         answered = f"the API server could not answer ({request.verb} {_shown(request)}): {message}"
@@ -81,7 +82,7 @@ def _not_installed(connection: "Connection") -> str:
 
 
 def _shown(request: "ApiRequest") -> str:
-    """Return the resource as a Role names it, the object's name and where it is."""
+    """Return the resource as a Role names it, with the object's name and namespace."""
     resource = "/".join(part for part in (request.resource.plural, request.subresource) if part)
     return " ".join(part for part in (resource, request.name, _where(request)) if part)
 

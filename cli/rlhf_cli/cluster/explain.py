@@ -1,7 +1,7 @@
-"""`rlhf explain` of a job in a cluster: the largest losses, as its coordinator said them last in its log.
+"""`rlhf explain` of a job in a cluster: the largest losses, as its coordinator last logged them.
 
-Rule: read with the user's own rights, as `rlhf describe` is; where nothing was said, or the log cannot be read, that is
-what is printed.
+Rule: it reads with the user's own rights, like `rlhf describe`. If there are no such log lines, or the log is
+unreadable, it prints that.
 """
 
 from rich.text import Text

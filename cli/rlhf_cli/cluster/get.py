@@ -83,7 +83,7 @@ def object_text(body: Json, output_format: str) -> str:
 def job_table(
     jobs: Iterable[ClusterJob], now: datetime, width: int | None, *, namespaces: bool = False, wide: bool = False
 ) -> list[Text]:
-    """Return the lines of the table, its heading first; none when there are no jobs."""
+    """Return the lines of the table, heading first; an empty list when there are no jobs."""
     rows: list[list[Cell]] = [_row(job, now, namespaces, wide) for job in jobs]
     if not rows:
         return []
@@ -134,7 +134,7 @@ def _wide_cells(job: ClusterJob, now: datetime) -> list[Cell]:
 
 
 async def _watch(session: ClusterSession, options: GetOptions) -> int:
-    """Show a table that is kept up to date; in a pipe, print a line for every change."""
+    """Show a table that updates itself; in a pipe, print a line for every change."""
     selectors = _selectors(options)
     if len(options.jobs) == 1:
         await session.job(options.jobs[0])
@@ -151,7 +151,7 @@ async def _watch(session: ClusterSession, options: GetOptions) -> int:
     heading = True
     async for objects in changes:
         wanted = [(key, body) for key, body in sorted(objects.items()) if _is_wanted(key[1], options)]
-        # The table is made of all jobs, so that its columns stay where they are from change to change.
+        # The table contains all jobs, so that its columns do not move from change to change.
         lines = _table(session, options, [ClusterJob(body) for _, body in wanted])
         for index, (key, body) in enumerate(wanted):
             version = str(body["metadata"]["resourceVersion"])
@@ -164,7 +164,7 @@ async def _watch(session: ClusterSession, options: GetOptions) -> int:
 
 
 def _object_lines(options: GetOptions, body: Json) -> list[str]:
-    """Return one object of a stream of objects; nothing for other formats than json and yaml."""
+    """Return the lines of one object in a stream of objects; none for formats other than json and yaml."""
     if options.output_format not in ("json", "yaml"):
         return []
     separator = "---\n" if options.output_format == "yaml" else ""

@@ -1,9 +1,9 @@
-"""Everything that `rlhf describe` and `rlhf top` show of one job, read from the API server.
+"""The data of one job that `rlhf describe` and `rlhf top` show, read from the API server.
 
-The job, its pods and events, the operator's Lease, and the last iterations from the coordinator's log. Rule: only the
-job itself has to be readable; what else the user may not read is left out and listed in `missing`. Log lines that are
-not understood are skipped, because a log is written for people; its times come from the coordinator's clock, so only
-their differences are shown.
+It reads the job, its pods and events, the operator's Lease, and the last iterations from the coordinator's log. Rule:
+only the job itself must be readable; `missing` lists everything else that the user may not read. Unknown log lines are
+skipped, because the log is written for people. Their times come from the coordinator's clock, so the verbs show only
+differences of them.
 """
 
 import asyncio
@@ -26,32 +26,32 @@ from rlhf_operator.manifests.pods import CONTAINER
 Json = dict[str, Any]
 
 LOG_LINES: Final = 400
-"""Lines of the coordinator's log that are read: five per iteration, and some to spare."""
+"""Lines of the coordinator's log to read; an iteration writes about five."""
 _CLOSED: Final = re.compile(r"iteration \d+ \((\d+) of \d+\): reward (\S+), ([\d.]+) samples/s, ([\d.]+) s")
 """The first group is the count of iterations."""
 _LOSS: Final = re.compile(r"loss ([1-9]) of iteration (\d+): (.+)")
 LOSS_CHARACTERS: Final = 500
-"""Of one loss that are shown; the coordinator says less."""
+"""Longest part of one loss that is shown, in characters; the coordinator writes less."""
 _ENTERED: Final = re.compile(r"([A-Z][a-z]+) \(iteration (\d+)\)")
 
 
 @dataclass
 class PastIteration:
-    """One iteration that the coordinator's log tells of: finished, or under way."""
+    """One iteration that the coordinator's log mentions: finished, or in progress."""
 
     number: int
-    """From 0, as in metrics.jsonl."""
+    """Number of the iteration, from 0, as in metrics.jsonl."""
     reward: float | None = None
     samples_per_second: float | None = None
     seconds: float | None = None
-    """None while it is under way."""
+    """Seconds that it took; None while it is in progress."""
     stages: dict[str, float] = field(default_factory=dict)
     """Stage -> seconds, in the order in which the stages were entered."""
 
 
 @dataclass(frozen=True)
 class JobDetails:
-    """All that was read about one job."""
+    """All data that was read about one job."""
 
     job: ClusterJob
     pods: Sequence[ClusterPod]
@@ -61,9 +61,9 @@ class JobDetails:
     operator_age: timedelta | None
     """Time since the operator last renewed its Lease; None when the Lease could not be read."""
     losses: Sequence[str] = ()
-    """Why iterations take as long as they do, the largest loss first, as the coordinator said last."""
+    """Reasons why iterations take so long, largest loss first, from the coordinator's last log lines."""
     missing: Sequence[str] = ()
-    """What could not be read, and why."""
+    """Objects that could not be read, with the reason."""
 
 
 async def read_details(session: ClusterSession, name: str, now: datetime) -> JobDetails:
@@ -97,7 +97,7 @@ def operator_age(leases: list[Json], now: datetime) -> timedelta | None:
 
 
 def parse_iterations(lines: Iterable[str]) -> list[PastIteration]:
-    """Return the iterations that log lines tell of, in order. One whose beginning is not among them has no stages."""
+    """Parse log lines into iterations, in order. An iteration whose beginning is not among the lines has no stages."""
     iterations: dict[int, PastIteration] = {}
     stage: tuple[str, int, datetime] | None = None
     for line in lines:
@@ -114,7 +114,8 @@ def parse_iterations(lines: Iterable[str]) -> list[PastIteration]:
 
 
 def parse_losses(lines: Iterable[str]) -> list[str]:
-    """Return the losses that log lines said last, the largest first; of another iteration than the last, none."""
+    """Parse the losses in the last such log lines, largest first; empty when they are about another iteration than the
+    last."""
     last, losses = "", dict[str, str]()
     for line in lines:
         if match := _LOSS.fullmatch(_time_and_message(line)[1]):
@@ -126,7 +127,7 @@ def parse_losses(lines: Iterable[str]) -> list[str]:
 
 
 def as_metrics(iterations: Iterable[PastIteration]) -> list[dict[str, Any]]:
-    """Return the finished iterations in the form of metrics.jsonl, which the live view takes."""
+    """Return the finished iterations in the form of metrics.jsonl, for the live view."""
     return [
         {
             "iteration": iteration.number,
@@ -176,7 +177,7 @@ def _close(iterations: dict[int, PastIteration], match: re.Match[str]) -> None:
 
 
 def _time_and_message(line: str) -> tuple[datetime | None, str]:
-    """Return time and message of a log line, which is one JSON object in a pod; (None, "") for any other line."""
+    """Parse time and message of a log line, which is one JSON object in a pod; (None, "") for any other line."""
     try:
         entry = json.loads(line)
     except ValueError:

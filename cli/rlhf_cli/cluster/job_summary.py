@@ -1,7 +1,7 @@
-"""The summary on top of `rlhf describe`: what a job does now, or what it waits for and what its user can do. Pure.
+"""The summary at the top of `rlhf describe`: the job's activity, or its obstacle and the remedy. Pure.
 
-Rule: the operator's message comes first. What the pods say is added where it is newer, because pods are read now and
-the status is written at most every ten seconds.
+Rule: the operator's message comes first. Findings about pods are added where they are newer: pods are read now, but the
+status is written at most every ten seconds.
 """
 
 from collections.abc import Mapping, Sequence
@@ -14,9 +14,9 @@ from rlhf_cli.console import duration
 from rlhf_common.conditions import ConditionType, FinishedReason, RunningReason, SuspendedReason
 
 OPERATOR_PATIENCE: Final = timedelta(seconds=20)
-"""An operator that runs has reconciled a new or changed job well before this."""
+"""Time within which a running operator has reconciled a new or changed job."""
 MAX_MESSAGE: Final = 400
-"""Characters of the operator's message that are shown; the conditions have it whole."""
+"""Longest part of the operator's message that is shown, in characters; the conditions show it in full."""
 _TRANSIENT_STATES: Final = frozenset({"Leaving", "Ended", "Starting"})
 """States that end by themselves."""
 _NEW_JOB: Final = "create a new job: with spec.checkpoints at the same path it goes on from there"
@@ -31,7 +31,7 @@ _REMEDIES: Final[Mapping[str, str]] = {
 
 
 def summarize(job: ClusterJob, pods: Sequence[ClusterPod], operator_age: timedelta | None, now: datetime) -> str:
-    """Return what a job does or waits for, with the remedy where there is one.
+    """Describe the job's activity or obstacle, with the remedy where there is one.
 
     `operator_age` is the time since the operator renewed its Lease; None when that could not be read.
     """
@@ -43,7 +43,7 @@ def summarize(job: ClusterJob, pods: Sequence[ClusterPod], operator_age: timedel
 
 
 def _operator_absent(job: ClusterJob, operator_age: timedelta | None, now: datetime) -> str:
-    """Return that the operator has not reconciled the job, or does not run; empty when it has and does."""
+    """Say that the operator has not reconciled the job, or does not run; empty otherwise."""
     remedy = "see that it runs: kubectl get pods -A -l app.kubernetes.io/name=rlhf-operator"
     if not job.status.get("conditions"):
         since = now - (job.created or now)

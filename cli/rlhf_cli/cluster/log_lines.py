@@ -1,7 +1,7 @@
-"""Log lines of several pods as they are printed: in order of time, each after its worker's name in a colour.
+"""Log lines of several pods in print: in order of time, each after its worker's name in a colour.
 
-Rule: a line that is one JSON object of ours is shown as time, level and message; any other line as it is. No line is
-left out. All but `LogPrinter` is pure.
+Rule: a line that is one JSON object of ours is shown as time, level and message; any other line is shown unchanged. No
+line is left out. Everything but `LogPrinter` is pure.
 """
 
 import heapq
@@ -26,12 +26,12 @@ class LogLine:
 
     worker: str
     at: datetime | None
-    """When the container runtime received it, which orders the lines of several pods; None when it does not say."""
+    """Time at which the container runtime received the line; it orders the lines of several pods. None when unknown."""
     text: str
 
 
 class LogPrinter:
-    """Prints log lines after a prefix that is wide enough for every worker known so far."""
+    """Prints log lines after a prefix that fits every worker known so far."""
 
     def __init__(self, session: ClusterSession, workers: Iterable[str], *, raw: bool) -> None:
         self._session, self._raw = session, raw
@@ -44,7 +44,7 @@ class LogPrinter:
             self._colours.setdefault(name, COLOURS[len(self._colours) % len(COLOURS)])
 
     def print(self, line: LogLine) -> None:
-        """Print one line; its worker is known."""
+        """Print one line of a known worker."""
         out = self._session.out
         width = max(map(len, self._colours)) if len(self._colours) > 1 else 0
         if self._raw:
@@ -64,7 +64,7 @@ def parse_line(worker: str, raw: bytes) -> LogLine:
 
 
 def in_order(logs_of_pods: Sequence[Sequence[LogLine]]) -> list[LogLine]:
-    """Return the lines of all pods by time; the lines of one pod keep their order."""
+    """Return the lines of all pods by time; the lines of one pod stay in order."""
     ranked = []
     for pod, lines in enumerate(logs_of_pods):
         latest = float("-inf")

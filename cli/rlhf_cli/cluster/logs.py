@@ -1,8 +1,8 @@
 """`rlhf logs`: the logs of a job's pods as one stream.
 
-Rule: without --follow the lines of all pods are printed in order of time. With --follow they are printed as they come;
-a container that is restarted and a pod that joins are followed from their first line on; and the command ends when the
-job has finished and every log that is followed has ended.
+Rule: without --follow, the lines of all pods are printed in order of time. With --follow, they are printed as they
+arrive. The command then follows restarted containers and new pods from their first line. It ends when the job has
+finished and every followed log has ended.
 """
 
 import asyncio
@@ -25,9 +25,9 @@ Json = dict[str, Any]
 DEFAULT_TAIL: Final = 20
 """Lines per pod when several pods are shown and --tail is not given."""
 MAX_CONCURRENT_READS: Final = 16
-"""Logs that are read at the same time without --follow."""
+"""Logs read concurrently without --follow."""
 MAX_FOLLOWED: Final = 64
-"""Pods that are followed at the same time: each is a connection through the API server."""
+"""Pods followed concurrently; each is a connection through the API server."""
 RETRY_SECONDS: Final = 1.0
 """Seconds between attempts at a container that has not started, and between checks of the pods with --follow."""
 
@@ -53,7 +53,7 @@ async def logs(session: ClusterSession, name: str, options: LogOptions) -> int:
 
 
 def selector(job: ClusterJob, options: LogOptions) -> str:
-    """Return the label selector of the pods that the options mean."""
+    """Return the label selector of the pods that the options select."""
     labels = [job.selector]
     if options.group is not None:
         labels.append(f"{names.LABEL_GROUP}={options.group}")
@@ -96,7 +96,7 @@ async def _print_logs(session: ClusterSession, job: ClusterJob, options: LogOpti
 
 
 async def _print_whole_log(session: ClusterSession, job: ClusterJob, pod: ClusterPod, options: LogOptions) -> int:
-    """Print one pod's log while it is read, because it may be larger than memory."""
+    """Print one pod's log while reading it, because it may be larger than memory."""
     printer = LogPrinter(session, [pod.name], raw=options.raw)
     empty = True
     try:
@@ -114,26 +114,26 @@ async def _print_whole_log(session: ClusterSession, job: ClusterJob, pod: Cluste
 
 @dataclass
 class _Follower:
-    """One `rlhf logs --follow`: watches the pods, and reads the log of each of their containers in a task."""
+    """One `rlhf logs --follow`: watches the pods, and reads the log of each container in a task."""
 
     session: ClusterSession
     job: ClusterJob
     options: LogOptions
     bodies: list[Json] | None = None
-    """Pods as they were last listed; None before the first list."""
+    """Pods of the last list; None before the first list."""
     readers: dict[str, asyncio.Task[None]] = field(default_factory=dict)
-    """Pod UID -> task that reads its present container."""
+    """Pod UID -> task that reads its current container."""
     started: set[str] = field(default_factory=set)
-    """Ids of containers that are, or were, read."""
+    """Ids of containers whose log is, or was, being read."""
     printer: LogPrinter = field(init=False)
     limit_noted: bool = False
-    """Whether the user was told that not all pods are followed."""
+    """Whether the user knows that not all pods are followed."""
 
     def __post_init__(self) -> None:
         self.printer = LogPrinter(self.session, [], raw=self.options.raw)
 
     async def run(self) -> int:
-        """Follow until the job has finished and nothing is left to read. Return the exit code."""
+        """Follow until the job has finished and no log is left to read. Return the exit code."""
         watching = asyncio.create_task(self._watch())
         try:
             finished = False
@@ -141,9 +141,9 @@ class _Follower:
                 await asyncio.sleep(RETRY_SECONDS)
                 for task in [watching, *self.readers.values()]:
                     if task.done():
-                        task.result()  # raises unforeseen errors, and missing rights
+                        task.result()  # raises unforeseen errors and missing rights
                 if self.bodies is not None:
-                    # The job is read before its pods are, so that the last lines of all pods are still read.
+                    # The job is read before its pods, so that the last lines of all pods are still read.
                     finished = await self._job_finished()
                     self._start_readers(self.bodies, first=not self.started)
         finally:
@@ -172,7 +172,8 @@ class _Follower:
             self.bodies = [body for _, body in sorted(bodies.items())]
 
     def _start_readers(self, bodies: list[Json], *, first: bool) -> None:
-        """Start reading new containers; one in a pod whose former container is still being read has to wait."""
+        """Start reading new containers. A restarted container waits while the log of its predecessor is still being
+        read."""
         pods = {pod.pod.uid: pod for pod in cluster_pods(bodies, [], now())}
         self.printer.add_workers(pod.name for pod in pods.values())
         tail = self.options.tail if self.options.tail is not None else DEFAULT_TAIL if len(pods) > 1 else None
@@ -190,7 +191,7 @@ class _Follower:
             self.readers[uid] = asyncio.create_task(self._read(pods[uid], tail if first else None))
 
     async def _read(self, pod: ClusterPod, tail: int | None) -> None:
-        """Print one container's log, from `tail` lines before its end or from its first line, across broken streams."""
+        """Print one container's log across broken streams, from its first line or from `tail` lines before its end."""
         since = None
         while True:
             query = _query(self.options, tail) | {"follow": "true"}
@@ -200,7 +201,7 @@ class _Follower:
             try:
                 async for raw in self.session.api.log(self.job.namespace, pod.pod.name, query):
                     line = parse_line(pod.name, raw)
-                    # sinceTime has whole seconds only, so lines that were printed come again.
+                    # sinceTime has whole seconds only, so the stream repeats printed lines.
                     if since is None or line.at is None or line.at > since:
                         self.printer.print(line)
                         since = line.at or since
@@ -217,7 +218,7 @@ class _Follower:
 
 
 def _container_id(body: Json) -> str:
-    """Return the id of a pod's present container, new with every restart; empty before there is one."""
+    """Return the id of a pod's current container, which changes with every restart; empty before it exists."""
     for status in (body.get("status") or {}).get("containerStatuses") or []:
         if status.get("name") == CONTAINER and status.get("containerID"):
             return str(status["containerID"])

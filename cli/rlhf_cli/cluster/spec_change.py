@@ -1,7 +1,7 @@
-"""`rlhf suspend`, `rlhf resume`, `rlhf scale`: the change of the spec that a verb means, checked, then sent.
+"""`rlhf suspend`, `rlhf resume`, `rlhf scale`: compute, check and send the change of the spec.
 
-Rule: a change that the rules of the manifest forbid is refused here in the words of `rlhf validate`, without a request;
-the API server checks it again. A change that changes nothing sends nothing. All but `send` is pure.
+Rule: a change that breaks the rules of the manifest is refused here, with the text of `rlhf validate` and without a
+request; the API server checks it again. A change without effect is not sent. Everything but `send` is pure.
 """
 
 import json
@@ -25,7 +25,7 @@ _SIZE: Final = re.compile(r"\d{1,9}")
 
 @dataclass(frozen=True)
 class SpecChange:
-    """A change of a job's spec, and how it is announced."""
+    """A change of a job's spec, and its announcement."""
 
     patch: Mapping[str, Any]
     """JSON merge patch of the object; empty when there is nothing to change."""
@@ -36,7 +36,7 @@ class SpecChange:
 async def send(
     session: ClusterSession, name: str, change_of: Callable[[ClusterJob], SpecChange], *, dry_run: bool
 ) -> int:
-    """Send the change of a job as one patch, or none when there is nothing to change. Return the exit code."""
+    """Send the change of a job as one patch, or nothing when it has no effect. Return the exit code."""
     job = await session.job(name)
     change = change_of(job)
     if change.patch:
@@ -85,7 +85,7 @@ def scale(job: ClusterJob, sizes: Mapping[Group, int]) -> SpecChange:
 
 
 def parse_sizes(arguments: Sequence[str]) -> dict[Group, int]:
-    """Return arguments such as `generation=4` as group -> workers. Raises VerbError naming a wrong argument."""
+    """Parse arguments such as `generation=4` into group -> workers. Raises VerbError naming a wrong argument."""
     sizes: dict[Group, int] = {}
     for argument in arguments:
         name, separator, value = argument.partition("=")
@@ -106,7 +106,7 @@ def parse_sizes(arguments: Sequence[str]) -> dict[Group, int]:
 
 
 def _check_rules(job: ClusterJob, patch: Mapping[str, Any]) -> None:
-    """Raise ManifestError for the rules that the change breaks; rules that were broken before are left out."""
+    """Raise ManifestError for the rules that the change breaks; rules broken before it are ignored."""
     known = {(problem.field, problem.message) for problem in _problems(job.body, {})}
     new = [problem for problem in _problems(job.body, patch) if (problem.field, problem.message) not in known]
     if new:
@@ -114,7 +114,7 @@ def _check_rules(job: ClusterJob, patch: Mapping[str, Any]) -> None:
 
 
 def _problems(body: Mapping[str, Any], patch: Mapping[str, Any]) -> list[Problem]:
-    """Return what is wrong with a job once it is patched, without lines: nobody wrote this text."""
+    """Return the problems of the patched job, without line numbers, because it has no manifest file."""
     spec = {**body["spec"]}
     for group, fields in (patch.get("spec") or {}).items():
         spec[group] = {**(spec.get(group) or {}), **fields}

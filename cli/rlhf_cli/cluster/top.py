@@ -1,8 +1,8 @@
 """`rlhf top`: the live view of `rlhf run`, for a job in a cluster.
 
-Rule: the numbers are those of the coordinator's metrics page, read through the API server, where the user may read it;
-otherwise those of the status, which the operator refreshes every ten seconds and which knows no single worker. Reading
-is done by `top`; the statuses are made by pure functions.
+Rule: the numbers come from the coordinator's metrics page, read through the API server, where the user may read it.
+Otherwise they come from the job's status, which the operator refreshes every ten seconds and which has no numbers of
+single workers. `top` reads; pure functions build the statuses.
 """
 
 import asyncio
@@ -31,7 +31,7 @@ from rlhf_operator.api_client.errors import ForbiddenError, MissingError, Refuse
 EVENTS_SHOWN: Final = 4
 """Latest events below the live view."""
 PAUSE_FACTOR: Final = 4
-"""The pause after a refresh is at least this many times as long as the refresh took."""
+"""Least ratio of the pause after a refresh to the duration of the refresh."""
 _NO_METRICS: Final = "the coordinator's metrics cannot be read ({why}), so this is the status, ten seconds old at most"
 
 
@@ -55,12 +55,12 @@ async def top(session: ClusterSession, name: str, every: float, *, once: bool) -
                 if not in_outage:
                     session.note(f"{error}; trying again")
                 in_outage = True
-            # A job of a thousand pods is read less often: the API server has others to serve.
+            # A job of a thousand pods is read less often, because the API server has other clients.
             await asyncio.sleep(max(every, PAUSE_FACTOR * (time.monotonic() - began)))
 
 
 def status_from_metrics(page: str, job: ClusterJob, pods: Sequence[ClusterPod]) -> pb.JobStatus:
-    """Return the status that a coordinator's metrics page describes. Raises ValueError for what is no metrics page."""
+    """Return the status that a coordinator's metrics page describes. Raises ValueError for another page."""
     series = _series(page)
     phases = [sample.labels["phase"] for sample in series.get(job_metrics.PHASE.name, ()) if sample.value]
     status = pb.JobStatus(
@@ -91,7 +91,7 @@ def status_from_metrics(page: str, job: ClusterJob, pods: Sequence[ClusterPod]) 
 
 
 def status_from_job(job: ClusterJob, pods: Sequence[ClusterPod]) -> pb.JobStatus:
-    """Return what the job's status and its pods say."""
+    """Return the status that the job's status and pods describe."""
     status = pb.JobStatus(
         job=job.name,
         phase=str(job.progress.get("stage") or job.phase) if not job.finished else job.phase,
@@ -117,7 +117,7 @@ def _with_common_fields(status: pb.JobStatus, job: ClusterJob, pods: Sequence[Cl
 
 
 def _add_pool(status: pb.JobStatus, series: Mapping[str, Sequence[Sample]], job: ClusterJob) -> None:
-    """Add the migration pool once it exists; a pool that is only planned is not in the metrics."""
+    """Add the migration pool once it exists; the metrics do not contain a planned pool."""
     pool = [sample.labels["worker"] for sample in series.get(fusion.POOL.name, ()) if sample.value]
     if not pool:
         return
@@ -148,7 +148,7 @@ async def _view(session: ClusterSession, details: JobDetails) -> RenderableType:
 
 
 async def _status(session: ClusterSession, details: JobDetails) -> tuple[pb.JobStatus, Sequence[str]]:
-    """Return (status, notes on where it comes from)."""
+    """Return (status, notes on its source)."""
     job = details.job
     if job.finished or not details.pods:
         return status_from_job(job, details.pods), ()
@@ -163,7 +163,7 @@ async def _status(session: ClusterSession, details: JobDetails) -> tuple[pb.JobS
 
 
 def _waits(details: JobDetails, status: pb.JobStatus) -> list[str]:
-    """Return what the operator says the job waits for."""
+    """Return the obstacles that the operator reports."""
     if status.HasField("failure") or details.job.finished:
         return []
     waits = details.job.state.partition("waits for ")[2]

@@ -1,6 +1,6 @@
-"""The command lines of the verbs against a cluster. Declarations only; nothing heavy is imported before a verb runs.
+"""The command lines of the verbs against a cluster. Declarations only; heavy imports wait until a verb runs.
 
-Rule: flags are kubectl's where kubectl has them, so that who knows kubectl knows these.
+Rule: flags are kubectl's where kubectl has them, so that users of kubectl know them.
 """
 
 from collections.abc import Awaitable, Callable
@@ -35,7 +35,7 @@ DryRun = Annotated[
 
 
 class OutputFormat(StrEnum):
-    """Formats of the output of `rlhf get` other than the table."""
+    """Formats of `rlhf get` other than the table."""
 
     WIDE = "wide"
     NAME = "name"

@@ -1,7 +1,7 @@
-"""`rlhf wait`: wait until a goal holds, or can no longer hold. All but `wait` is pure.
+"""`rlhf wait`: wait until a goal holds or can no longer hold. Everything but `wait` is pure.
 
-Rule: a wait ends as soon as its result is known. When the job fails, or finishes without the goal, the wait ends then,
-with the exit code of the failure, and not at the time-out.
+Rule: a wait ends as soon as its result is known. When the job fails, or finishes without the goal, the wait ends at
+once, not at the time-out, with the exit code of the failure.
 """
 
 import asyncio
@@ -24,23 +24,23 @@ _DURATION: Final = re.compile(r"(?:(\d+)h)?(?:(\d+)m)?(?:(\d+)s?)?")
 
 @dataclass(frozen=True)
 class WaitGoal:
-    """What is waited for."""
+    """The goal of a wait."""
 
     text: str
-    """The argument as it was given."""
+    """Argument of --for, unchanged."""
     kind: str
-    """condition, phase, iteration, delete."""
+    """One of condition, phase, iteration and delete."""
     name: str = ""
     """Name of the condition or phase; empty for other kinds."""
     status: str = "True"
     """Status that the condition must have."""
     iteration: int = 0
-    """Iterations that must be trained."""
+    """Number of iterations that must be trained."""
 
 
 @dataclass(frozen=True)
 class WaitResult:
-    """How a wait ended."""
+    """The result of a wait."""
 
     code: int
     """Exit code of the command."""
@@ -48,7 +48,7 @@ class WaitResult:
 
 
 def parse_goal(text: str) -> WaitGoal:
-    """Return the goal that an argument of --for names. Raises VerbError, which says what would be right."""
+    """Parse the goal that an argument of --for names. Raises VerbError, which names the valid forms."""
     kind, _, value = text.partition("=")
     if text == "delete":
         return WaitGoal(text, "delete")
@@ -70,7 +70,7 @@ def parse_goal(text: str) -> WaitGoal:
 
 
 def parse_duration(text: str) -> float:
-    """Return the seconds of a time such as `90`, `90s`, `5m` or `1h30m`. Raises VerbError."""
+    """Parse a time such as `90`, `90s`, `5m` or `1h30m` into seconds. Raises VerbError."""
     match = _DURATION.fullmatch(text.strip())
     if not match or not any(match.groups()):
         raise VerbError(f"--timeout {text!r}: give a time such as 90s, 5m or 1h30m", ExitCode.USAGE)
@@ -79,7 +79,7 @@ def parse_duration(text: str) -> float:
 
 
 def wait_result(goal: WaitGoal, job: ClusterJob | None) -> WaitResult | None:
-    """Return how the wait ends, given the job or None for a deleted one; None while it goes on."""
+    """Return the result of the wait for this job (None: deleted), or None while the wait goes on."""
     if job is None:
         if goal.kind == "delete":
             return WaitResult(ExitCode.OK, "deleted")
@@ -153,7 +153,7 @@ async def _watch(session: ClusterSession, name: str, goal: WaitGoal, note_change
     selector = {"fieldSelector": f"metadata.name={name}"}
     async for objects in list_watch(session.api, names.PLURAL, session.namespace, session.note, **selector):
         body = objects.get(place)
-        # A job of the same name that was created meanwhile is another one.
+        # A job of the same name that was created meanwhile is another job.
         replaced = body is not None and bool(uid) and body["metadata"]["uid"] != uid
         job = None if body is None or replaced else ClusterJob(body)
         result = wait_result(goal, job)

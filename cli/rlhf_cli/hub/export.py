@@ -1,7 +1,7 @@
-"""`rlhf export`: chooses a checkpoint of a run, checks it, and writes the model of it as a folder for a hub.
+"""`rlhf export`: choose a checkpoint of a run, check it, and write its model as a folder for a hub.
 
-Rule: nothing is written before all that can be refused was looked at: the run, the checkpoint with the sums of its
-files, the target, the name of the repository and the token.
+Rule: every check comes before the first write: of the run, the checkpoint with the checksums of its files, the target,
+the name of the repository and the token.
 """
 
 import json
@@ -29,7 +29,7 @@ from rlhf_operator.manifests.mount_paths import JOB_KEY
 
 @dataclass(frozen=True)
 class ExportOptions:
-    """What is exported, and where to."""
+    """The source and the target of an export."""
 
     run_dir: Path
     target: Path
@@ -40,7 +40,7 @@ class ExportOptions:
 
 
 def export(options: ExportOptions) -> int:
-    """Write the folder, upload it where that is asked for, and return the exit code. Raises RunError."""
+    """Write the folder, upload it if the options ask for that, and return the exit code. Raises RunError."""
     if options.best and options.iteration is not None:
         raise RunError("--best and --iteration: give one of them")
     job = _job(options.run_dir)
@@ -80,7 +80,7 @@ def _job(run_dir: Path) -> RLHFJob:
 
 
 def _checkpoints(run_dir: Path, job: RLHFJob) -> Path:
-    """Return the folder of checkpoints: where the job has it, or in a run folder that was copied, in that."""
+    """Return the folder of checkpoints: the one in the job's spec, or the one in a run folder that was copied."""
     if job.spec.checkpoints is None:
         raise RunError(f"RUN {run_dir}: its job has no spec.checkpoints, so it saved no model")
     places = (Path(job.spec.checkpoints.path), run_dir / "checkpoints")
@@ -91,8 +91,8 @@ def _checkpoints(run_dir: Path, job: RLHFJob) -> Path:
 
 
 def _chosen(path: Path, options: ExportOptions) -> tuple[Path, float | None]:
-    """Return the checkpoint that was asked for, and the reward of its evaluation if it is the best; RunError when it is
-    not there."""
+    """Return the selected checkpoint, and the reward of its evaluation if it is the best. Raises RunError when it is
+    absent."""
     known = checkpoint.versions(path)
     best, reward = _best(path)
     if options.best:
@@ -120,7 +120,7 @@ def _best(path: Path) -> tuple[int | None, float | None]:
 
 
 def _summary(run_dir: Path) -> dict[str, Any]:
-    """Return the summary of a run that has ended; empty where it has not."""
+    """Return the summary of a run that has ended; empty for a run in progress."""
     try:
         summary = json.loads((run_dir / SUMMARY).read_bytes())
     except (OSError, ValueError):

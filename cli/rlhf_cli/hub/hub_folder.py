@@ -1,8 +1,8 @@
-"""A model of a checkpoint as a folder with the names that a hub expects, made whole or not at all.
+"""A model of a checkpoint as a folder with the names that a hub expects, written completely or not at all.
 
-Shards get Hugging Face's names, and an index of their own. Weights are copied bit by bit, and config.json names their
-type. All other files, those of sub-folders too, are those of the checkpoint. The folder is made beside its place under
-a hidden name and renamed, so a process that dies leaves nothing under the name that was asked for.
+Shards get Hugging Face's names and their own index. Weights are copied bit by bit, and config.json names their type.
+All other files are copied, with those of sub-folders. The folder is written under a hidden name beside its target and
+then renamed, so a process that dies leaves nothing under the target's name.
 """
 
 import json
@@ -21,7 +21,7 @@ GENERATION: Final = "generation_config.json"
 
 
 def check_target(folder: Path) -> None:
-    """Raise RunError for a folder that cannot be made."""
+    """Raise RunError for a folder that cannot be created."""
     if folder.is_dir() and any(folder.iterdir()):
         raise RunError(f"--to {folder}: is not empty; give a new folder, or empty it first")
     if folder.exists() and not folder.is_dir():
@@ -31,8 +31,8 @@ def check_target(folder: Path) -> None:
 
 
 def write_hub_folder(source: Path, target: Path, model: ExportedModel) -> None:
-    """Write the model of the checkpoint's folder `source` to `target`. Raises RunError when the disk does not take
-    it."""
+    """Write the model of the checkpoint's folder `source` to `target`. Raises RunError when writing to the disk
+    fails."""
     target = target.absolute()
     temporary = target.with_name(f".tmp-{target.name}")
     try:
@@ -54,12 +54,12 @@ def write_hub_folder(source: Path, target: Path, model: ExportedModel) -> None:
 
 
 def is_adapter(folder: Path) -> bool:
-    """Return whether a model's folder holds adapters."""
+    """Return whether a model's folder contains adapters."""
     return (folder / ADAPTER_CONFIG).is_file()
 
 
 def _named(source: Path) -> dict[Path, str]:
-    """Return the files of a model's folder that are taken, and the name that each gets."""
+    """Return the files of a model's folder that are copied, with the new name of each."""
     named = {item: str(item.relative_to(source)) for item in sorted(source.rglob("*")) if item.is_file()}
     shards = [item for item, name in named.items() if name.startswith("model-stage-")]
     names = {item: f"model-{number:05d}-of-{len(shards):05d}.safetensors" for number, item in enumerate(shards, 1)}

@@ -1,7 +1,7 @@
-"""The model card, README.md of a folder on a hub: what the model was trained from, on, by and to which numbers.
+"""The model card, README.md of a folder on a hub: the base model, the data, the method and the results.
 
-Rule: pure. Of a path only its last name is shown, of an endpoint or a judge only that there was one: whoever reads the
-card is not whoever ran the job. A number that the run did not write down is left out.
+Rule: pure. The card shows only the last part of a path, and mentions an endpoint or a judge without its address,
+because readers of the card are not the owners of the run. A number that the run did not record is left out.
 """
 
 from collections.abc import Mapping
@@ -16,7 +16,7 @@ from rlhf_api.job import RLHFJob
 from rlhf_api.job.rewards import GivenReward
 
 _TASKS: Final = {ModelKind.POLICY: "text-generation", ModelKind.REWARD: "text-classification"}
-"""What a hub says that a model is for."""
+"""Task of a model in the hub's terms."""
 _NUMBERS: Final = (
     ("reward_first", "reward, mean over the first tenth of the iterations"),
     ("reward_last", "reward, mean over the last tenth"),
@@ -24,25 +24,25 @@ _NUMBERS: Final = (
     ("samples", "samples"),
     ("seconds", "seconds"),
 )
-"""Facts of a run's summary that a card shows, and their words."""
+"""Entries of a run's summary that a card shows, with their labels."""
 
 
 @dataclass(frozen=True)
 class ExportedModel:
-    """What a card is about."""
+    """The model that a card describes."""
 
     job: RLHFJob
     role: ModelRole
     version: int
-    """Weight version: iterations it was trained for."""
+    """Weight version: number of iterations of training."""
     adapters: bool
-    """Whether the folder holds adapters over a base model, and not a whole model."""
+    """Whether the folder contains adapters over a base model instead of a whole model."""
     summary: Mapping[str, Any] = field(default_factory=dict)
-    """Of the run; empty when it has not ended."""
+    """Summary of the run; empty while it has not ended."""
     evaluation_reward: float | None = None
-    """Of this version, where it was the best one evaluated."""
+    """Evaluation reward of this version, if it is the best one evaluated."""
     exported_by: str = ""
-    """Version of this project."""
+    """Version of this project that exported the model."""
 
 
 def model_card(model: ExportedModel) -> str:
@@ -71,7 +71,7 @@ def model_card(model: ExportedModel) -> str:
     ]
     if model.evaluation_reward is not None:
         rows.append(("evaluation reward of this version, the best of the run", f"{model.evaluation_reward:.4g}"))
-    # Of the whole run: true of the version that it ended with alone.
+    # The summary covers the whole run, so it applies only to the run's last version.
     summary = model.summary if model.summary.get("weight_version") == model.version else {}
     for name, words in _NUMBERS:
         if isinstance(value := summary.get(name), int | float):
@@ -84,9 +84,9 @@ def model_card(model: ExportedModel) -> str:
 
 
 def generation_config(job: RLHFJob, config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the generation settings of a policy whose folder has none: responses are sampled as in its training.
+    """Return the generation settings of a policy whose folder has none: sampling as in its training.
 
-    `config` is the model's config.json, of which the ids of special tokens are taken.
+    `config` is the model's config.json, which provides the ids of special tokens.
     """
     rollout = job.spec.rollout
     sampled = rollout.temperature > 0
@@ -98,7 +98,7 @@ def generation_config(job: RLHFJob, config: Mapping[str, Any]) -> dict[str, Any]
 
 
 def is_hub_id(source: str) -> bool:
-    """Return whether a model's source is `owner/name` on a hub, and no path of a machine."""
+    """Return whether a model's source is `owner/name` on a hub, not a path of a machine."""
     parts = source.split("/")
     return len(parts) == 2 and all(part and part[0] not in ".~" for part in parts)
 
@@ -116,5 +116,5 @@ def _reward(given: GivenReward) -> str:
 
 
 def _shown(text: str) -> str:
-    """What ends no row of a table and is no markup."""
+    """Escape text for a Markdown table cell."""
     return " ".join(text.split()).replace("\\", "\\\\").replace("|", "\\|").replace("<", "&lt;")

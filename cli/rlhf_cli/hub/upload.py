@@ -1,7 +1,7 @@
-"""The upload of an exported folder to a repository of a model hub, by huggingface_hub.
+"""The upload of an exported folder to a repository of a model hub, with huggingface_hub.
 
-Rule: the token is HF_TOKEN, or that of an earlier login; it is in no argument, file or message of this project. What
-the hub refuses is one sentence that says what would be right. HF_ENDPOINT names another hub.
+Rule: the token is HF_TOKEN, or the token of an earlier login; no argument, file or message of this project contains it.
+An error of the hub becomes one sentence with the remedy. HF_ENDPOINT selects another hub.
 """
 
 import os
@@ -21,7 +21,7 @@ _REMEDIES: Final = {
 
 
 def check_repository(repository: str) -> None:
-    """Raise RunError for what is no name of a repository, and where there is no token."""
+    """Raise RunError for an invalid name of a repository, and for a missing token."""
     from huggingface_hub import get_token
 
     if not REPOSITORY.fullmatch(repository):
@@ -31,8 +31,10 @@ def check_repository(repository: str) -> None:
 
 
 def upload(folder: Path, repository: str, message: str, *, private: bool) -> str:
-    """Upload all files of a folder in one commit, making the repository where there is none; return its address.
-    Raises RunError."""
+    """Upload all files of a folder in one commit; create the repository if it does not exist. Return its address.
+
+    Raises RunError.
+    """
     import httpx
     from huggingface_hub import HfApi
     from huggingface_hub.errors import HfHubHTTPError, OfflineModeIsEnabled

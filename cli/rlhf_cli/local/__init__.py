@@ -1,1 +1,1 @@
-"""The same manifests as a cluster gets, run as processes on this machine."""
+"""Jobs as processes on this machine, from the same manifests as in a cluster."""

@@ -1,7 +1,7 @@
-"""Checks the data of a job by the tokenizer, configuration and prompt files of this machine.
+"""Check the data of a job with the tokenizer, configuration and prompt files of this machine.
 
-Rule: reads what the start of the job reads, by the same code, and no weights. A tokenizer that is not here is a
-warning, as the manifest may be right.
+Rule: it reads the files that the start of the job reads, with the same code, and no weights. A tokenizer that is absent
+here is a warning, because the manifest may still be right.
 """
 
 from typing import Final
@@ -14,11 +14,11 @@ from rlhf_coordinator.storage.job_prompts import PromptReader
 
 ACTOR_FIELD: Final = "spec.models.actor.path"
 TOKENIZERS: Final = ("tokenizer.json", "tokenizer.model", "tokenizer_config.json", "vocab.json", "vocab.txt")
-"""Files of which a folder with a tokenizer has at least one."""
+"""Files of which a tokenizer's folder has at least one."""
 
 
 def data_problems(spec: RLHFJobSpec) -> list[Problem]:
-    """Return errors and warnings of a job that is resolved for this machine and whose files are there."""
+    """Return errors and warnings of a job that is resolved for this machine and whose files exist."""
     try:
         reader = PromptReader(spec)
         read = [reader.training(), reader.evaluation()]

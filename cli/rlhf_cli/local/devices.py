@@ -1,10 +1,10 @@
-"""Which CPU cores and CUDA devices each process of a local run gets. Pure, but for `this_machine`.
+"""The CPU cores and CUDA devices of each process of a local run. Pure, except `this_machine`.
 
-Rule: the stages of an iteration mostly alternate, so where a machine has too few devices for all groups, groups share
-them; the members of one group do only where a group alone has more of them than there are devices. Every process is
-told how many it shares its device with. Processes are pinned to cores only where each can have its own, because
-overlapping pins are worse than the kernel's own balancing; one with a GPU never is, because the thread that launches
-kernels would wait for the threads that serve peers.
+Rule: the stages of an iteration mostly alternate. Where a machine has too few devices for all groups, groups share
+them; members of one group share only where that group has more of them than there are devices. Every process knows how
+many processes share its device. Processes are pinned to cores only if each can have its own, because overlapping pins
+are worse than the kernel's balancing. A process with a GPU is never pinned, because its kernel-launching thread would
+wait for the threads that serve peers.
 """
 
 import os
@@ -22,21 +22,21 @@ class LocalMachine:
     """Devices of this machine."""
 
     cores: tuple[int, ...]
-    """Cores that this process may run on."""
+    """Cores on which this process may run."""
     gpus: tuple[str, ...] = ()
     """CUDA devices, named as in CUDA_VISIBLE_DEVICES."""
 
 
 @dataclass(frozen=True)
 class DeviceDemand:
-    """Devices that one process needs, or the ranks of one pod."""
+    """Devices that one process, or the ranks of one pod, need."""
 
     name: str
     group: Group
     threads: int
     gpus: int
     processes: int = 1
-    """Processes among which the devices are divided, one to each: the ranks of one pod."""
+    """Number of processes among which the devices are divided, one each: the ranks of one pod."""
 
 
 @dataclass(frozen=True)
@@ -44,16 +44,16 @@ class DeviceShare:
     """Devices that one process gets."""
 
     cores: frozenset[int] | None = None
-    """Cores that it is pinned to; None for any."""
+    """Cores to which the process is pinned; None for any."""
     gpus: tuple[str, ...] = ()
-    """One that several ranks of its pod share is there once for each."""
+    """CUDA devices; a device that several ranks of the pod share is listed once for each."""
     sharers: int = 1
-    """Processes on the busiest of its CUDA devices, itself included."""
+    """Number of processes on the busiest of its CUDA devices, itself included."""
 
 
 @dataclass(frozen=True)
 class DeviceAllotment:
-    """Devices of all processes by name, and what the user should know about them."""
+    """Devices of all processes by name, and notes for the user."""
 
     shares: Mapping[str, DeviceShare]
     notes: tuple[str, ...] = field(default=())
@@ -73,7 +73,7 @@ def allot_devices(demands: Sequence[DeviceDemand], machine: LocalMachine) -> Dev
 def _allot_cores(demands: Sequence[DeviceDemand], machine: LocalMachine, notes: list[str]) -> dict[str, frozenset[int]]:
     workers = [demand for demand in demands if demand.group is not Group.COORDINATOR]
     threads = sum(demand.threads for demand in workers)
-    # One core is left to the coordinator and to this command.
+    # One core is left for the coordinator and this command.
     if threads >= len(machine.cores):
         notes.append(f"{threads} compute threads share {len(machine.cores)} cores")
         return {}
@@ -99,7 +99,7 @@ def _allot_gpus(demands: Sequence[DeviceDemand], machine: LocalMachine, notes: l
                 f"spec.{demand.group}.gpusPerReplica: {each}: this machine has {present} CUDA devices; "
                 f"ask for fewer, or 0 to run on CPU"
             )
-        # From the first device on again, where a group alone has more processes than there are devices.
+        # Start again with the first device where one group has more processes than there are devices.
         shares[demand.name] = tuple(machine.gpus[(taken + number) % present] for number in range(demand.gpus))
         taken += demand.gpus
     if shared:

@@ -4,7 +4,7 @@ from rlhf_common.names import ExitCode
 
 
 class RunError(Exception):
-    """Nothing was started, or the run could not go on; the message names the field or value and the remedy."""
+    """The run did not start, or could not continue; the message names the field or value and the remedy."""
 
     def __init__(self, message: str, exit_code: ExitCode = ExitCode.USAGE) -> None:
         super().__init__(message)
@@ -12,4 +12,4 @@ class RunError(Exception):
 
 
 class MissingFileError(RunError):
-    """A file or folder of the manifest is not on this machine; the message begins with its field."""
+    """A file or folder of the manifest is not on this machine; the message begins with the field."""

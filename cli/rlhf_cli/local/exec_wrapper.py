@@ -1,8 +1,8 @@
 """A script that starts a process of the job: it ties the process to the life of the runner, pins it, and execs it.
 
-Run by `python -I -S`: `exec_wrapper.py <pid of the runner> <cores, comma separated, or -> <command> ...`.
+Run with `python -I -S`: `exec_wrapper.py <pid of the runner> <cores, comma separated, or -> <command> ...`.
 Rule: it uses the standard library only and takes a few milliseconds. The same work between fork and exec could deadlock
-in a runner with gRPC threads. When the runner dies the kernel kills the process, so a killed `rlhf run` leaves none.
+in a runner with gRPC threads. When the runner dies, the kernel kills the process, so a killed `rlhf run` leaves none.
 """
 
 import ctypes
@@ -11,11 +11,11 @@ import signal
 import sys
 
 PR_SET_PDEATHSIG = 1
-"""prctl(2): the signal that this process gets when the thread that made it ends; exec keeps it."""
+"""prctl(2): the signal that this process gets when its parent thread dies; exec keeps the setting."""
 
 
 def wrapper_command(cores: "frozenset[int] | None") -> tuple[str, ...]:
-    """Return what to put before a command so that this script starts it as a child of this process."""
+    """Return the prefix of a command with which this script starts it as a child of this process."""
     listed = ",".join(map(str, sorted(cores))) if cores else "-"
     return sys.executable, "-I", "-S", __file__, str(os.getpid()), listed
 

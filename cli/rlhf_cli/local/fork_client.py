@@ -1,8 +1,8 @@
 """Client of the fork server (`rlhf_workers.fork_server`), which forks workers after importing torch and transformers.
 
-Rule: only workers on CPU with one compute thread are forked, because CUDA and thread pools do not survive a fork. Any
-failure here is a reason to start processes the ordinary way, never a reason to fail a job. When the server dies its
-workers die with it, their ends are reported as signal 9, and the next start makes another server.
+Rule: only workers on CPU with one compute thread are forked, because CUDA and thread pools do not survive a fork. After
+any failure here, processes start the ordinary way; a failure never fails a job. When the server dies, its workers die
+too and count as ended by signal 9; the next start creates another server.
 """
 
 import asyncio
@@ -21,14 +21,14 @@ from rlhf_cli.local.pods_to_processes import LocalProcess
 from rlhf_common.names import Env
 
 WORKER: Final = ("-m", "rlhf_workers")
-"""Arguments after the interpreter of a process that can be forked."""
+"""Interpreter arguments of a process that can be forked."""
 READY_SECONDS: Final = 120.0
 """Seconds that the server gets to import torch from a cold disk on a busy machine."""
 LOG: Final = "fork-server.log"
 
 
 class ForkServerError(Exception):
-    """Nothing could be forked; the message says why."""
+    """Forking failed; the message says why."""
 
 
 def forkable(process: LocalProcess) -> bool:
@@ -38,22 +38,22 @@ def forkable(process: LocalProcess) -> bool:
 
 
 class ForkedProcess:
-    """A forked worker, with as much of asyncio's Process as the supervisor uses."""
+    """A forked worker, with the part of asyncio's Process that the supervisor uses."""
 
     def __init__(self, pid: int, code: "asyncio.Future[int]") -> None:
         self.pid = pid
         self._code = code
 
     async def wait(self) -> int:
-        """Wait for its end. Return its exit code; negative: the number of the signal."""
+        """Wait for the process to end. Return its exit code; a negative number is the signal."""
         return await asyncio.shield(self._code)
 
 
 class ForkServerClient:
-    """The connection to the server process, which is started with the first worker."""
+    """The connection to the server process, which starts with the first worker."""
 
     def __init__(self, token: Mapping[str, str]) -> None:
-        """`token`: environment variable by which leftover processes of the run are found."""
+        """`token` is the environment variable that identifies leftover processes of the run."""
         self._token = token
         self._lock = asyncio.Lock()
         self._server: Child | None = None
@@ -61,14 +61,15 @@ class ForkServerClient:
         self._ends: dict[int, asyncio.Future[int]] = {}
         self._forked: asyncio.Queue[int | None] = asyncio.Queue()
         self.broken = ""
-        """Why no server can be started; empty while one can."""
+        """Reason why no server can be started; empty while one can."""
 
     async def start(self, process: LocalProcess) -> ForkedProcess:
-        """Fork a worker and return it. Raises ForkServerError; then `broken` says whether to try again."""
+        """Fork a worker and return it. Raises ForkServerError; `broken` then says whether another attempt makes
+        sense."""
         async with self._lock:
-            if self.broken:  # set while this call waited for the first one to start the server
+            if self.broken:  # set while this call waited for another call to start the server
                 raise ForkServerError(self.broken)
-            if self._reader is None or self._reader.done():  # the first, or its server has died
+            if self._reader is None or self._reader.done():  # no server yet, or it died
                 await self._open(process)
             server = self._server
             assert server is not None
@@ -89,7 +90,7 @@ class ForkServerClient:
             return ForkedProcess(pid, self._ends[pid])
 
     def kill(self) -> None:
-        """Kill the server, and with it every worker it forked."""
+        """Kill the server and every worker that it forked."""
         if self._server is not None and self._server.returncode is None:
             with contextlib.suppress(ProcessLookupError):
                 self._server.send_signal(signal.SIGKILL)

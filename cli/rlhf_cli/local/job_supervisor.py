@@ -1,9 +1,9 @@
 """Runs the processes of a job on this machine: starts, restarts and stops them, as `restart_policy` decides.
 
-Rule: no process outlives `run`, however it ends. Every process leads a process group of its own, so that Ctrl-C in a
-terminal reaches only the runner and a process's children end with it. It dies with the runner (`exec_wrapper`), and it
-carries the token of the run, by which a process that escaped both is found (`leftover_processes`). Only processes
-started here are signalled, by their ids.
+Rule: no process outlives `run`, however it ends. Every process leads its own process group, so Ctrl-C in a terminal
+reaches only the runner, and a process's children end with it. It dies with the runner (`exec_wrapper`). It also carries
+the token of the run, with which `leftover_processes` finds a process that escaped both. The supervisor signals only
+processes that it started, by their ids.
 """
 
 import asyncio
@@ -43,12 +43,12 @@ from rlhf_common.names import Env, ExitCode, Group
 _LOG_PREFIX: Final = re.compile(r"^\S+T\S+ [A-Z]+ \S+ ")
 """Time, level and worker at the beginning of a log line."""
 _START_MARK: Final = "--- "
-"""How the line between two starts begins."""
+"""Beginning of the line between two starts."""
 
 
 @dataclass(frozen=True)
 class Notice:
-    """Something that the user may want to know."""
+    """A message for the user."""
 
     worker: str
     """Name of the process; empty for the job as a whole."""
@@ -67,7 +67,7 @@ class LocalRunResult:
 
 
 class JobSupervisor:
-    """The processes of one run. `run` may be called once; `stop` and `kill` while it runs, from the same event loop."""
+    """The processes of one run. Call `run` once; call `stop` and `kill` while it runs, from the same event loop."""
 
     def __init__(
         self,
@@ -78,8 +78,8 @@ class JobSupervisor:
         leave_seconds: float = LEAVE_SECONDS,
         hang_seconds: float = 0,
     ) -> None:
-        """`leave_seconds`: what told workers get to end; `hang_seconds`: a process silent for so long is killed, 0:
-        never."""
+        """`leave_seconds`: time that workers get to end after the coordinator tells them to leave. `hang_seconds`:
+        silence after which a process is killed; 0 means never."""
         self._processes = processes
         self._backoff_limit = backoff_limit
         self._token = token
@@ -94,11 +94,11 @@ class JobSupervisor:
 
     @property
     def children(self) -> Mapping[str, int]:
-        """Process -> its id, of those that run now."""
+        """Process -> its id, for running processes."""
         return {name: child.pid for name, child in self._children.items()}
 
     async def run(self) -> LocalRunResult:
-        """Start every process, wait for the end of the job, and return how it ended."""
+        """Start every process, wait for the end of the job, and return the result."""
         self._ended = asyncio.get_running_loop().create_future()
         runners = [asyncio.create_task(self._run_process(process)) for process in self._processes]
         for runner in runners:
@@ -117,7 +117,7 @@ class JobSupervisor:
         return LocalRunResult(end.code, end.reason, self._restarts)
 
     def stop(self) -> None:
-        """Ask the coordinator to save a checkpoint and end; the job ends with it."""
+        """Ask the coordinator to save a checkpoint and end, which ends the job."""
         self._stopping = True
         self._signal(Group.COORDINATOR.value, signal.SIGTERM)
         if Group.COORDINATOR.value not in self._children:
@@ -138,7 +138,7 @@ class JobSupervisor:
             self._end(EndJob(ExitCode.FAILED, f"cannot run a process of the job: {error}"))
 
     async def _run_process(self, process: LocalProcess) -> None:
-        """Run one process over all its restarts."""
+        """Run one process through all its restarts."""
         streak = 0
         while True:
             started = time.monotonic()
@@ -158,7 +158,7 @@ class JobSupervisor:
     async def _wait_for_restart(self, process: LocalProcess, decision: RestartProcess, code: int) -> None:
         self._counted += decision.counted
         self._restarts[process.name] += 1
-        # What a killed process said last is not why it ended.
+        # The last output of a killed process does not explain its end.
         why = _last_line(process.log) if decision.counted and code > 0 else ""
         message = restart_message(decision, code, self._counted, self._backoff_limit)
         self._report(Notice(process.name, f"{message}{why}"))
@@ -190,7 +190,7 @@ class JobSupervisor:
             self._signal(process.name, signal.SIGKILL)
 
     async def _fork(self, process: LocalProcess) -> ForkedProcess | None:
-        """Return a forked process; None when it has to be started the ordinary way."""
+        """Return a forked process; None when it must be started the ordinary way."""
         if self._forks.broken or not forkable(process):
             return None
         try:
@@ -212,7 +212,7 @@ class JobSupervisor:
         )
 
     def _signal(self, name: str, number: signal.Signals) -> None:
-        """Signal a process; SIGKILL goes to its whole group, the children it made included."""
+        """Signal a process; SIGKILL goes to its whole process group."""
         child = self._children.get(name)
         if child is not None:
             with contextlib.suppress(ProcessLookupError):
@@ -222,7 +222,7 @@ class JobSupervisor:
                     os.kill(child.pid, number)  # send_signal would poll a dead child, and asyncio then says 255
 
     async def _wind_down(self, end: EndJob) -> None:
-        """Give the processes time to leave, then ask them to end. Whoever stays is killed by the caller."""
+        """Give the processes time to leave, then ask them to end. The caller kills the remaining ones."""
         if Group.COORDINATOR.value in self._children:
             self._stopping = True
             self._signal(Group.COORDINATOR.value, signal.SIGTERM)
@@ -253,7 +253,7 @@ def _start_line(process: LocalProcess, start: int) -> bytes:
 
 
 def _last_line(log: Path) -> str:
-    """Return the last line of a log, for the message about the process's end; empty when it wrote none."""
+    """Return the last line of a log, for the message about the process's end; empty for an empty log."""
     with contextlib.suppress(OSError), log.open("rb") as file:
         file.seek(max(0, log.stat().st_size - 4096))
         lines = file.read().decode(errors="replace").strip().splitlines()
@@ -264,7 +264,7 @@ def _last_line(log: Path) -> str:
 
 
 def _message(line: str) -> str:
-    """Return what a log line says, without when and who; empty for the line of a start."""
+    """Return the message of a log line without time and worker; empty for the line of a start."""
     if line.startswith("{"):
         with contextlib.suppress(ValueError, TypeError, KeyError):
             entry = json.loads(line)

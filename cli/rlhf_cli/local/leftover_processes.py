@@ -1,7 +1,7 @@
-"""Processes of a run that nobody waits for any more, such as children of a killed worker: found and ended.
+"""Find and end leftover processes of a run, such as children of a killed worker.
 
 Rule: a process belongs to the run if and only if its environment has the token of the run. It is ended by its id, never
-by its name. Only processes of this user can be read, so others are never touched.
+by its name. Only processes of this user are readable, so processes of others are never touched.
 """
 
 import contextlib
@@ -12,20 +12,19 @@ from pathlib import Path
 from typing import Final
 
 TOKEN_VARIABLE: Final = "RLHF_RUN_TOKEN"  # noqa: S105 the name of the variable, not a secret
-"""Environment variable that every process of a local run has; its value is new for every run folder."""
+"""Environment variable of every process of a local run; its value is new for every run folder."""
 GONE_SECONDS: Final = 5.0
-"""Seconds that a killed process may take to disappear; longer means that the kernel holds it (a device, a network
-disk)."""
+"""Seconds that a killed process may take to disappear. After that, the kernel holds it (a device, a network disk)."""
 
 
 def find_processes(token: str) -> list[int]:
-    """Return the ids of living processes that have the token, this one excluded."""
+    """Return the ids of living processes with the token, except this one."""
     entry = f"{TOKEN_VARIABLE}={token}".encode()
     process_ids = []
     for folder in Path("/proc").iterdir():
         if not folder.name.isdigit() or int(folder.name) == os.getpid():
             continue
-        with contextlib.suppress(OSError):  # gone meanwhile, or another user's
+        with contextlib.suppress(OSError):  # it ended meanwhile, or belongs to another user
             # Exact match of one entry: the file is NUL-separated.
             if entry in (folder / "environ").read_bytes().split(b"\0"):
                 process_ids.append(int(folder.name))
@@ -33,7 +32,7 @@ def find_processes(token: str) -> list[int]:
 
 
 def kill_processes(token: str) -> list[int]:
-    """Kill every process that has the token, wait until they are gone, and return their ids."""
+    """Kill every process with the token, wait until they are gone, and return their ids."""
     killed = living = find_processes(token)
     deadline = time.monotonic() + GONE_SECONDS
     while living and time.monotonic() < deadline:

@@ -1,8 +1,8 @@
-"""Probe whether a process of a local run lives, as a kubelet would probe it in a pod.
+"""Probe whether a process of a local run is alive, as a kubelet would probe it in a pod.
 
-Rule: a process that has never answered is starting, however long that takes. One that answered once and then does not
-for some time hangs; the supervisor decides what follows. Misses are counted, not time, so that a suspended machine is
-no hang.
+Rule: a process that has never answered is starting, however long that takes. A process that answered once and then
+stays silent for some time hangs; the supervisor decides what follows. The probe counts misses, not time, so that a
+suspended machine is no hang.
 """
 
 import asyncio
@@ -12,11 +12,11 @@ from rlhf_common.endpoint import LIVENESS_PATH
 from rlhf_operator.manifests.pods import PROBE_SECONDS, PROBE_TIMEOUT_SECONDS
 
 STARTING_SECONDS: Final = 0.5
-"""Seconds between two probes of a process that has not answered yet, so that a hang soon after the start is noticed."""
+"""Seconds between probes of a process that has not answered yet, so that a hang soon after the start is noticed."""
 
 
 async def until_hung(address: str, seconds: float) -> None:
-    """Return when the process at `address` (host:port) has answered once and then not for `seconds`."""
+    """Return when the process at `address` (host:port) has answered once and then stayed silent for `seconds`."""
     period = min(float(PROBE_SECONDS), seconds / 3)
     answered, misses = False, 0
     while misses * period < seconds:

@@ -1,6 +1,6 @@
-"""A resolved job made ready to run on this machine: rendered, placed on devices and ports, its files written.
+"""Prepare a resolved job for this machine: render it, assign devices and ports, write its files.
 
-Rule: whatever a user may have got wrong has been refused, here or before, when the first process starts.
+Rule: every possible mistake of the user is refused before the first process starts, here or earlier.
 """
 
 import json
@@ -29,14 +29,14 @@ from rlhf_operator.manifests.mount_paths import JOB_KEY
 
 @dataclass(frozen=True)
 class LocalJob:
-    """A job that is ready to be supervised."""
+    """A job ready to be supervised."""
 
     job: RLHFJob
     """The resolved job."""
     processes: list[LocalProcess]
     """All processes, the coordinator first."""
     notes: tuple[str, ...]
-    """What the user should know about the devices."""
+    """Notes for the user about the devices."""
     address: str
     """host:port of the coordinator."""
     job_file: bytes
@@ -48,8 +48,8 @@ def plan_processes(
 ) -> LocalJob:
     """Return the processes of a job loaded for this machine without starting or writing anything.
 
-    `port` is the port that the user asked for the coordinator, None for a free one; `take` says of all others whether
-    they are free, and may hold them. Raises RunError, TemplateError.
+    `port` is the port that the user requested for the coordinator; None means a free one. `take` says whether another
+    port is free, and may reserve it. Raises RunError, TemplateError.
     """
     job = loaded.resolved
     objects = render(job, {})
@@ -64,9 +64,10 @@ def plan_processes(
 def prepare_job(
     loaded: LoadedJob, folder: RunFolder, machine: LocalMachine, port: int | None, held: HeldPorts, *, resume: bool
 ) -> LocalJob:
-    """Place a job, write its job file and certificates into the run folder, and return it; `held` gets its ports.
+    """Assign devices and ports, write the job file and certificates into the run folder, and return the job.
 
-    Raises RunError, TemplateError, and ManifestError for a resumed job whose fixed fields have changed.
+    `held` reserves the ports. Raises RunError, TemplateError, and ManifestError for a resumed job whose fixed fields
+    have changed.
     """
     paths = folder.paths
     if resume:
@@ -83,10 +84,10 @@ def prepare_job(
 
 
 def check_unchanged(job_file: Path, job: RLHFJob) -> None:
-    """Raise ManifestError for fields that differ from those of the job file, which may be of another version, and are
-    fixed from run to run. How training ranks share a step is not.
+    """Raise ManifestError for fixed fields that differ from those of the job file, which may be of another version.
 
-    Raises RunError for a file that is no job, as a disk that was full leaves it, or a version that cannot be read here.
+    The fields that divide a training step among ranks are not fixed. Raises RunError for a file that is no job, for
+    example after a full disk, or whose version cannot be read here.
     """
     if not job_file.is_file():
         return

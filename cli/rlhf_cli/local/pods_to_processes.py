@@ -1,7 +1,7 @@
 """Turn the pods of a job into processes of this machine, with the same commands and environment variables. Pure.
 
-Rule: only what differs between a cluster and one machine is rewritten: host names, ports, mounted paths, devices. What
-has no meaning here (sidecars, init containers, volumes, resources, security context) is left out.
+Rule: only the differences between a cluster and one machine are rewritten: host names, ports, mounted paths, devices.
+Sidecars, init containers, volumes, resources and security contexts have no meaning here and are left out.
 """
 
 import json
@@ -38,7 +38,7 @@ _LEFT_OUT: Final = frozenset(
         *engine_pods.OFFLINE,
     }
 )
-"""Variables of a pod that keep the caller's value on this machine, or stay unset."""
+"""Variables of a pod that have the caller's value on this machine, or stay unset."""
 
 
 @dataclass(frozen=True)
@@ -53,19 +53,19 @@ class LocalProcess:
     folder: Path
     """Working directory."""
     log: Path
-    """File that takes its output."""
+    """File for its output."""
     cores: frozenset[int] | None = None
-    """CPU cores it is pinned to; None for any."""
+    """CPU cores to which it is pinned; None for any."""
     port: int = 0
     """Port of its own gRPC server."""
     device: str = "cpu"
-    """Device as it is shown: `cpu`, or `cuda:2,3` in the numbering of the machine."""
+    """Device in displays: `cpu`, or `cuda:2,3` in the numbering of the machine."""
     endpoint: str = ""
-    """host:port that serves its metrics and liveness; empty when it serves none."""
+    """host:port of its metrics and liveness; empty when it serves none."""
 
 
 def device_demands(objects: RenderedObjects) -> list[DeviceDemand]:
-    """Return what each pod needs of a machine, in the order of the pods."""
+    """Return the devices that each pod needs of a machine, in the order of the pods."""
     split = json.loads(job_file_content(objects))["spec"]["generation"]["parallelism"]["tensor"]
     demands = []
     for pod in objects.pods:
@@ -73,7 +73,7 @@ def device_demands(objects: RenderedObjects) -> list[DeviceDemand]:
         gpus = int(container["resources"].get("limits", {}).get(GPU_RESOURCE, 0))
         threads = int(_environment(container, {}).get(Env.THREADS, "1"))
         ranks = _ranks(_environment(container, {}))
-        threads *= split if _group(pod) is Group.GENERATION else ranks  # each process has its own
+        threads *= split if _group(pod) is Group.GENERATION else ranks  # each process has its own threads
         demands.append(DeviceDemand(_name(pod), _group(pod), threads, gpus, ranks))
     return demands
 
@@ -87,8 +87,8 @@ def local_processes(
 ) -> list[LocalProcess]:
     """Return one process per pod, the coordinator first.
 
-    `caller` is the environment of the command: variables that a template takes from Secrets or from fields of a cluster
-    are read from it. Raises RunError for one that it lacks.
+    `caller` is the environment of the command. It provides variables that a template takes from Secrets or from fields
+    of a cluster. Raises RunError for a variable that it lacks.
     """
     spec = json.loads(job_file_content(objects))["spec"]
     start_timeout = str(spec["runPolicy"]["startTimeoutSeconds"])
@@ -103,7 +103,7 @@ def local_processes(
 
 
 def job_file_content(objects: RenderedObjects) -> bytes:
-    """Return the resolved job as the ConfigMap holds it for the coordinator's pod."""
+    """Return the resolved job as the ConfigMap of the coordinator's pod contains it."""
     (config_map,) = (item for item in objects.supporting if item["kind"] == "ConfigMap")
     return str(config_map["data"][JOB_KEY]).encode()
 
@@ -130,9 +130,9 @@ def _local_process(
     if visible or "cuda" not in env.get(Env.DEVICE, "cuda"):
         env["CUDA_VISIBLE_DEVICES"] = visible
     if share.gpus and "CUDA_VISIBLE_DEVICES" not in caller:
-        env["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"  # that of nvidia-smi, which the numbers are from; CUDA's own may differ
+        env["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"  # nvidia-smi's numbering, which the numbers use; CUDA's own may differ
     if share.cores is None and int(env.get(Env.THREADS, "1")) > 1 and "OMP_WAIT_POLICY" not in caller:
-        # Threads that spin for each other on cores that others need: a step of vLLM takes twenty times its CPU time.
+        # With threads that spin on cores that others need, a step of vLLM takes twenty times its CPU time.
         env.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     if share.sharers > 1:
         env[Env.DEVICE_SHARERS] = str(share.sharers)
@@ -151,8 +151,9 @@ def _local_process(
 
 
 def _addresses(env: Mapping[str, str], group: Group, share: DeviceShare, ports: JobPorts) -> tuple[str, dict[str, str]]:
-    """Return where a process listens, and variables of its other ports; with an entry a rank in a pod of several, whose
-    devices are those of the pod, too.
+    """Return the address at which a process listens, and variables of its other ports.
+
+    With an entry, the process is a rank in a pod of several ranks, and the variables include the devices of the pod.
     """
     if (count := _ranks(env)) == 1:
         is_rank = Env.RENDEZVOUS.value in env
@@ -172,15 +173,15 @@ def _addresses(env: Mapping[str, str], group: Group, share: DeviceShare, ports: 
 
 
 def _ranks(env: Mapping[str, str]) -> int:
-    """Return the training ranks that a pod holds as processes of its own; 1 for a pod that is one process."""
+    """Return the number of training ranks that a pod starts as separate processes; 1 for a pod that is one process."""
     return int(env.get(Env.RANKS, "1"))
 
 
 def _bytecode(caller: Mapping[str, str]) -> dict[str, str]:
-    """Return variables that keep bytecode in the user's cache for a caller that wants none next to its sources.
+    """Return variables that put bytecode into the user's cache, for a caller that wants none next to its sources.
 
-    An image holds compiled bytecode. Without any, every start of a worker would compile all of torch and transformers,
-    which takes ten seconds of CPU time.
+    An image contains compiled bytecode. Without any, every start of a worker would compile all of torch and
+    transformers, which takes ten seconds of CPU time.
     """
     if not caller.get("PYTHONDONTWRITEBYTECODE") or "HOME" not in caller:
         return {}

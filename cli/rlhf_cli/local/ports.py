@@ -1,10 +1,11 @@
-"""Ports of a job on this machine: the one place that hands them out.
+"""Assigns the ports of a job on this machine.
 
-Rule: no port is handed out twice for a job, and every port is free when it is handed out. Ports are taken from below
-the kernel's ephemeral range, because one inside it may be given to anybody's outgoing connection while our process
-restarts, and a client that redials it may even connect to itself. A process keeps its ports over all its restarts, and
-`HeldPorts` keeps all but one that the user asked for meanwhile: no other run takes it while its process starts, or is
-started anew. When the runner dies, the kernel gives back what is held, and each process keeps what it listens at.
+Rule: a job gets each port once, and every port is free when it is assigned. Ports lie below the kernel's ephemeral
+range. The kernel may give an ephemeral port to another process's outgoing connection while our process restarts, and a
+client that redials it may even connect to itself. A process has the same ports over all its restarts. Meanwhile
+`HeldPorts` reserves them, except a port that the user requested, so that no other run takes them while a process starts
+or restarts. When the runner dies, the kernel frees the reservations, and each process still has the ports on which it
+listens.
 """
 
 import socket
@@ -19,7 +20,7 @@ from rlhf_common.names import ExitCode
 
 LOOPBACK: Final = "127.0.0.1"
 _LOWEST: Final = 10_000
-"""Ports below are those of well-known services."""
+"""Lowest port to assign; below are those of well-known services."""
 
 
 @dataclass(frozen=True)
@@ -27,11 +28,12 @@ class ProcessPorts:
     """The ports of one process."""
 
     listen: int
-    """gRPC server: the coordinator's service, or a worker's for its peers, which fetch weights and move KV caches."""
+    """Port of the gRPC server: the coordinator's service, or a worker's for peers that fetch weights and move KV
+    caches."""
     metrics: int
-    """Metrics and liveness."""
+    """Port of metrics and liveness."""
     rendezvous: int | None = None
-    """Store at which the training ranks meet; None for a process that is no rank."""
+    """Port of the store at which the training ranks meet; None for a process that is no rank."""
 
 
 @dataclass(frozen=True)
@@ -39,16 +41,16 @@ class PodPorts:
     """The ports of a pod of several ranks, which is one process that starts them."""
 
     metrics: int
-    """Metrics and liveness of all of them."""
+    """Port of metrics and liveness of all ranks."""
     ranks: tuple[ProcessPorts, ...]
-    """Of each."""
+    """Ports of each rank."""
 
 
 class JobPorts:
-    """Hands out the ports of one job's processes, each port once."""
+    """Assigns the ports of one job's processes, each port once."""
 
     def __init__(self, candidates: Iterator[int], coordinator: int | None = None) -> None:
-        """`candidates` are free ports; `coordinator` is the port the user asked for, None for any."""
+        """`candidates` are free ports; `coordinator` is the port that the user requested, None for any."""
         self._candidates = candidates
         self._taken: set[int] = set()
         self.coordinator = self._take() if coordinator is None else coordinator
@@ -64,7 +66,7 @@ class JobPorts:
         return ProcessPorts(self._take(), self._take(), self._take() if is_rank else None)
 
     def of_ranks(self, count: int) -> PodPorts:
-        """Return the ports of so many ranks in one pod."""
+        """Return the ports of `count` ranks in one pod."""
         return PodPorts(self._take(), tuple(self.of_worker(is_rank=True) for _ in range(count)))
 
     def _take(self) -> int:
@@ -74,9 +76,10 @@ class JobPorts:
 
 
 class HeldPorts:
-    """Ports at which only who shares addresses may listen, as our servers do. A context manager; its end frees them.
+    """Reserved ports, on which only sockets with a shared address can listen, as our servers do. A context manager.
 
-    A socket that is bound and does not listen keeps a port from all who bind exclusively, as another run does to ask.
+    A socket that is bound but does not listen blocks a port for exclusive binds, which other runs use to test it. The
+    end of the context frees the ports.
     """
 
     def __init__(self) -> None:
@@ -90,11 +93,11 @@ class HeldPorts:
             self._sockets.pop().close()
 
     def take(self, port: int) -> bool:
-        """Hold this port of the loopback interface; False when somebody has it, or had it a moment ago."""
+        """Reserve this port of the loopback interface; return False when it is in use, or was a moment ago."""
         holder = socket.socket()
         try:
             holder.bind((LOOPBACK, port))
-            # Only now: so nobody else held it, and servers may listen beside this socket.
+            # Set after the exclusive bind, which proved the port free; now servers may listen beside this socket.
             holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         except OSError:
             holder.close()
@@ -104,7 +107,7 @@ class HeldPorts:
 
 
 def is_free(port: int) -> bool:
-    """Return whether a server could listen on this port of the loopback interface now."""
+    """Return whether a server could now listen on this port of the loopback interface."""
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
@@ -116,7 +119,7 @@ def is_free(port: int) -> bool:
 
 
 def free_ports(random: Random, take: Callable[[int], bool] = is_free) -> Iterator[int]:
-    """Yield distinct free ports in random order; `take` says whether one is free, and may hold it.
+    """Yield distinct free ports in random order; `take` says whether a port is free, and may reserve it.
 
     Raises RunError with exit code 24 when there is none left.
     """
@@ -128,7 +131,7 @@ def free_ports(random: Random, take: Callable[[int], bool] = is_free) -> Iterato
 
 
 def claim(port: int) -> int:
-    """Return the port a user asked for. Raises RunError when it is none, or (exit code 24) when it is in use."""
+    """Return the port that a user requested. Raises RunError when it is invalid, or (exit code 24) in use."""
     if not 1 <= port <= 65535:
         raise RunError(f"--port {port}: must be from 1 to 65535")
     if not is_free(port):

@@ -1,9 +1,9 @@
-"""What follows the end of a process of a local run. Pure: owns no process and no clock.
+"""Decides what follows the end of a process of a local run. Pure: it owns no process and no clock.
 
 Rule: a process that ends with an error is restarted, as a kubelet would restart it. runPolicy.backoffLimit limits the
 restarts of the whole job, and the count is never reset, as in Kubernetes. Exit code RESTART is a request and is not
 counted. Some exit codes of the coordinator are verdicts about the job, which no restart can change. `job_supervisor`
-carries the decisions out.
+carries out the decisions.
 """
 
 import signal
@@ -13,11 +13,11 @@ from typing import Final
 from rlhf_common.names import ExitCode, Group
 
 FIRST_DELAY_SECONDS: Final = 0.2
-"""Enough for ports and devices to be released; a lost rank must not hold up its group for longer."""
+"""Seconds before the first restart: enough to release ports and devices, short enough not to stop the rank's group."""
 LAST_DELAY_SECONDS: Final = 10.0
-"""A process that keeps failing is started often enough to notice that the cause is gone."""
+"""Longest delay in seconds: short enough to notice soon that the cause is gone."""
 HEALTHY_SECONDS: Final = 120.0
-"""A process that ran this long was healthy: its next failure begins with the first delay again."""
+"""Seconds after which a process counts as healthy: the delay after its next failure is the first one again."""
 VERDICTS: Final = frozenset(
     {
         ExitCode.USAGE,
@@ -30,11 +30,11 @@ VERDICTS: Final = frozenset(
         ExitCode.INTERRUPTED,
     }
 )
-"""Exit codes with which the coordinator ends the job."""
+"""Exit codes of the coordinator that end the job."""
 LEAVE_SECONDS: Final = 10.0
-"""Seconds that workers get to end by themselves after the coordinator told them to leave."""
+"""Seconds that workers get to end by themselves after the coordinator tells them to leave."""
 UNTOLD_LEAVE_SECONDS: Final = 2.0
-"""The same where the coordinator may have ended before it could tell anybody."""
+"""The same in seconds where the coordinator may have ended before it told the workers."""
 CHECKPOINT_SECONDS: Final = 60.0
 """Seconds that the coordinator gets for a last checkpoint when the job ends because a worker failed too often."""
 TERMINATE_SECONDS: Final = 10.0
@@ -43,39 +43,39 @@ TERMINATE_SECONDS: Final = 10.0
 
 @dataclass(frozen=True)
 class ProcessEnd:
-    """A process ended."""
+    """The end of a process."""
 
     group: Group
     code: int
-    """Exit code; negative: the number of the signal that ended it."""
+    """Exit code; a negative number is the signal that ended it."""
     seconds: float
-    """How long it ran."""
+    """Seconds that it ran."""
     streak: int
-    """Ends in a row before this one, without a healthy time between them."""
+    """Number of consecutive failures before this end, without a healthy run between them."""
     counted: int
     """Counted restarts of the whole job so far."""
 
 
 @dataclass(frozen=True)
 class RestartProcess:
-    """The process is restarted."""
+    """Decision: restart the process."""
 
     delay: float
-    """Seconds until then."""
+    """Seconds until the restart."""
     streak: int
-    """Ends in a row, this one included."""
+    """Number of consecutive failures, this one included."""
     counted: bool
     """Whether the restart counts towards runPolicy.backoffLimit."""
 
 
 @dataclass(frozen=True)
 class ProcessDone:
-    """The process had nothing more to do; the job goes on."""
+    """Decision: the process had nothing left to do; the job continues."""
 
 
 @dataclass(frozen=True)
 class EndJob:
-    """The job ends."""
+    """Decision: end the job."""
 
     code: int
     """Exit code of the run."""
@@ -89,13 +89,14 @@ def decide_after_end(
 ) -> RestartProcess | ProcessDone | EndJob:
     """Return what follows the end of a process.
 
-    `stopping`: the user asked the job to stop, so the end of the coordinator ends the job, whatever its exit code.
+    `stopping` means that the user asked the job to stop: the end of the coordinator then ends the job, with any exit
+    code.
     """
     coordinator = ended.group is Group.COORDINATOR
     if ended.code == ExitCode.OK:
         return EndJob(ExitCode.OK, "the coordinator finished", workers_told=True) if coordinator else ProcessDone()
     if coordinator and (stopping or ended.code in VERDICTS):
-        # SIGTERM, which asks it to stop, ends a coordinator that is still starting at once.
+        # SIGTERM ends a coordinator at once that is still starting.
         stopped = ended.code in (ExitCode.INTERRUPTED, -signal.SIGTERM)
         code = ExitCode.INTERRUPTED if stopped else max(ended.code, ExitCode.FAILED)
         reason = f"the coordinator ended with {describe_exit(ended.code)}"
@@ -114,13 +115,13 @@ def decide_after_end(
 
 
 def restart_message(restart: RestartProcess, code: int, counted: int, backoff_limit: int) -> str:
-    """Return what the user is told about a restart; `counted` includes this one."""
+    """Return the message to the user about a restart; `counted` includes this one."""
     limit = f" (restart {counted} of {backoff_limit})" if restart.counted else ""
     return f"ended with {describe_exit(code)}, starts again in {restart.delay:.1f} s{limit}"
 
 
 def describe_exit(code: int) -> str:
-    """Return how a process ended, such as `exit code 1` or `signal 9 (killed, or out of memory)`."""
+    """Describe an exit code, such as `exit code 1` or `signal 9 (killed, or out of memory)`."""
     if code >= 0:
         return f"exit code {code}"
     return f"signal {-code}" + (" (killed, or out of memory)" if code == -9 else "")

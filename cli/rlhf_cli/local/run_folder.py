@@ -1,7 +1,7 @@
-"""The run folder: who may use it, and where the files of a run are.
+"""The run folder: its lock, and the paths of a run's files.
 
-Rule: one run at a time uses a folder, by a lock that the kernel releases when the process dies. A folder that holds a
-run is continued only on request. Nothing of a former run is deleted here.
+Rule: one run at a time uses a folder. The lock is one that the kernel releases when the process dies. A folder that
+contains a run is continued only on request. Nothing of a former run is deleted here.
 """
 
 import fcntl
@@ -22,18 +22,18 @@ from rlhf_operator.manifests.mount_paths import JOB_KEY
 RUNS: Final = Path("runs")
 """Default parent of run folders, in the working directory."""
 RUNS_NAMED: Final = 3
-"""Of the runs in the default parent, in a message."""
+"""Number of runs in the default parent that a message names."""
 _TOKEN: Final = "token"  # noqa: S105 a file name
 
 
 @dataclass(frozen=True)
 class RunPaths:
-    """Where the files of one run are."""
+    """The paths of one run's files."""
 
     run_dir: Path
     base: Path
-    """Folder of the manifest, and working directory of the processes, so that a reward module next to the manifest can
-    be imported."""
+    """Folder of the manifest and working directory of the processes, so that they can import a reward module next to
+    the manifest."""
 
     @property
     def certificates(self) -> Path:
@@ -46,7 +46,7 @@ class RunPaths:
         return self.run_dir / JOB_KEY
 
     def log(self, worker: str) -> Path:
-        """Return the log file of one process, which keeps it over all restarts."""
+        """Return the log file of one process, which stays the same over all restarts."""
         return self.run_dir / "logs" / f"{worker}.log"
 
 
@@ -64,7 +64,7 @@ def choose_run_dir(job: RLHFJob, run_dir: Path | None, now: datetime, *, resume:
 
 
 def newest_first(runs: Path, job: str) -> list[Path]:
-    """Return the run folders of a job in `runs`, whose names tell when each began."""
+    """Return the run folders of a job in `runs`, newest first; their names contain the start time."""
     return sorted(runs.glob(f"{job}-*"), key=lambda path: path.name, reverse=True)
 
 
@@ -74,7 +74,7 @@ def holds_run(folder: Path) -> bool:
 
 
 def why_no_run(folder: Path) -> str:
-    """Return why a folder that was named as that of a run is none, with the runs that there are."""
+    """Explain why a folder is no run folder, and name the existing runs."""
     if not folder.exists():
         why = "there is no such folder"
     elif not folder.is_dir():
@@ -87,10 +87,10 @@ def why_no_run(folder: Path) -> str:
 
 
 class RunFolder:
-    """A run folder that belongs to this process until it ends."""
+    """A run folder that belongs to this process until the process ends."""
 
     def __init__(self, paths: RunPaths, *, resume: bool) -> None:
-        """Create and lock the folder. Raises RunError when it is in use, or holds (or, to resume, lacks) a run."""
+        """Create and lock the folder. Raises RunError when it is in use, contains a run, or lacks a run to resume."""
         self.paths, folder = paths, paths.run_dir
         if resume and not holds_run(folder) and not (folder / "checkpoints").is_dir():
             raise RunError(f"--resume --run-dir {folder}: {why_no_run(folder)}; without --resume a new run begins")
@@ -116,14 +116,15 @@ class RunFolder:
         os.close(self._lock)
 
     def _token(self) -> str:
-        """Return the token that all runs of this folder give their processes, by which the next run finds leftovers."""
+        """Return the token that all runs of this folder give their processes, with which the next run finds
+        leftovers."""
         path = self.paths.run_dir / _TOKEN
         if not path.exists():
             path.write_text(uuid.uuid4().hex)
         return path.read_text().strip()
 
     def write(self, name: str, content: bytes) -> None:
-        """Write a file of the run folder, atomically."""
+        """Write a file of the run folder atomically."""
         partial = self.paths.run_dir / f".{name}.tmp"
         partial.write_bytes(content)
         partial.replace(self.paths.run_dir / name)

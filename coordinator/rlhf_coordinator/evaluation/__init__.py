@@ -1,9 +1,9 @@
-"""Evaluation during training: a weight version's responses to prompts of its own, judged and never trained on.
+"""Evaluation during training: a weight version answers separate prompts; the responses are scored, never trained on.
 
-  rounds    an evaluation begins, is recorded, is given up; the seconds for which the iteration waited for it
-  figures   its result, as numbers
+  rounds    the begin, the record and the abandonment of an evaluation; the seconds that the iteration waits for it
+  figures   the result as numbers
 
-Rule: its samples are in a ledger of their own (`state.evaluation_state`), under numbers that no sample of a batch has;
-nothing here touches the ledger of the batch. `scheduling.evaluation` decides who decodes them and when. Leases and
-messages take the path of the batch (`loop.sample_sets`).
+Rule: the samples of an evaluation have their own ledger (`state.evaluation_state`) and numbers that no sample of a
+batch has. Nothing here touches the ledger of the batch. `scheduling.evaluation` decides who decodes them and when.
+Leases and messages take the same path as those of the batch (`loop.sample_sets`).
 """

@@ -1,7 +1,7 @@
-"""What came of an evaluation, as numbers.
+"""The result of an evaluation as numbers.
 
-Rule: pure. A response that nobody judged, or that no worker could decode, is in no mean: it is counted. A number of
-nothing is absent and never zero.
+Rule: pure. A response without a score, or that no worker could decode, is counted but is in no mean. The mean of an
+empty set is absent, never zero.
 """
 
 import math
@@ -14,20 +14,23 @@ from rlhf_coordinator.state.ledger import Ledger
 from rlhf_coordinator.state.sample import Sample
 
 LARGEST_TABLE: Final = 9
-"""pass@k is told for k of 1, 2, 4, ... up to 256 responses to a prompt."""
+"""Number of values of k in pass@k: k is 1, 2, 4, ... up to 256 responses per prompt."""
 
 
 def pass_at(judged: int, passed: int, k: int) -> float:
-    """Return the probability that one of k responses passes, drawn without repetition from `judged` of which `passed`
-    do: the unbiased estimate of pass@k (arXiv 2107.03374). `k` is 1 to `judged`."""
+    """Return the unbiased estimate of pass@k (arXiv 2107.03374).
+
+    It is the probability that one of k responses passes, drawn without replacement from `judged` responses of which
+    `passed` pass. `k` is 1 to `judged`.
+    """
     return 1.0 - math.comb(judged - passed, k) / math.comb(judged, k)
 
 
 def evaluation_metrics(ledger: Ledger, per_prompt: int, pass_reward: float, field: str) -> dict[str, float]:
-    """Return the metrics of a complete evaluation, of which `per_prompt` samples in a row are of one prompt.
+    """Return the metrics of a complete evaluation; each run of `per_prompt` samples belongs to one prompt.
 
-    `reward` is the mean over responses, `reward_best` the mean over prompts of the best one; `pass_at_K` is over the
-    prompts that have K responses with a reward.
+    `reward` is the mean over responses, `reward_best` the mean over prompts of the best response. `pass_at_K` covers
+    the prompts that have K responses with a reward.
     """
     groups = [ledger.samples[start : start + per_prompt] for start in range(0, len(ledger.samples), per_prompt)]
     rewards = [[value for sample in group if (value := _reward(sample, field)) is not None] for group in groups]
@@ -58,7 +61,7 @@ def evaluation_metrics(ledger: Ledger, per_prompt: int, pass_reward: float, fiel
 
 
 def _table(per_prompt: int) -> Sequence[int]:
-    """1, 2, 4, ... and the number of responses itself."""
+    """Return 1, 2, 4, ... and the number of responses itself."""
     powers = [2**power for power in range(LARGEST_TABLE) if 2**power <= per_prompt]
     return sorted({*powers, per_prompt})
 

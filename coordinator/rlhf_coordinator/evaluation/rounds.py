@@ -1,8 +1,8 @@
-"""An evaluation begins with a version, is recorded when its iteration closes, or is given up.
+"""The life of an evaluation: it begins with a version, and is recorded when its iteration closes, or abandoned.
 
-Rule: level-triggered as all else: what an earlier coordinator journaled of it is taken up, the rest is decoded again
-under the same random keys. When the process dies in here nothing is lost: the result is in the record that closes the
-iteration, and made again from the samples until then.
+Rule: level-triggered. Samples that an earlier coordinator journaled are reused; the others are decoded again with the
+same random keys. A dead process loses nothing: the record that closes the iteration contains the result, and until then
+the samples yield it again.
 """
 
 import logging
@@ -44,7 +44,7 @@ def begin(run: JobRun, version: int) -> None:
 
 
 def note_wait(run: JobRun, now: float) -> None:
-    """Take in whether the iteration waits for the evaluation now. `now`: seconds of the monotonic clock."""
+    """Update whether the iteration now waits for the evaluation. `now`: seconds of the monotonic clock."""
     evaluation = run.state.evaluation
     if evaluation.ledger is not None and not evaluation.unfinished and not evaluation.ended:
         evaluation.ended = now
@@ -56,7 +56,7 @@ def note_wait(run: JobRun, now: float) -> None:
 
 
 def record(run: JobRun) -> EvaluationResult | None:
-    """Keep what came of the evaluation when it is complete, and return it; None when there is none."""
+    """Store the result of the evaluation once it is complete, and return it; None when there is no evaluation."""
     settings, evaluation = run.context.spec.evaluation, run.state.evaluation
     ledger = evaluation.ledger
     if settings is None or ledger is None:
@@ -78,7 +78,8 @@ def record(run: JobRun) -> EvaluationResult | None:
 
 
 def give_up(run: JobRun, version: int) -> None:
-    """Go on without the evaluation of a version that no worker holds any more; the next version has one instead."""
+    """Continue without the evaluation of a version that no worker has any more; the next version is evaluated
+    instead."""
     _drop(run, "no worker holds these weights any more")
     run.state.evaluation.deferred = True
     run.totals.evaluations_given_up += 1

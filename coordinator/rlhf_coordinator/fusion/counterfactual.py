@@ -1,8 +1,8 @@
-"""The counterfactual of incremental scoring in mode Auto: what would the last iteration have taken with it, or without?
+"""The counterfactual of incremental scoring in mode Auto: the last iteration's time with and without it.
 
-Rule: the next iteration does what was faster. Until an iteration was observed whole nothing is scored early, and
-whatever goes wrong leaves it at that. The simulation takes milliseconds to a second, in a thread while training runs,
-and nothing waits for it. When the process dies the first iteration of the next one scores nothing early.
+Rule: the next iteration uses the faster way. Early scoring stays off until a whole iteration was observed, and after
+any error. The simulation takes milliseconds to a second, in a thread while training runs, and nothing waits for it.
+After a restart, the first iteration scores nothing early.
 """
 
 import asyncio
@@ -25,7 +25,7 @@ MODE: Final = "Auto"
 
 
 def estimate_gain(run: JobRun) -> None:
-    """Simulate, of an iteration of which all is scored, what scoring early gains in it; the answer comes later."""
+    """Simulate the gain of early scoring in a fully scored iteration; the answer arrives later."""
     if run.context.spec.inference.incremental != MODE or not incremental_dispatch.is_possible(run.context):
         return
     trace = trace_of(run)
@@ -34,7 +34,10 @@ def estimate_gain(run: JobRun) -> None:
 
 
 def trace_of(run: JobRun) -> Trace | None:
-    """Return the iteration as it went, seconds from its first lease; None when this process has not seen all of it."""
+    """Return the observed times of the iteration, in seconds from its first lease.
+
+    Return None when this process has not seen all of the iteration.
+    """
     state, incremental_state = run.state, run.state.incremental
     indices = range(len(state.ledger.samples))
     if any(index not in incremental_state.begun or index not in incremental_state.finished for index in indices):
@@ -54,7 +57,7 @@ def trace_of(run: JobRun) -> Trace | None:
 
 
 def costs_of(run: JobRun) -> TokenCosts:
-    """Return what scoring took in the iteration, by the observations of its passes."""
+    """Return the scoring costs of the iteration, from the observations of its passes."""
     early, late = PassFormula(), PassFormula()
     for task, line in run.state.incremental.passes.items():
         work = line.fitted()

@@ -1,9 +1,11 @@
-"""Inter-stage fusion over the life of a job: costs measured once, lengths learned, the tail of every iteration planned.
+"""Inter-stage fusion over the life of a job: measured costs, learned lengths, and a plan for the tail of every
+iteration.
 
-    measure (Auto, once per job) -> costs, stored with the job -> all is scored: learn, choose for the next iteration
-A plan is chosen by simulation, in a thread, while training runs. Until it is there an iteration fuses nothing, and
-nothing waits for it. Whatever goes wrong in measuring or choosing leaves generation and inference as they are without
-fusion: slower, never wrong. When the process dies the costs are in the journal's facts, and the next plan is made anew.
+    measure (Auto, once per job) -> store costs with the job -> all is scored: learn, choose for the next iteration
+
+A simulation in a thread chooses the plan while training runs. An iteration without a plan fuses nothing, and nothing
+waits for a plan. An error in measuring or choosing turns fusion off: generation and inference are then slower, but
+never wrong. After a restart, the costs come from the journal's facts, and the next plan is computed again.
 """
 
 import asyncio
@@ -33,16 +35,16 @@ from rlhf_planner.inter_stage.forecast import IterationSetup
 log = logging.getLogger(__name__)
 
 BALANCE_INTERVAL_SECONDS: Final = 0.25
-"""Between two checks of how evenly samples are spread."""
+"""Seconds between two checks of how evenly samples are spread."""
 MEASUREMENTS_PER_COORDINATOR: Final = 1 << 20
-"""Ids of measurements start at the coordinator's epoch times this."""
+"""Measurement ids per coordinator; ids start at the coordinator's epoch times this."""
 
 
 # ---------------------------------------------------------------- costs
 
 
 def measure_costs(run: JobRun, decision: d.MeasureCosts) -> None:
-    """Let a worker measure what the work of a role costs."""
+    """Ask a worker to measure the cost of a role's work."""
     fusion = run.state.fusion
     fusion.measurement_id = fusion.measurement_id or run.coordinator_epoch * MEASUREMENTS_PER_COORDINATOR + 1
     order = pb.Measure(measurement_id=fusion.measurement_id, role=decision.role)
@@ -51,13 +53,13 @@ def measure_costs(run: JobRun, decision: d.MeasureCosts) -> None:
 
 
 def take_measured_costs(run: JobRun, worker: str, role: str, result: pb.MeasureResult) -> None:
-    """Take in what a worker measured of one of its roles; the answer to an earlier measurement is dropped."""
+    """Store a worker's measurement of one of its roles; ignore the answer to an earlier measurement."""
     if result.measurement_id == run.state.fusion.measurement_id:
         run.state.fusion.results[worker, role] = result
 
 
 def disable_fusion(run: JobRun, why: str) -> None:
-    """Fuse nothing any more in this job, and say why."""
+    """Turn fusion off for the rest of this job, and report why."""
     if run.state.fusion.given_up:
         return
     run.state.fusion.given_up = why
@@ -67,7 +69,7 @@ def disable_fusion(run: JobRun, why: str) -> None:
 
 
 def adopt_costs(run: JobRun) -> None:
-    """Make the costs the job's from here on: all workers have measured."""
+    """Use the measured costs from here on; all workers have measured."""
     fusion, results = run.state.fusion, run.state.fusion.results
     generation = [result.generation for (_, role), result in results.items() if role == Group.GENERATION]
     scoring = [result.scoring for (_, role), result in results.items() if role == Group.INFERENCE]
@@ -89,7 +91,7 @@ def adopt_costs(run: JobRun) -> None:
 
 
 def _costs(run: JobRun, generation: list[pb.GenerationCosts], scoring: list[pb.ScoringCosts]) -> StageCosts:
-    """Return the median of what the workers measured; they are alike, and one may have been held up."""
+    """Return the median of the workers' measurements, which is robust against one slow worker."""
     spec, first = run.context.spec, generation[0]
     tasks: dict[str, list[list[pb.StepCost]]] = {}
     for costs_of_worker in scoring:
@@ -121,7 +123,7 @@ def _medians(measured: list[list[pb.StepCost]]) -> list[StepTime]:
 
 
 def begin_iteration(run: JobRun) -> None:
-    """Plan the tail of an iteration that begins, or of the one in progress when the costs have come."""
+    """Plan the tail of an iteration that begins, or of the one in progress when the costs have arrived."""
     fusion, settings = run.state.fusion, run.context.spec.fusion.inter_stage
     ahead = fusion.planned
     fusion.begin_iteration()
@@ -140,8 +142,10 @@ def begin_iteration(run: JobRun) -> None:
 
 
 def plan_next_iteration(run: JobRun) -> None:
-    """Learn from an iteration of which all is scored; while training runs, plan the tail of the next one, and whether
-    it scores incrementally."""
+    """Learn from a fully scored iteration.
+
+    While training runs, plan the tail of the next iteration, and whether it scores incrementally.
+    """
     learning.learn(run)
     if run.scheduled.consolidation.possible and run.state.fusion.learned is not None:
         run.state.fusion.learned |= reallocation.report(run)
@@ -179,15 +183,17 @@ async def _choose(run: JobRun, iteration: int, setup: IterationSetup) -> None:
 
 
 def _adopt(run: JobRun, choice: FusionChoice) -> None:
-    """Let the iteration in progress go by a choice from now on."""
+    """Apply a choice to the iteration in progress."""
     run.state.fusion.choice = choice
     run.event("fusion-choice", choice.reason, threshold=str(choice.threshold), pool=str(choice.pool))
     log.info("iteration %d: %s", run.state.iteration, choice.reason)
 
 
 def track_consolidation(run: JobRun, before: Consolidation) -> None:
-    """Record when the tail consolidates and when that is over, by what was decided and what was so `before`; plan the
-    next iteration as soon as this one is scored."""
+    """Record when the tail consolidates and when that ends, by comparison with the decision `before`.
+
+    Plan the next iteration as soon as this one is scored.
+    """
     state, fusion, now = run.state, run.state.fusion, time.monotonic()
     if fusion.learned is None and state.ledger.all_scored:
         plan_next_iteration(run)

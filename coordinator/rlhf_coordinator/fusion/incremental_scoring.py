@@ -1,7 +1,7 @@
-"""Carries out incremental scoring: sends prefixes, takes in what became of them, keeps its counts.
+"""Carries out incremental scoring: sends prefixes, stores the results, counts.
 
-Rule: nothing here changes the ledger or the journal. A worker that is lost, or does not answer, takes its prefixes with
-it: its samples are begun anew elsewhere, or scored as a whole when they are finished.
+Rule: nothing here changes the ledger or the journal. The prefixes of a worker that is lost, or does not answer, are
+lost with it: its samples start again elsewhere, or are scored as a whole when they are finished.
 """
 
 import logging
@@ -24,7 +24,7 @@ log = logging.getLogger(__name__)
 
 
 def request_prefixes(run: JobRun, decision: ScorePrefix) -> None:
-    """Send all that is known of some unfinished samples to a worker."""
+    """Send the known tokens of some unfinished samples to a worker."""
     ledger, tasks = run.state.ledger, incremental_tasks(run.context.tasks)
     samples = []
     for index in decision.samples:
@@ -43,7 +43,7 @@ def request_prefixes(run: JobRun, decision: ScorePrefix) -> None:
 
 
 def prefix_scored(run: JobRun, worker: str, message: pb.ScoredPrefix) -> None:
-    """Take in that a worker went as far as it can with a sample."""
+    """Record that a worker has scored a sample as far as it can."""
     incremental_state, index = run.state.incremental, message.key.sample
     if message.key.iteration != run.state.iteration:
         return
@@ -67,18 +67,18 @@ def prefix_scored(run: JobRun, worker: str, message: pb.ScoredPrefix) -> None:
 
 
 def decoding_started(run: JobRun, index: int) -> None:
-    """Note when a sample was first leased for decoding."""
+    """Record when a sample was first leased for decoding."""
     run.state.incremental.begun.setdefault(index, time.monotonic())
 
 
 def response_finished(run: JobRun, index: int) -> None:
-    """Note that a response is complete: nothing more of it is scored early, and what is held is kept for its Score."""
+    """Record that a response is complete: early scoring of it ends, and its prefix stays for its Score."""
     run.state.incremental.asked.pop(index, None)
     run.state.incremental.finished[index] = time.monotonic()
 
 
 def scoring_assigned(run: JobRun, index: int, worker: str, tasks: tuple[str, ...]) -> None:
-    """Note that a finished sample's tasks went to a worker: a prefix that another worker holds is lost."""
+    """Record that a finished sample's tasks went to a worker: a prefix on another worker is lost."""
     incremental_state = run.state.incremental
     incremental_state.joined.setdefault(worker, time.monotonic())
     if index in incremental_state.held and not set(tasks).isdisjoint(incremental_tasks(run.context.tasks)):
@@ -86,7 +86,7 @@ def scoring_assigned(run: JobRun, index: int, worker: str, tasks: tuple[str, ...
 
 
 def score_taken(run: JobRun, message: pb.ScoredSample) -> None:
-    """Note when a sample has all its scores, and count how many tokens of one had been scored before it ended."""
+    """Record when a sample has all its scores, and count the tokens that were scored before its response ended."""
     if run.state.ledger.samples[message.key.sample].state is SampleState.SCORED:
         run.state.incremental.scored[message.key.sample] = time.monotonic()
         run.state.incremental.last_tasks[message.task] += 1
@@ -97,14 +97,14 @@ def score_taken(run: JobRun, message: pb.ScoredSample) -> None:
 
 
 def observe(run: JobRun, observation: pb.Observation) -> None:
-    """Take in a worker's pass: so many tokens of a task took so long."""
+    """Record a worker's pass: the tokens of a task and the seconds that they took."""
     if observation.WhichOneof("work") == "scoring" and observation.iteration == run.state.iteration:
         line = run.state.incremental.passes.setdefault(observation.scoring.task, PassSums())
         line.add(observation.scoring.tokens, (observation.end_ns - observation.start_ns) / 1e9)
 
 
 def worker_lost(run: JobRun, worker: str) -> None:
-    """Forget what a worker held: it is gone, or its session is a new one."""
+    """Forget the prefixes of a worker that is gone, or that has a new session."""
     incremental_state = run.state.incremental
     before = len(incremental_state.held)
     incremental_state.held = {index: item for index, item in incremental_state.held.items() if item.worker != worker}
@@ -115,7 +115,7 @@ def worker_lost(run: JobRun, worker: str) -> None:
 
 
 def prefix_refused(run: JobRun, worker: str, failure: pb.Failure) -> None:
-    """Ask a worker for nothing more in this iteration: it could not begin."""
+    """Ask a worker for no more prefixes in this iteration, because it could not begin one."""
     log.warning("%s could not score what is unfinished: %s", worker, failure.message)
     worker_lost(run, worker)
     run.state.incremental.full[worker] = 0

@@ -1,9 +1,9 @@
-"""What inter-stage fusion learns from an iteration: how long responses get, and what work takes.
+"""Learning of inter-stage fusion from an iteration: response lengths, and the costs of work.
 
-Rule: an iteration is learned from as soon as all of it is scored, so that the next one is planned while training runs.
-Costs follow the observations of workers (so many steps of so many rows), never a simulation: an error of the simulation
-would be learned as a cost. When the process dies the lengths are read again from the segments that are kept, and the
-costs from the journal's facts.
+Rule: learning starts as soon as the whole iteration is scored, so that the next one is planned while training runs.
+Costs follow the observations of workers, which give the number of steps, rows or tokens they cover, and never a
+simulation, whose error would become a cost. After a restart, lengths are read from the stored segments, and costs from
+the journal's facts.
 """
 
 import logging
@@ -37,15 +37,17 @@ log = logging.getLogger(__name__)
 
 
 def restore_learned(run: JobRun, written: dict[str, Any]) -> None:
-    """Take over the costs that were stored, and the lengths of iterations whose segments are kept. `written`: the entry
-    JOB_KEY of the journal's facts."""
+    """Restore the stored costs, and the lengths of iterations whose segments still exist.
+
+    `written` is the entry JOB_KEY of the journal's facts.
+    """
     fusion = run.state.fusion
     if run.context.spec.fusion.inter_stage.mode == "Disabled":
         return
     costs = written.get("costs")
     if costs is not None:
         try:
-            rows = run.context.spec.generation.max_batch_size  # may have been changed since
+            rows = run.context.spec.generation.max_batch_size  # may have changed since
             fusion.costs = replace(StageCosts.from_document(costs), max_batch_size=rows)
             if run.context.spec.generation.speculation.mode == "Disabled":
                 fusion.costs = replace(fusion.costs, speculation=NO_SPECULATION)
@@ -69,7 +71,7 @@ def restore_learned(run: JobRun, written: dict[str, Any]) -> None:
 
 
 def iteration_setup(run: JobRun, prompts: Sequence[int], lines: Sequence[int]) -> IterationSetup:
-    """Return an iteration as the planner sees it: [n] tokens and [n] lines of the prompt file, one per sample."""
+    """Return an iteration in the planner's form: [n] prompt tokens and [n] lines of the prompt file, one per sample."""
     sizes, settings = run.state.fleet.sizes, run.context.spec.fusion.inter_stage
     return IterationSetup(
         generation_workers=sizes[Group.GENERATION],
@@ -82,9 +84,9 @@ def iteration_setup(run: JobRun, prompts: Sequence[int], lines: Sequence[int]) -
 
 
 def learn(run: JobRun) -> None:
-    """Learn lengths and costs from an iteration of which all is scored; a second call does nothing.
+    """Learn lengths and costs from a fully scored iteration; a second call does nothing.
 
-    Metrics of it stay in the state: what was predicted, and what the simulation makes of the lengths that came out.
+    The state gets two groups of metrics: the prediction, and a simulation with the observed lengths.
     """
     state, fusion = run.state, run.state.fusion
     if fusion.learned is not None:
@@ -131,7 +133,7 @@ def learn(run: JobRun) -> None:
 
 
 def expected_drafts(run: JobRun) -> SpeculationForecast:
-    """Return what drafts are expected to give from now on, by what the iteration's steps yielded and took."""
+    """Return the expected effect of drafts, from the tokens and times of the iteration's steps."""
     mode, fusion = run.context.spec.generation.speculation.mode, run.state.fusion
     if mode == "Disabled":
         return NO_SPECULATION
@@ -146,7 +148,7 @@ def expected_drafts(run: JobRun) -> SpeculationForecast:
 
 
 def store_costs(run: JobRun) -> None:
-    """Write the costs as they are now into the job's facts, where `restore_learned` and `rlhf plan` read them."""
+    """Write the current costs into the job's facts, where `restore_learned` and `rlhf plan` read them."""
     run.journal.write_job(run.journal.job() | {JOB_KEY: {"costs": run.state.fusion.costs.document()}})
 
 
@@ -154,12 +156,14 @@ def store_costs(run: JobRun) -> None:
 
 
 def observe(run: JobRun, name: str, observation: pb.Observation) -> None:
-    """Take in what a worker did: what it was busy with, and what work takes. Work of another iteration than the one in
-    progress says nothing of this one."""
+    """Record a worker's observation: the interval in which it was busy, and the cost of its work.
+
+    Work of another iteration than the one in progress is ignored.
+    """
     fusion, kind = run.state.fusion, observation.WhichOneof("work")
     if observation.iteration != run.state.iteration or kind not in ("decode", "rebuild", "scoring"):
         return
-    if kind == "rebuild":  # within the stretch of a decode observation, which counts the time
+    if kind == "rebuild":  # inside the interval of a decode observation, which counts the time
         fusion.observed.append(rebuild_work(observation))
         return
     interval, worker = WorkInterval(name, observation.start_ns, observation.end_ns), run.state.fleet.workers.get(name)
@@ -174,7 +178,7 @@ def observe(run: JobRun, name: str, observation: pb.Observation) -> None:
 
 
 def _take_decoded(run: JobRun, interval: WorkInterval, observation: pb.Observation) -> None:
-    """Take in steps: plain ones say what steps cost, all of them what drafts give, and how fast this worker is."""
+    """Record decode steps: plain steps give the cost, all steps give the effect of drafts and this worker's speed."""
     fusion, decode = run.state.fusion, observation.decode
     if not decode.rows_per_step:
         return
@@ -194,8 +198,10 @@ def _take_decoded(run: JobRun, interval: WorkInterval, observation: pb.Observati
 def with_contention(
     decoded: Iterable[tuple[WorkInterval, ObservedWork]], scored: Iterable[WorkInterval]
 ) -> Iterator[ObservedWork]:
-    """Yield the decoded work, each with the share of its interval in which another generation worker scored: a worker
-    does one thing at a time, so it is never itself."""
+    """Yield the decoded work, each with the share of its interval in which another generation worker scored.
+
+    A worker does one thing at a time, so the other worker is never itself.
+    """
     starts, ends, before = [0], [0], [0]
     for _, start, end in sorted(scored, key=lambda interval: interval.start_ns):
         if start > ends[-1]:
@@ -214,19 +220,19 @@ def with_contention(
 
 
 def observe_migration(run: JobRun, pending: PendingCommand, samples: Sequence[pb.MigratedSample]) -> None:
-    """Take in the answer to a Migrate: these samples moved with their caches."""
+    """Record the answer to a Migrate: these samples moved with their caches."""
     fusion = run.state.fusion
     fusion.observed += transfer_work(samples, fusion.costs.kv_bytes_per_token, time.monotonic() - pending.sent)
 
 
 def observe_withdrawal(run: JobRun, pending: PendingCommand) -> None:
-    """Take in the answer to a Withdraw, the one command that a worker acts on at once: it shows what a command
-    takes."""
+    """Record the answer to a Withdraw. A worker acts on that command at once, so the answer shows the latency of a
+    command."""
     run.state.fusion.observed.append(ObservedWork("command", 1, 1, 1, time.monotonic() - pending.sent))
 
 
 def transfer_work(samples: Sequence[pb.MigratedSample], bytes_per_token: float, seconds: float) -> list[ObservedWork]:
-    """Return the work of one Migrate: these samples were with their destination after so many seconds."""
+    """Return the work of one Migrate: these samples reached their destination after `seconds`."""
     if not samples or bytes_per_token <= 0:
         return []
     count, paused = len(samples), sum(item.paused_seconds for item in samples)
@@ -235,8 +241,8 @@ def transfer_work(samples: Sequence[pb.MigratedSample], bytes_per_token: float, 
 
 
 def decode_work(observation: pb.Observation) -> ObservedWork:
-    """Return the plain decode steps of a stretch, of which there is one at least; prefills, drafting and steps that
-    verified drafts are left out."""
+    """Return the plain decode steps of an interval, at least one; prefills, drafting and verifying steps are left
+    out."""
     decode, verified = observation.decode, observation.decode.verified
     seconds = _seconds(observation) - decode.prefill_seconds - decode.draft_seconds - verified.seconds
     if not verified.steps:
@@ -249,7 +255,7 @@ def decode_work(observation: pb.Observation) -> ObservedWork:
 
 
 def drafted_steps(observation: pb.Observation) -> DraftedSteps:
-    """Return all decode steps of a stretch with the tokens that they drew, drafting included, prefills left out."""
+    """Return all decode steps of an interval with the tokens that they drew, including drafting, without prefills."""
     decode = observation.decode
     return DraftedSteps(
         steps=decode.steps,
@@ -262,13 +268,13 @@ def drafted_steps(observation: pb.Observation) -> DraftedSteps:
 
 
 def rebuild_work(observation: pb.Observation) -> ObservedWork:
-    """Return the building of caches from known tokens."""
+    """Return the work of rebuilding caches from known tokens."""
     rebuild = observation.rebuild
     return ObservedWork("rebuild", rebuild.passes, rebuild.rows_per_pass, rebuild.tokens_per_row, rebuild.seconds)
 
 
 def scoring_work(context: JobContext, observation: pb.Observation) -> ObservedWork:
-    """Return one task's pass as the cost model counts it: there a pass is one of every task that a model does."""
+    """Return one task's pass in the unit of the cost model, where a pass covers every task of a model."""
     tasks = len(context.tasks) - len(context.calls)
     scoring = observation.scoring
     tokens_per_sample = scoring.tokens / max(1, scoring.samples)

@@ -1,10 +1,9 @@
-"""What moves of balancing gave, beside what they were predicted to give: metrics, and a span for each.
+"""The measured and the predicted gain of moves that balance workers: metrics, and a span for each move.
 
-Rule: measured is the time from the move until the last sample is finished that one of the two workers held, wherever
-it was finished; what it gave is that time beside the one that the two would have taken, as they were, by their learned
-throughput and the lengths that came out. What followed a move counts in: a sample may have moved again. A move of which
-a sample was not finished in this iteration says nothing. Nothing here decides anything. When the process dies the moves
-of its iteration are forgotten.
+Rule: the measured time runs from the move until the last sample of the two workers is finished, on any worker. The gain
+compares it with the time that the two workers would have taken without the move, from their learned throughput and the
+observed lengths. Later moves count in, because a sample may move again. A move with a sample that was not finished in
+this iteration is ignored. Nothing here decides anything. After a restart, the moves of the iteration are forgotten.
 """
 
 import time
@@ -20,7 +19,7 @@ from rlhf_planner.inter_stage.throughput import EVEN_PACE, ThroughputCurve
 
 
 class MeasuredReallocation(NamedTuple):
-    """A move with what it was predicted to give and what it gave, in seconds of the later of the two workers."""
+    """A move with its predicted and its measured gain, in seconds of the later of the two workers."""
 
     made: MadeReallocation
     predicted_gain: float
@@ -28,7 +27,7 @@ class MeasuredReallocation(NamedTuple):
 
 
 def note(run: JobRun, decision: d.NoteReallocation) -> None:
-    """Keep where samples are to go and what that is predicted to give."""
+    """Record the destination of samples and the predicted gain."""
     state, fusion, reallocation = run.state, run.state.fusion, decision.reallocation
     first = reallocation.moves[0]
     held = tuple(_held(run, name) for name in (first.source, first.destination))
@@ -52,8 +51,10 @@ def _held(run: JobRun, worker: str) -> tuple[tuple[int, int], ...]:
 
 
 def measured(fusion: FusionState, lengths: Sequence[int], finished: Mapping[int, float]) -> list[MeasuredReallocation]:
-    """Return the moves of which all samples were seen to finish; `lengths` [n] in tokens, `finished` in seconds of the
-    monotonic clock, by sample."""
+    """Return the moves whose samples were all seen to finish.
+
+    `lengths` [n] is in tokens; `finished` maps a sample to seconds of the monotonic clock.
+    """
     answer = []
     for made in fusion.reallocated:
         samples = [sample for one in made.held for sample, _ in one]
@@ -69,7 +70,7 @@ def measured(fusion: FusionState, lengths: Sequence[int], finished: Mapping[int,
 
 
 def report(run: JobRun) -> dict[str, float]:
-    """Return the metrics of an iteration's moves, and draw each move that was measured."""
+    """Return the metrics of an iteration's moves, and draw each measured move."""
     state, fusion = run.state, run.state.fusion
     moves = sum(len(made.reallocation.moves) for made in fusion.reallocated)
     known = measured(fusion, [len(sample.response) for sample in state.ledger.samples], state.incremental.finished)

@@ -1,8 +1,8 @@
-"""Samples on their way from worker to worker: the commands, and what their answers change in the ledger.
+"""Moves of samples from worker to worker: the commands, and the ledger's changes when they are answered.
 
-Rule: what was asked is kept with the pending command, so an answer is judged by that and the ledger alone. A
-sample that a worker reports under an attempt that is not in force is taken from it: whatever way it got there (a
-receipt that was lost, a source that died after the hand-over), nobody decodes it twice for long.
+Rule: the pending command contains the request, so an answer is judged from that and the ledger alone. If a worker
+reports a sample under an attempt that is not in force, the coordinator withdraws it from the worker. This covers a lost
+receipt and a source that died after the hand-over, so no two workers decode a sample for long.
 """
 
 import logging
@@ -25,7 +25,8 @@ from rlhf_coordinator.storage.sample_codec import key_message
 log = logging.getLogger(__name__)
 
 MIGRATE_SECONDS: Final = 30.0
-"""For one Migrate: a cache takes milliseconds to seconds; what hangs for longer is decoded on where it is."""
+"""Time-out of one Migrate in seconds. A cache takes milliseconds to seconds; after the time-out, the source
+continues."""
 
 
 def migrate(run: JobRun, decision: d.Migrate) -> None:
@@ -49,7 +50,7 @@ def migrate(run: JobRun, decision: d.Migrate) -> None:
 
 
 def withdraw(run: JobRun, decision: d.Withdraw) -> None:
-    """Ask a worker to give samples back with their tokens."""
+    """Ask a worker to return samples with their tokens."""
     ledger = run.state.ledger
     leaving = tuple(
         LeavingSample(ledger.iteration, index, Lease(*ledger.withdraw(index))) for index in decision.samples
@@ -68,8 +69,8 @@ def withdraw(run: JobRun, decision: d.Withdraw) -> None:
 def reclaim_fenced(run: JobRun, worker: str, key: pb.SampleKey) -> None:
     """Let a worker drop a sample that it decodes under an old lease.
 
-    Not while it waits for the destination's receipt: it has paused the sample, and is about to learn where that is. If
-    it dropped the sample now, it would answer that the sample did not move.
+    Do nothing while the worker waits for the destination's receipt: it has paused the sample, and will soon learn where
+    the sample is. If it dropped the sample now, it would answer that the sample did not move.
     """
     left = (key.iteration, key.sample, key.attempt)
     pending = run.state.fleet.workers[worker].pending.values()
@@ -80,7 +81,7 @@ def reclaim_fenced(run: JobRun, worker: str, key: pb.SampleKey) -> None:
 
 
 def take_answer(run: JobRun, worker: str, pending: PendingCommand, message: pb.CommandDone) -> None:
-    """Take in the answer to a Migrate or a Withdraw. Raises ValueError when it makes no sense."""
+    """Process the answer to a Migrate or a Withdraw. Raises ValueError for an invalid answer."""
     if message.HasField("failure"):
         log.warning("%s could not %s: %s", worker, pending.detail, message.failure.message)
         run.event("migration-failed", f"{worker} could not {pending.detail}: {message.failure.message}", worker=worker)
@@ -140,7 +141,7 @@ def _withdrawn(run: JobRun, pending: PendingCommand, result: pb.WithdrawResult) 
 
 
 def _current(run: JobRun, pending: PendingCommand) -> list[LeavingSample]:
-    """Return the samples of the iteration in progress; those of an earlier one are trained on already."""
+    """Return the samples of the iteration in progress; those of an earlier one are trained already."""
     return [item for item in pending.leaving if item.iteration == run.state.iteration]
 
 

@@ -1,5 +1,5 @@
-"""The running job: all its mutable parts, its metrics, and the one way by which commands leave for workers.
+"""The running job: its mutable parts, its metrics, and the sending of commands to workers.
 
-Owns the `JobRun` that the packages above change, on the thread of the event loop.
-Rule: it holds, counts and sends; the scheduler decides, and whoever changes the state says so. It knows no caller.
+It owns the `JobRun` that the packages above change, on the thread of the event loop.
+Rule: this package stores, counts and sends; the scheduler decides. It does not import its callers.
 """

@@ -1,8 +1,8 @@
-"""What runs concurrently with the loop: simulations in threads, searches in child processes, files that are completed.
+"""Tasks that run beside the loop: simulations in threads, searches in child processes, files to complete.
 
-Owns the tasks of one job, by name, from their start until they end or are cancelled with the job.
-Rule: a task changes the state only on the event loop's thread, and checks first that its answer is still wanted. A task
-that fails is logged by its name and changes nothing; whoever starts it catches what it can expect.
+It owns the tasks of one job, by name, from their start until they end or are cancelled with the job.
+Rule: a task changes the state only on the event loop's thread, and first checks that its answer is still wanted. A task
+that fails is logged by its name and changes nothing; its creator catches the expected errors.
 """
 
 import asyncio
@@ -21,11 +21,11 @@ class BackgroundTasks:
 
     @property
     def names(self) -> list[str]:
-        """Return the names of the tasks that run, sorted."""
+        """Return the names of the running tasks, sorted."""
         return sorted(task.get_name() for task in self._tasks)
 
     def start(self, name: str, work: Coroutine[Any, Any, None]) -> None:
-        """Start a task. An earlier one of the same name goes on."""
+        """Start a task. An earlier task of the same name continues."""
         task = asyncio.get_running_loop().create_task(work, name=name)
         self._tasks.add(task)
         task.add_done_callback(self._ended)

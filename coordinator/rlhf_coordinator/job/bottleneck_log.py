@@ -1,6 +1,6 @@
-"""The last iterations, and when the bottlenecks in them are logged next.
+"""The last iterations, and the time of the next bottleneck log.
 
-Rule: plain data; gone with the process. `bottlenecks` changes it.
+Rule: plain data, lost with the process. `bottlenecks` changes it.
 """
 
 import time
@@ -11,9 +11,9 @@ from typing import Final
 from rlhf_planner.explain.iteration_profile import IterationProfile
 
 EVERY_SECONDS: Final = 30.0
-"""Between two times at least: people read them."""
+"""Least interval between two logs, in seconds, because people read them."""
 KEPT: Final = 4
-"""Iterations: a mean over several, and little memory."""
+"""Number of iterations: enough for a mean, and little memory."""
 
 
 @dataclass
@@ -22,4 +22,4 @@ class BottleneckLog:
 
     facts: deque[IterationProfile] = field(default_factory=lambda: deque(maxlen=KEPT))
     next_at: float = field(default_factory=lambda: time.monotonic() + EVERY_SECONDS)
-    """Before this moment of the monotonic clock nothing is logged."""
+    """Moment of the monotonic clock before which nothing is logged."""

@@ -1,7 +1,7 @@
-"""Logs why iterations take as long as they do, which `rlhf describe` and `rlhf explain` read there.
+"""Logs why iterations take as long as they do, for `rlhf describe` and `rlhf explain`.
 
-Rule: replayed in a thread, at most every EVERY_SECONDS and for a twentieth of the time, and nothing waits for it. It
-logs at most SHOWN lines. A failure is logged as that of a background task and changes nothing.
+Rule: the replay runs in a thread, at most every EVERY_SECONDS and for a twentieth of the time, and nothing waits for
+it. It logs at most SHOWN lines. A failure is logged as that of a background task and changes nothing.
 """
 
 import asyncio
@@ -17,17 +17,19 @@ from rlhf_planner.explain.ranking import SHOWN, explain
 log = logging.getLogger(__name__)
 
 IDLE_TIMES: Final = 20.0
-"""The pause is at least this many times as long as the replays took."""
+"""Least ratio of the pause to the duration of the replays."""
 
 
 def log_bottlenecks(
     bottlenecks: BottleneckLog, background: BackgroundTasks, facts: IterationProfile, now: float
 ) -> None:
-    """Take in the facts of an iteration, and begin to look for bottlenecks when it is time. `now`: seconds of the
-    monotonic clock."""
+    """Add the profile of an iteration, and start the search for bottlenecks when it is due.
+
+    `now`: seconds of the monotonic clock.
+    """
     bottlenecks.facts.append(facts)
     if now >= bottlenecks.next_at:
-        bottlenecks.next_at = float("inf")  # one at a time
+        bottlenecks.next_at = float("inf")  # one replay at a time
         background.start("losses", _log(bottlenecks, list(bottlenecks.facts)))
 
 

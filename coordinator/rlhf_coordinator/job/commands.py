@@ -1,6 +1,6 @@
-"""Sends a command to a worker: from that moment it is pending, until it is answered or the worker's session ends.
+"""Sends a command to a worker; it is pending until it is answered or the worker's session ends.
 
-Rule: every command but Exit goes out by here, so that what a worker was asked is always known.
+Rule: every command but Exit is sent from here, so that the pending commands of a worker are always known.
 """
 
 import time
@@ -11,7 +11,7 @@ from rlhf_coordinator.state.worker import PendingCommand
 
 
 def send(run: JobRun, worker: str, command: pb.Command, pending: PendingCommand) -> None:
-    """Number the command and queue it; a worker that is gone is asked again when it is back."""
+    """Number the command and queue it; the scheduler asks a disconnected worker again when it returns."""
     command.id = next(run.command_ids)
     receiver = run.state.fleet.workers[worker]
     pending.sent = receiver.last_progress = time.monotonic()

@@ -1,6 +1,6 @@
-"""What an iteration chose to do with its critics, where the job chooses (spec.training.criticOverlap Auto).
+"""The choice of an iteration about its critics, where the job chooses (spec.training.criticOverlap Auto).
 
-Rule: read only. A gain that was not predicted is absent and never zero.
+Rule: read only. A gain that was not predicted is absent, never zero.
 """
 
 from rlhf_coordinator.job.job_run import JobRun
@@ -8,8 +8,10 @@ from rlhf_coordinator.scheduling import training_overlap
 
 
 def critic_overlap_metrics(run: JobRun) -> dict[str, float]:
-    """Return whether the iteration trains its critics beside the next decoding, and what that was predicted to gain, in
-    seconds; empty where nothing is chosen."""
+    """Return whether the iteration trains its critics beside the next decoding, and the predicted gain in seconds.
+
+    The result is empty where nothing is chosen.
+    """
     state = run.state.critic_overlap
     if not training_overlap.may_choose(run.context):
         return {}

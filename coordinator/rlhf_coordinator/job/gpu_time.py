@@ -1,11 +1,11 @@
-"""What the GPUs of a job were held for: seconds of computation by group, and seconds without by group and cause.
+"""The GPU time of a job: seconds of computation by group, and idle seconds by group and cause.
 
-Worker by worker, from heartbeat to heartbeat: the compute time that a worker reports is busy, the rest of the time is
-idle. Which of it was idle is not reported; computation is taken to lie in the phases in which the worker's group has
-work, so that what remains falls to phases in which it waits for others.
-Rule: `attribute` is pure; moments come in as arguments, seconds of one monotonic clock. Busy and idle add up to the
-time between heartbeats. The time before a session's first heartbeat is in neither, as nothing is known of it. Must
-never decide anything.
+For each worker and each time between heartbeats, the reported compute time is busy, and the rest is idle. A worker does
+not report when it was idle. The computation is assigned to phases in which the worker's group has work, so the rest
+falls into phases in which it waits for others.
+Rule: `attribute` is pure; moments are arguments, in seconds of one monotonic clock. Busy and idle add up to the time
+between heartbeats. The time before a session's first heartbeat is in neither, because nothing is known about it. This
+module decides nothing.
 """
 
 from collections import deque
@@ -16,7 +16,7 @@ from typing import Final, NamedTuple
 from rlhf_common.names import Group
 
 SEGMENTS: Final = 256
-"""Phases that are remembered: far more than pass between two heartbeats, which are at most 30 s apart."""
+"""Number of stored phases: far more than pass between two heartbeats, which are at most 30 s apart."""
 _WORK: Final = {
     Group.GENERATION: frozenset({"Starting", "Generating", "Scoring", "Publishing", "Recovering"}),
     Group.INFERENCE: frozenset({"Starting", "Generating", "Scoring", "Publishing", "Recovering"}),
@@ -31,21 +31,21 @@ _CAUSES: Final = {
     "Checkpointing": "checkpoint",
     "Recovering": "recovering",
 }
-"""Phase -> why a GPU idles in it; that of Generating depends on the group."""
+"""Phase -> cause of idle GPUs in it; the cause in Generating depends on the group."""
 
 
 class Segment(NamedTuple):
-    """A part of the time between two heartbeats."""
+    """A phase's part of the time between two heartbeats."""
 
     cause: str
-    """Why a GPU that does not compute in it idles."""
+    """Cause to which idle time in it is assigned."""
     seconds: float
     works: bool
     """Whether the worker may have had work in it."""
 
 
 def attribute(segments: Iterable[Segment], busy: float) -> dict[str, float]:
-    """Return cause -> idle seconds. `busy` of the seconds were computation: it fills the segments with work first."""
+    """Return cause -> idle seconds. `busy` seconds of computation fill the segments with work first."""
     idle: dict[str, float] = {}
     for segment in sorted(segments, key=lambda segment: not segment.works):
         computed = min(busy, segment.seconds)
@@ -56,7 +56,7 @@ def attribute(segments: Iterable[Segment], busy: float) -> dict[str, float]:
 
 
 def cause_of(phase: str, group: Group, *, tail: bool) -> str:
-    """Return why a GPU of a group idles in a phase. `tail`: no sample waits to be decoded any more."""
+    """Return why a GPU of a group idles in a phase. `tail`: no sample is queued for decoding."""
     if phase != "Generating":
         return _CAUSES.get(phase, "no_work")
     if tail:
@@ -74,14 +74,14 @@ class GpuTime:
     _phases: deque[tuple[float, str]] = field(default_factory=lambda: deque([(0.0, "Starting")], maxlen=SEGMENTS))
     """(when it began, phase), oldest first."""
     _turns: dict[str, float] = field(default_factory=dict)
-    """Worker -> seconds in which its device changed hands since its last heartbeat: they count as compute time."""
+    """Worker -> seconds of device turns since its last heartbeat; they count as compute time."""
 
     def enter(self, phase: str, now: float) -> None:
         """Begin another phase."""
         self._phases.append((now, phase))
 
     def turned(self, worker: str, seconds: float) -> None:
-        """A device changed hands between the roles of a worker."""
+        """Add seconds in which a device changed between the roles of a worker."""
         self._turns[worker] = self._turns.get(worker, 0.0) + seconds
 
     def beat(
@@ -96,9 +96,9 @@ class GpuTime:
         ranks: bool,
         tail: bool,
     ) -> None:
-        """Take in a heartbeat: in the time since the last one a worker computed for so many seconds.
+        """Record a heartbeat: since the last one, a worker computed for `computed` seconds.
 
-        `ranks`: workers of this group hold the training ranks. `tail`: no sample waits to be decoded any more.
+        `ranks`: workers of this group also run the training ranks. `tail`: no sample is queued for decoding.
         """
         seconds = max(0.0, now - since)
         computed = min(seconds, max(0.0, computed))
@@ -118,8 +118,10 @@ class GpuTime:
         self.idle[group, cause] = self.idle.get((group, cause), 0.0) + seconds
 
     def _between(self, since: float, now: float) -> list[tuple[str, float, bool]]:
-        """Return (phase, seconds, whether it is over) for the phases between two moments, newest first; what is not
-        remembered belongs to the oldest that is."""
+        """Return (phase, seconds, whether it is over) for the phases between two moments, newest first.
+
+        Time before the oldest stored phase belongs to that phase.
+        """
         parts, end = [], now
         for begun, phase in reversed(self._phases):
             start = max(since, begun)

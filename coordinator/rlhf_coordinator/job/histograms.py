@@ -1,8 +1,8 @@
-"""What a job's coordinator measures of every sample, step and iteration, as histograms for percentiles.
+"""Histograms of every sample, step and iteration of a job, for percentiles.
 
-Rule: fed from results, typed observations and the coordinator's own clock, never from spans. A number leads to what it
-was measured on by its exemplar: the worker, the iteration and the sample, as far as they are one. Nothing reads them
-but a scrape. With spec.metrics Disabled nothing is kept.
+Rule: the input is results, typed observations and the coordinator's own clock, never spans. The exemplar of a value
+names the worker, the iteration and the sample on which it was measured, if they are single. Only a scrape reads the
+histograms. With spec.metrics Disabled nothing is recorded.
 """
 
 from typing import Final
@@ -35,7 +35,7 @@ class JobHistograms:
 
     def __init__(self, *, enabled: bool = True) -> None:
         self._all = {metric.name: HistogramSeries(metric) for metric in _FED} if enabled else {}
-        """By name of the metric; empty when metrics are disabled."""
+        """Histograms by name of the metric; empty when metrics are disabled."""
 
     def observe(
         self,
@@ -46,7 +46,7 @@ class JobHistograms:
         worker: str = "",
         sample: int | None = None,
     ) -> None:
-        """Take in one value of a metric with these labels, and what it was measured on."""
+        """Add one value of a metric with these labels and its exemplar."""
         series = self._all.get(metric.name)
         if series is None:
             return
@@ -58,5 +58,5 @@ class JobHistograms:
         series.observe(value, labels, ids)
 
     def families(self) -> list[Family]:
-        """Return what a scrape is told."""
+        """Return the metric families for a scrape."""
         return [series.family() for series in self._all.values()]

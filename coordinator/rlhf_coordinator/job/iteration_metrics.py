@@ -1,9 +1,8 @@
-"""The metrics of an iteration: all that is computed of it for metrics.jsonl, trackers, Prometheus, status and journal.
+"""The metrics of an iteration, for metrics.jsonl, trackers, Prometheus, status and journal.
 
-Owns every name in them but those of what was predicted and learned, which `fusion.learning` computes while it learns. A
-mechanism keeps its counts in the state; the numbers that people see are made of them here.
-Rule: read only; every sum is in sample order. A value that is not finite, and a reward that nobody gave, is absent and
-never zero.
+It owns the names of the metrics, except predictions and learned values, which `fusion.learning` computes while it
+learns. A mechanism counts in the state; this module turns the counts into the numbers that people see.
+Rule: read only; every sum is in sample order. A value that is not finite, or a missing reward, is absent, never zero.
 """
 
 import math
@@ -35,11 +34,11 @@ PHASE_METRICS: Final = {
     "Recovering": "seconds/recovery",
 }
 CRITIC_ONLY: Final = "train/critic_only"
-"""Of a rank: 1 while the policy is held for its critics' warm-up."""
+"""Metric of a rank: 1 while the policy is frozen during its critics' warm-up."""
 CRITICS_SECONDS: Final = "critic_overlap_seconds"
-"""Of a rank: the critics' part of a training, where it came after the policy was published."""
+"""Metric of a rank: seconds of critic training, where it came after the publication of the policy."""
 FUSED_PHASES: Final = ("Generating", "Scoring")
-"""What inter-stage fusion makes shorter, and is to add little to."""
+"""Phases that inter-stage fusion shortens."""
 
 
 def iteration_metrics(run: JobRun, now: float) -> dict[str, float]:
@@ -64,7 +63,7 @@ def iteration_metrics(run: JobRun, now: float) -> dict[str, float]:
 
 
 def time_metrics(run: JobRun, now: float) -> dict[str, float]:
-    """Return seconds by phase, rates per second, and how samples changed hands meanwhile."""
+    """Return seconds by phase, rates per second, and counts of moved samples."""
     ledger, times = run.state.ledger, run.times
     seconds = max(1e-9, now - times.start)
     metrics = {
@@ -95,8 +94,10 @@ def idle_share(run: JobRun, worker: str) -> float:
 
 
 def batch_metrics(ledger: Ledger, graph: Graph) -> dict[str, float]:
-    """Return mean and deviation of the reward over the samples that have one, response lengths in tokens, and the
-    divergence from the reference. Greedy baselines count among the tokens, and in nothing else."""
+    """Return reward statistics, response lengths in tokens, and the divergence from the reference.
+
+    Mean and deviation of the reward cover the samples that have one. Greedy baselines count only among the tokens.
+    """
     shown = graph.reward_fields[:1]
     scored = [sample.fields[field] for field in shown for sample in ledger.trainable if field in sample.fields]
     rewards = np.array([_scalar(value) for value in scored])
@@ -123,9 +124,11 @@ def batch_metrics(ledger: Ledger, graph: Graph) -> dict[str, float]:
 
 
 def rewards_by_name(ledger: Ledger, graph: Graph) -> dict[str, float]:
-    """Return mean, deviation, least and greatest of each of several rewards over the samples that have it, the samples
-    of which it abstained, and the mean of what any reward gave beside its number. The only reward of a role goes by the
-    name of its task."""
+    """Return mean, deviation, minimum and maximum of each of several rewards, over the samples that have it.
+
+    The result also has the number of abstentions and the means of each reward's extra values. A single reward of a role
+    has the name of its task.
+    """
     metrics: dict[str, float] = {}
     for task in graph.tasks:
         path = f"rewards/{task.part.name if task.part else task.name}"
@@ -146,8 +149,8 @@ def rewards_by_name(ledger: Ledger, graph: Graph) -> dict[str, float]:
 
 
 def refill_metrics(ledger: Ledger) -> dict[str, float]:
-    """Return how many groups were dropped, took their place, and are missing, and in how many rounds; empty where
-    groups are not refilled."""
+    """Return the numbers of dropped, replacement and missing groups, and of rounds; empty where groups are not
+    refilled."""
     refill = ledger.refill
     if not refill.rule.rounds:
         return {}
@@ -160,9 +163,12 @@ def refill_metrics(ledger: Ledger) -> dict[str, float]:
 
 
 def divergence(ledger: Ledger, graph: Graph) -> dict[str, float]:
-    """Return `kl`, log p - log q summed over a response, mean over responses, in nats, which klTarget is compared with;
-    and `kl_per_token`, its mean over tokens. An abstained sample is not trained on and has none; empty without any, and
-    where nothing was sampled by the policy."""
+    """Return the divergence from the reference, in nats.
+
+    `kl` is log p - log q summed over a response, averaged over responses; klTarget is compared with it. `kl_per_token`
+    is its mean over tokens. Abstained samples are not trained on and have none. The result is empty without any
+    divergence, and where the policy sampled nothing.
+    """
     if not graph.generates:
         return {}
     pairs = [
@@ -183,9 +189,12 @@ def _scalar(value: bytes) -> float:
 
 
 def given_metrics(run: JobRun) -> dict[str, float]:
-    """Return what is to be known of responses that the prompt file holds: the loss of the first trained model, which
-    stands where other jobs have a reward. And of prompts: how many were left out, where overlong ones are, and how
-    often each of several sources was gone through. And how many of the trackers that are services were lost."""
+    """Return metrics of the prompt file and of trackers.
+
+    These are the loss of the first trained model where the file contains the responses, in place of a reward; the
+    number of overlong prompts left out; the passes over each of several sources; and the number of lost service
+    trackers.
+    """
     metrics, graph = {}, run.context.graph
     prompts = run.context.spec.prompts
     if run.context.spec.trackers.named:
@@ -203,7 +212,7 @@ def given_metrics(run: JobRun) -> dict[str, float]:
 
 
 def training_rows(training: Mapping[str, float]) -> dict[str, float]:
-    """Return the metrics of an iteration that its training gives, by the names that people see."""
+    """Return the training metrics of an iteration by their public names."""
     rows = {f"training/{name}": value for name, value in training.items()}
     if (skipped := training.get("train/nonfinite_steps_total")) is not None:
         rows["nonfinite_steps"] = skipped
@@ -211,20 +220,22 @@ def training_rows(training: Mapping[str, float]) -> dict[str, float]:
 
 
 def training_metrics(run: JobRun, iteration: int) -> dict[str, float]:
-    """Return what the ranks measured of an iteration's training, and the schedule they trained by, as its place in
-    METHODS."""
+    """Return the ranks' measurements of an iteration's training, and the index of its schedule in METHODS."""
     schedule = run.state.schedule
     metrics = _merged(run.state.fleet.ranks(), iteration)
     metrics["schedule"] = float(METHODS.index(schedule.method))
     apart = metrics.get(CRITIC_ONLY) or CRITICS_SECONDS in metrics
-    if schedule.predicted and not apart:  # what was predicted is a step of all models together
+    if schedule.predicted and not apart:  # the prediction is of a step of all models together
         metrics["predicted_step_seconds"] = schedule.predicted
     return metrics
 
 
 def _merged(ranks: Iterable[Worker], iteration: int) -> dict[str, float]:
-    """The metrics of an iteration's training. All ranks report the same but for their times: of those, bubbles are the
-    mean, mini-batches the slowest rank's, the others the first rank's."""
+    """Merge the training metrics that the ranks reported for an iteration.
+
+    All ranks report equal values except times: bubbles are averaged, steps are those of the slowest rank, and other
+    times are the first rank's.
+    """
     reported = [
         rank.last_train.metrics
         for rank in ranks
@@ -242,7 +253,7 @@ def _merged(ranks: Iterable[Worker], iteration: int) -> dict[str, float]:
 
 
 def skipped_steps(training: Mapping[str, float], iteration: int) -> str:
-    """Return what to say of an iteration whose training left out steps; empty when it left out none."""
+    """Return a warning about an iteration whose training skipped steps; empty when it skipped none."""
     count = round(training.get("train/nonfinite_steps", 0.0))
     if not count:
         return ""
@@ -258,7 +269,7 @@ def skipped_steps(training: Mapping[str, float], iteration: int) -> str:
 
 
 def fusion_metrics(run: JobRun) -> dict[str, float]:
-    """Return what inter-stage fusion did, what was learned from the iteration, and how idle the groups were."""
+    """Return the metrics of inter-stage fusion: its actions, the learned values, and the idle shares of the groups."""
     state, fusion, moved = run.state, run.state.fusion, run.state.fusion.moved
     metrics = dict(fusion.learned or {})
     for group in (Group.GENERATION, Group.INFERENCE):
@@ -288,7 +299,7 @@ def fusion_metrics(run: JobRun) -> dict[str, float]:
 
 
 def incremental_metrics(run: JobRun) -> dict[str, float]:
-    """Return what incremental scoring did; empty where the job cannot score incrementally."""
+    """Return the metrics of incremental scoring; empty where the job cannot score incrementally."""
     counts = run.state.incremental
     if not incremental_dispatch.is_possible(run.context):
         return {}

@@ -1,8 +1,8 @@
-"""The facts of the iteration that ends, for findings: what was measured of its samples, steps, tasks and phases.
+"""The profile of the iteration that ends: measurements of its samples, steps, tasks and phases, for findings.
 
-Rule: read only, and computed from what the state holds anyway. An iteration that this process did not see whole, one of
-too many samples, and one that left samples out, has no columns of samples. With spec.metrics Disabled nothing is
-recorded. Nothing here decides anything.
+Rule: read only, and computed from existing state. The columns of samples are empty for an iteration that this process
+did not see whole, that has too many samples, or that left samples out. With spec.metrics Disabled nothing is recorded.
+Nothing here decides anything.
 """
 
 import logging
@@ -29,20 +29,20 @@ from rlhf_planner.explain.iteration_profile import (
 log = logging.getLogger(__name__)
 
 DIGITS: Final = 4
-"""Of moments, in seconds: a tenth of a millisecond."""
+"""Decimal places of moments in seconds: a tenth of a millisecond."""
 STARTING: Final = "Starting"
-"""The phase before workers are ready, which says nothing of an iteration."""
+"""The phase before workers are ready, which is no part of an iteration's work."""
 TRAINING: Final = ("bubble_share", "bubble_seconds", "step_seconds", "predicted_step_seconds")
 """Metrics of the ranks that findings read."""
 
 
 def record_facts(run: JobRun, metrics: Mapping[str, float]) -> None:
-    """Give the facts of the iteration that is closed to the trackers. `metrics`: those of the iteration."""
+    """Give the profile of the closed iteration to the trackers. `metrics`: those of the iteration."""
     if run.context.spec.metrics == "Disabled":
         return
     try:
         facts = iteration_profile(run, metrics)
-    except ValidationError as error:  # a clock that jumped is no reason to end a job
+    except ValidationError as error:  # a clock that jumped must not end a job
         log.warning("where the time of iteration %d went is not recorded: %s", run.state.iteration, error)
         return
     run.trackers.facts(facts)
@@ -50,7 +50,7 @@ def record_facts(run: JobRun, metrics: Mapping[str, float]) -> None:
 
 
 def iteration_profile(run: JobRun, metrics: Mapping[str, float]) -> IterationProfile:
-    """Return the facts of the iteration. Raises ValidationError for numbers that cannot be."""
+    """Return the profile of the iteration. Raises ValidationError for impossible numbers."""
     phases = {name: seconds for name, seconds in run.times.seconds.items() if name != STARTING}
     state = run.state
     return IterationProfile(
@@ -117,7 +117,7 @@ def _samples(run: JobRun) -> SampleFacts | None:
 
 
 def _steps(run: JobRun) -> list[StepFacts]:
-    """Stretches of decode steps by worker, size of the batch in powers of two, and whether drafts were verified."""
+    """Return intervals of decode steps by worker, batch size in powers of two, and whether drafts were verified."""
     sums: dict[tuple[str, int, bool], list[float]] = {}
     for interval, stretch in run.state.fusion.stretches:
         if stretch.steps <= 0 or stretch.rows <= 0:

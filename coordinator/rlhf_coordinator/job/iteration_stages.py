@@ -1,7 +1,7 @@
-"""Where the time of an iteration goes, as stages that add up to it.
+"""The time of an iteration, divided into stages.
 
-Rule: pure. A phase belongs to one stage, and what no phase of this process covers is `other`: nothing is left out and
-nothing is counted twice.
+Rule: pure. Each phase belongs to one stage, and time outside the phases of this process is `other`, so the stages add
+up to the whole.
 """
 
 from collections.abc import Mapping
@@ -22,7 +22,8 @@ STAGE_OF_PHASE: Final = {
 
 
 def stage_seconds(phases: Mapping[str, float], total: float | None = None) -> dict[str, float]:
-    """Return the seconds of every stage. `phases`: seconds by phase; `total`: of all stages, their sum by default."""
+    """Return the seconds of every stage. `phases`: seconds by phase; `total`: seconds of all stages, by default their
+    sum."""
     seconds = dict.fromkeys(STAGES, 0.0)
     for phase, spent in phases.items():
         seconds[STAGE_OF_PHASE.get(phase, "other")] += spent
@@ -33,24 +34,26 @@ def stage_seconds(phases: Mapping[str, float], total: float | None = None) -> di
 
 @dataclass(frozen=True)
 class PhaseTotals:
-    """Seconds by phase since this process started. It is replaced as a whole, so a scrape sees one moment of it, and
-    what it counts never falls."""
+    """Seconds by phase since this process started.
+
+    The object is replaced as a whole, so a scrape reads one consistent moment, and its counts never fall.
+    """
 
     phase: str = "Starting"
     since: float = 0.0
-    """When that was entered, in seconds of the monotonic clock."""
+    """Moment when the current phase was entered, in seconds of the monotonic clock."""
     since_ns: int = 0
     """The same moment, in nanoseconds since the Unix epoch."""
     before: Mapping[str, float] = field(default_factory=dict)
-    """Seconds by phase until then."""
+    """Seconds by phase before that moment."""
     recoveries: int = 0
-    """Times the phase Recovering was entered."""
+    """Number of times that the phase Recovering was entered."""
 
     def entered(self, phase: str, now: float, now_ns: int) -> "PhaseTotals":
-        """Return the totals as of the moment at which another phase begins."""
+        """Return the totals at the moment when another phase begins."""
         recoveries = self.recoveries + (phase == "Recovering")
         return replace(self, phase=phase, since=now, since_ns=now_ns, before=self.until(now), recoveries=recoveries)
 
     def until(self, now: float) -> dict[str, float]:
-        """Return seconds by phase, the one in progress included."""
+        """Return seconds by phase, including the one in progress."""
         return {**self.before, self.phase: self.before.get(self.phase, 0.0) + max(0.0, now - self.since)}

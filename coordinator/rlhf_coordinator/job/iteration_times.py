@@ -1,6 +1,6 @@
-"""The times of the iteration in progress: seconds by phase, what the coordinator itself adds, turns of devices.
+"""The times of the iteration in progress: seconds by phase, the coordinator's overhead, device turns.
 
-Rule: moments come in as arguments, seconds of one monotonic clock; nothing here reads a clock.
+Rule: moments are arguments, in seconds of one monotonic clock; nothing here reads a clock.
 """
 
 from dataclasses import dataclass, field
@@ -10,7 +10,7 @@ from rlhf_common import control_pb2 as pb
 
 @dataclass
 class IterationTimes:
-    """Of the iteration in progress."""
+    """Times of the iteration in progress."""
 
     start: float
     phase: str = "Starting"
@@ -18,10 +18,12 @@ class IterationTimes:
     seconds: dict[str, float] = field(default_factory=dict)
     """Phase -> seconds."""
     control_seconds: dict[str, float] = field(default_factory=dict)
-    """Phase -> seconds between the message that ended it and the commands that began the next one: what the coordinator
-    itself adds to the critical path of an iteration."""
+    """Phase -> seconds between the message that ended it and the commands that began the next one.
+
+    This is the coordinator's own share of an iteration's critical path.
+    """
     turn_seconds: dict[str, float] = field(default_factory=dict)
-    """Worker -> seconds in which its device changed hands between training and the other roles."""
+    """Worker -> seconds in which its device changed between training and the other roles."""
 
     def enter(self, phase: str, now: float) -> float:
         """Begin another phase; return the seconds of the one before since it was entered."""
@@ -31,16 +33,16 @@ class IterationTimes:
         return spent
 
     def begin_iteration(self, now: float) -> None:
-        """Begin the next iteration, in the phase that is."""
+        """Begin the next iteration in the current phase."""
         self.enter(self.phase, now)
         self.start, self.seconds, self.control_seconds, self.turn_seconds = now, {}, {}, {}
 
     def add_control(self, phase: str, seconds: float) -> None:
-        """Add to what the coordinator itself took at the end of a phase."""
+        """Add the coordinator's own time at the end of a phase."""
         self.control_seconds[phase] = self.control_seconds.get(phase, 0.0) + seconds
 
     def observe(self, worker: str, observation: pb.Observation) -> None:
-        """Take in that a worker's device changed hands: a role was offloaded or onloaded."""
+        """Record that a worker's device changed between roles: a role was offloaded or onloaded."""
         if observation.WhichOneof("work") in ("offload", "onload"):
             seconds = (observation.end_ns - observation.start_ns) / 1e9
             self.turn_seconds[worker] = self.turn_seconds.get(worker, 0.0) + seconds

@@ -1,8 +1,7 @@
-"""What is measured as messages come in: times and lengths of samples, steps, moves and loads, and the counts beside
-them.
+"""Measurements from incoming messages: times and lengths of samples, steps, moves and loads, and their counters.
 
-Rule: fed from results and typed observations that passed their checks, never from spans. It changes counters and
-histograms alone: a job does the same with metrics Disabled.
+Rule: the input is results and typed observations that passed their checks, never spans. It changes only counters and
+histograms, so a job behaves the same with metrics Disabled.
 """
 
 import time
@@ -18,14 +17,14 @@ from rlhf_coordinator.state.worker import Worker
 OUT_OF_MEMORY: Final = "OutOfMemory"
 """Reason of a worker's failure."""
 MAX_SECONDS: Final = 86400.0
-"""Of one measurement by a worker: what claims to have taken longer is a broken clock, and left out."""
+"""Longest plausible measurement of a worker in seconds; a longer one comes from a broken clock and is ignored."""
 
 
 def heartbeat(run: JobRun, worker: Worker, message: pb.Heartbeat, now: float) -> None:
-    """Count what a worker's GPUs did since its last heartbeat; called before the fleet takes it in."""
+    """Count the GPU time of a worker since its last heartbeat. Call this before the fleet processes the message."""
     before = worker.heartbeat
     if not before.ByteSize() or message.busy_seconds < before.busy_seconds:
-        return  # the first of a session: nothing to compare it with
+        return  # the first of a session has no predecessor to compare with
     run.totals.gpu_time.beat(
         worker.name,
         worker.group,
@@ -46,7 +45,7 @@ def gpus_of(run: JobRun, group: Group) -> int:
 
 
 def observed(run: JobRun, worker: str, observation: pb.Observation) -> None:
-    """Take in a worker's stretch of work: an optimizer step, or a device that changed hands."""
+    """Record a worker's interval of work: an optimizer step, or a device turn."""
     seconds, kind = (observation.end_ns - observation.start_ns) / 1e9, observation.WhichOneof("work")
     if kind == "train_step" and seconds <= MAX_SECONDS:
         run.histograms.observe(training.STEP_SECONDS, seconds, iteration=observation.iteration, worker=worker)
@@ -55,13 +54,13 @@ def observed(run: JobRun, worker: str, observation: pb.Observation) -> None:
 
 
 def failed(run: JobRun, worker: Worker, failure: pb.Failure) -> None:
-    """Take in that a worker says why something did not work: a command, a sample, a score, or its own going on."""
+    """Record a worker's failure: of a command, a sample, a score, or the worker itself."""
     if failure.reason == OUT_OF_MEMORY:
         run.totals.out_of_memory[worker.group] += 1
 
 
 def response_finished(run: JobRun, worker: str, message: pb.FinishedSample, tokens: int) -> None:
-    """Take in a complete response of so many tokens."""
+    """Record a complete response of `tokens` tokens."""
     run.totals.samples += 1
     run.totals.truncated += message.finish_reason == "length"
     iteration, index = message.key.iteration, message.key.sample
@@ -76,7 +75,7 @@ def response_finished(run: JobRun, worker: str, message: pb.FinishedSample, toke
 
 
 def score_taken(run: JobRun, worker: str, message: pb.ScoredSample) -> None:
-    """Take in the result of a scoring task."""
+    """Record the result of a scoring task."""
     now, iteration, index = time.monotonic(), message.key.iteration, message.key.sample
     run.totals.abstained += message.abstained and run.state.ledger.samples[index].abstained
     finished, begun = run.state.incremental.finished.get(index), run.state.incremental.begun
@@ -93,7 +92,7 @@ def score_taken(run: JobRun, worker: str, message: pb.ScoredSample) -> None:
 
 
 def sample_moved(run: JobRun, worker: str, moved: pb.MigratedSample) -> None:
-    """Take in that a sample moved away from a worker with its KV cache."""
+    """Record that a sample moved away from a worker with its KV cache."""
     run.totals.moved_kv += 1
     run.totals.moved_bytes += moved.bytes
     key = moved.key
@@ -102,9 +101,9 @@ def sample_moved(run: JobRun, worker: str, moved: pb.MigratedSample) -> None:
 
 
 def weights_loaded(run: JobRun, worker: Worker, load: pb.LoadResult) -> None:
-    """Take in that a worker loaded a version."""
+    """Record that a worker loaded a version."""
     if worker.group.value not in labels.WEIGHT_GROUP.values:
-        return  # what a rank restores is no update
+        return  # restored weights of a rank are no update
     run.totals.weight_bytes[worker.group] += load.bytes
     if load.seconds <= MAX_SECONDS:
         group, iteration = worker.group.value, load.version - 1
@@ -116,7 +115,7 @@ def weights_loaded(run: JobRun, worker: Worker, load: pb.LoadResult) -> None:
 
 
 def phase_entered(run: JobRun, phase: str, now: float, now_ns: int) -> None:
-    """Take in that another phase begins."""
+    """Record the begin of another phase."""
     before = run.totals.phases
     if before.phase == "Publishing":
         run.histograms.observe(storage.WEIGHT_PAUSED, now - before.since, iteration=run.state.iteration)
@@ -125,5 +124,5 @@ def phase_entered(run: JobRun, phase: str, now: float, now_ns: int) -> None:
 
 
 def iteration_finished(run: JobRun, seconds: float) -> None:
-    """Take in that an iteration is closed."""
+    """Record that an iteration is closed."""
     run.histograms.observe(job.ITERATION_SECONDS, seconds, iteration=run.state.iteration)

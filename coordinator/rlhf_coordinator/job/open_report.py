@@ -1,7 +1,7 @@
-"""The report of an iteration that was closed before its batch, or its critics, were trained: completed when they are.
+"""The report of an iteration that was closed before its batch, or its critics, were trained.
 
-Rule: what is reported is what the iteration would have reported at its end, with all metrics of training. It is written
-to the journal before the trackers get it, who take a report twice as one. Nothing of the next iteration is changed.
+Rule: once they are trained, the report contains all metrics of training, as at a normal end. It is written to the
+journal before it goes to the trackers, which ignore a repeated report. Nothing of the next iteration changes.
 """
 
 import logging
@@ -16,8 +16,7 @@ log = logging.getLogger(__name__)
 
 
 def complete(run: JobRun) -> dict[str, float]:
-    """Report the iteration before with what its training came to, which is returned. Raises JobError where nothing can
-    be written."""
+    """Report the previous iteration with its training metrics, and return these. Raises JobError when a write fails."""
     report = run.state.open_report
     assert report is not None
     training = training_metrics(run, report.iteration)
@@ -38,6 +37,6 @@ def complete(run: JobRun) -> dict[str, float]:
 
 
 def _waited(run: JobRun, now: float) -> float:
-    """Seconds of the iteration in progress in which nothing was left but to wait for the training that is reported."""
+    """Return the seconds in which the iteration in progress only waited for the reported training."""
     before = run.times.seconds.get("Training", 0.0)
     return before + (now - run.times.phase_start if run.times.phase == "Training" else 0.0)

@@ -1,7 +1,7 @@
-"""What a coordinator counts since its process started, for Prometheus.
+"""Counters of a coordinator since its process started, for Prometheus.
 
-Rule: counts only rise. The event loop adds to them and a scrape reads them from another thread, so what belongs
-together is replaced as a whole (`PhaseTotals`).
+Rule: counters only rise. The event loop adds to them and a scrape reads them from another thread, so related values are
+replaced as a whole (`PhaseTotals`).
 """
 
 import time
@@ -23,18 +23,18 @@ class ProcessTotals:
     truncated: int = 0
     abstained: int = 0
     failed: int = 0
-    """Samples that iterations went on without, because no worker could decode them."""
+    """Samples that iterations left out because no worker could decode them."""
     dropped: int = 0
-    """Samples of prompts whose rewards are all equal, where such are dropped."""
+    """Samples of prompts whose rewards are all equal, where such prompts are dropped."""
     refilled: int = 0
-    """Samples that took their place."""
+    """Samples that replaced dropped ones."""
     decode_failures: int = 0
-    """Tries to decode a sample that ended with it as the only cause."""
+    """Attempts to decode a sample that failed with it as the only possible cause."""
     evaluated: int = 0
-    """Responses of evaluations that were finished."""
+    """Finished responses of evaluations."""
     evaluations_given_up: int = 0
     returned: int = 0
-    """Leases to decode that were taken back, because their worker was lost or reconnected."""
+    """Leases to decode that were revoked, because their worker was lost or reconnected."""
     stale: int = 0
     messages: int = 0
     bad_messages: int = 0
@@ -45,27 +45,27 @@ class ProcessTotals:
     stayed: int = 0
     """Samples that were to move with their KV cache and did not."""
     siblings_sent: int = 0
-    """Tokens that workers were sent to draft by, each counted once for each worker."""
+    """Sibling tokens sent to workers as draft hints, counted once per worker."""
     siblings_dropped: int = 0
-    """Such tokens that came too late to be sent."""
+    """Sibling tokens that came too late to be sent."""
     drafts: DraftTotals = field(default_factory=DraftTotals)
     checkpoint_failures: int = 0
     checkpoint_bytes: int = 0
-    """Of the newest checkpoint; 0: this process has made none."""
+    """Bytes of the newest checkpoint; 0 if this process has saved none."""
     lost: Counter[Group] = field(default_factory=Counter)
     out_of_memory: Counter[Group] = field(default_factory=Counter)
-    """Failures of workers of a group for want of memory, in their own words."""
+    """Out-of-memory failures that workers of a group reported."""
     score_failures: Counter[str] = field(default_factory=Counter)
-    """By task."""
+    """Failures by task."""
     weight_bytes: Counter[Group] = field(default_factory=Counter)
-    """Weights that workers of a group loaded."""
+    """Bytes of weights that workers of a group loaded."""
     last_progress_ns: int = field(default_factory=time.time_ns)
-    """When a result of a worker last came in; the start of this process before there was any."""
+    """Time of the last result of a worker; before the first, the start of this process."""
     first_scored: int = -1
-    """The last iteration that had its first score."""
+    """Last iteration that had its first score."""
     phases: PhaseTotals = field(default_factory=lambda: PhaseTotals(since=time.monotonic(), since_ns=time.time_ns()))
     gpu_time: GpuTime = field(default_factory=GpuTime)
 
     def progressed(self) -> None:
-        """Note that the job came a step further."""
+        """Record that the job made progress."""
         self.last_progress_ns = time.time_ns()

@@ -1,9 +1,9 @@
-"""What happened to the samples of the iteration in progress, for the page of a run: noted as it happens, recorded when
-the iteration closes.
+"""The histories of the samples in the iteration in progress, for the page of a run.
 
-Rule: read only, of what the ledger holds anyway; nothing here decides anything. Changes of place are noted at the end
-of each tick of the loop, so a moment is late by some milliseconds. With spec.metrics Disabled, and of a batch of more
-than MAX_SAMPLES, nothing is recorded. Gone with the process: what an earlier coordinator saw of an iteration is null.
+Rule: read only; nothing here decides anything. Changes of place are noted at the end of each tick of the loop, so a
+moment is late by some milliseconds. The histories are recorded when the iteration closes. Nothing is recorded with
+spec.metrics Disabled, or for a batch of more than MAX_SAMPLES. Histories are lost with the process: values that an
+earlier coordinator saw are null.
 """
 
 import logging
@@ -21,12 +21,12 @@ from rlhf_coordinator.state.sample import SampleState
 log = logging.getLogger(__name__)
 
 DIGITS: Final = 4
-"""Of moments, in seconds: a tenth of a millisecond."""
+"""Decimal places of moments in seconds: a tenth of a millisecond."""
 LEFT_OUT: Final = (SampleState.FAILED, SampleState.DROPPED, SampleState.CUT)
 
 
 def note_places(run: JobRun, now: float) -> None:
-    """Note who decodes which samples since the last time."""
+    """Note which worker decodes which samples since the last call."""
     changes = run.state.ledger.take_places()
     if not changes or not _recorded(run):
         return
@@ -37,21 +37,23 @@ def note_places(run: JobRun, now: float) -> None:
 
 
 def record_histories(run: JobRun) -> None:
-    """Give the histories of the iteration that is closed to the trackers."""
+    """Give the histories of the closed iteration to the trackers."""
     if not _recorded(run):
         return
     note_places(run, time.monotonic())
     try:
         histories = iteration_histories(run, time.monotonic(), time.time_ns())
-    except ValidationError as error:  # a clock that jumped is no reason to end a job
+    except ValidationError as error:  # a clock that jumped must not end a job
         log.warning("what happened to the samples of iteration %d is not recorded: %s", run.state.iteration, error)
         return
     run.trackers.histories(histories)
 
 
 def iteration_histories(run: JobRun, now: float, now_ns: int) -> SampleHistories:
-    """Return what happened to each sample. `now`, `now_ns`: one moment by both clocks. Raises ValidationError for
-    numbers that cannot be."""
+    """Return the history of each sample. `now`, `now_ns`: one moment by both clocks.
+
+    Raises ValidationError for impossible numbers.
+    """
     state, seen, start = run.state, run.state.incremental, run.times.start
     samples = state.ledger.samples
     workers = sorted({worker for places in seen.places.values() for _, worker in places if worker})

@@ -1,7 +1,7 @@
-"""What a message about a sample must say before a ledger takes it: one check for the batch and for evaluations.
+"""Checks of messages about samples, the same for the batch and for evaluations.
 
-Rule: pure. Raises ValueError for a message that makes no sense, which ends the session of its sender. Must never judge
-by a lease: the ledger does that.
+Rule: pure. Raises ValueError for an invalid message, which ends the session of its sender. Leases are not checked here:
+the ledger does that.
 """
 
 from collections.abc import Iterable
@@ -38,8 +38,10 @@ def finished_response(message: pb.FinishedSample, limit: int) -> PackedResponse:
 
 
 def returned_response(progress: pb.SampleProgress, ledger: Ledger, index: int, limit: int) -> PackedResponse:
-    """Return the whole unfinished response, of at most `limit` tokens, with which a worker gives a sample back. Raises
-    ValueError."""
+    """Return the whole unfinished response of at most `limit` tokens with which a worker returns a sample.
+
+    Raises ValueError.
+    """
     name = f"sample {progress.key.sample}"
     response = response_of(progress.tokens, progress.log_probabilities, progress.versions)
     counted = sum(count for _, count in response.versions)
@@ -59,7 +61,7 @@ def task_named(tasks: Iterable[Task], name: str) -> Task:
 
 
 def score_problem(message: pb.ScoredSample, task: Task, response_tokens: int) -> pb.Failure | None:
-    """Return the reported failure, or what is wrong with the result; None for a good one."""
+    """Return the reported failure, or the defect of the result; None for a good result."""
     if message.HasField("failure"):
         return message.failure
     if problem := reward_metrics.problem(message.metrics):

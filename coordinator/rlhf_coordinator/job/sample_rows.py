@@ -1,6 +1,6 @@
-"""The rows of an iteration's sample table, made from its ledger when it closes.
+"""The rows of an iteration's sample table, built from its ledger when it closes.
 
-Rule: read only. A number that nobody gave is None and never zero; what an earlier coordinator knew alone is empty.
+Rule: read only. A missing number is None, never zero; a value that only an earlier coordinator knew is empty.
 """
 
 import math
@@ -17,7 +17,7 @@ from rlhf_coordinator.storage.sample_codec import unpacked
 
 
 def record_samples(run: JobRun) -> None:
-    """Hand the table of the iteration that ends to the trackers, where it has one."""
+    """Give the table of the iteration that ends to the trackers, if it has one."""
     spec, iteration = run.context.spec, run.state.iteration
     if not spec.samples.due(iteration, spec.iterations):
         return
@@ -29,7 +29,7 @@ def record_samples(run: JobRun) -> None:
 
 
 def sample_row(run: JobRun, index: int, place: int | None) -> SampleRow:
-    """Return the row of one sample of the iteration in progress, which has this place in the batch, or none."""
+    """Return the row of one sample of the iteration in progress. `place`: its place in the batch, or None."""
     ledger, prompts, graph = run.state.ledger, run.prompts, run.context.graph
     sample = ledger.samples[index]
     prompt = prompts.of(*sample.origin)
@@ -60,8 +60,11 @@ def sample_row(run: JobRun, index: int, place: int | None) -> SampleRow:
 
 
 def rewards_by_name(sample: Sample, graph: Graph) -> dict[str, float]:
-    """Return the rewards of a sample by name, each of several too, and what they gave beside their numbers: of several
-    rewards under the name of each, such as `correct/length`."""
+    """Return the rewards of a sample by name, with their extra values.
+
+    With several rewards, each has its own entry, and an extra value has the name of its reward before it, such as
+    `correct/length`.
+    """
     fields = {field.value: field.value for field in graph.reward_fields} | graph.reward_parts
     known = {name: sample_number(sample, field) for name, field in fields.items()}
     numbers = {name: value for name, value in known.items() if value is not None}
@@ -74,14 +77,13 @@ def rewards_by_name(sample: Sample, graph: Graph) -> dict[str, float]:
 
 
 def _at(numbers: Sequence[float], place: int | None) -> float | None:
-    """Return the number of a place of the batch; None where there is none."""
+    """Return the number at a place of the batch; None where there is none."""
     number = numbers[place] if place is not None and place < len(numbers) else math.nan
     return number if math.isfinite(number) else None
 
 
 def copy_sample_numbers(run: JobRun, result: pb.TrainResult) -> None:
-    """Copy into `result` the numbers of each sample that the first rank computed in the iteration that was trained;
-    none where it has none."""
+    """Copy the first rank's numbers of each trained sample into `result`; nothing where it has none."""
     last = run.state.fleet.ranks()[0].last_train
     if last is None or last.iteration != run.state.iteration:
         return
@@ -92,14 +94,14 @@ def copy_sample_numbers(run: JobRun, result: pb.TrainResult) -> None:
 
 
 def numbers_by_sample(numbers: pb.Array | None) -> list[float]:
-    """Return the numbers of an array of one number per sample."""
+    """Return the values of an array that has one number per sample."""
     if numbers is None or not numbers.data:
         return []
     return [float(value) for value in np.frombuffer(unpacked(numbers, "float32"), dtype="<f4")]
 
 
 def sample_number(sample: Sample, field: str) -> float | None:
-    """Return the first number of a field of a sample; None: it has none that is finite."""
+    """Return the first number in a field of a sample; None without a finite one."""
     if field not in sample.fields:
         return None
     value = float(np.frombuffer(sample.fields[field], dtype="<f4")[0])

@@ -1,7 +1,7 @@
 """The open sessions: one outgoing queue per worker.
 
-Rule: sending never blocks and never fails; a message to a worker that is gone is dropped, because the worker says in
-its next Register what it is, and the scheduler decides anew.
+Rule: sending never blocks and never fails. A message to a disconnected worker is dropped, because the worker reports
+its state in its next Register, and the scheduler decides again.
 """
 
 import asyncio
@@ -17,13 +17,13 @@ class WorkerStream:
     number: int
     worker: str
     outgoing: asyncio.Queue[pb.CoordinatorMessage | None] = field(default_factory=asyncio.Queue)
-    """None ends the stream."""
+    """Messages to the worker; None ends the stream."""
     problem: str = ""
-    """What was wrong with a message of the worker; the status that ends the stream says it."""
+    """Error in a message of the worker; the status that ends the stream contains it."""
 
 
 class Sessions:
-    """Sessions by worker name; numbers count up from 1 and are never used twice."""
+    """Sessions by worker name; session numbers count up from 1 and are never reused."""
 
     def __init__(self) -> None:
         self._open: dict[str, WorkerStream] = {}
@@ -36,19 +36,19 @@ class Sessions:
         return self._count
 
     def open(self, worker: str, number: int) -> WorkerStream:
-        """Make this the worker's session, and end an older one; return it."""
+        """Open a session of the worker, end an older one, and return the new one."""
         self.end(worker)
         self._open[worker] = session = WorkerStream(number, worker)
         return session
 
     def close(self, session: WorkerStream) -> None:
-        """Take in that a stream is over."""
+        """Record that a stream is over."""
         if self._open.get(session.worker) is session:
             del self._open[session.worker]
         self._closed.set()
 
     def end(self, worker: str) -> None:
-        """End a worker's stream from our side."""
+        """End a worker's stream from the coordinator's side."""
         session = self._open.pop(worker, None)
         if session is not None:
             session.outgoing.put_nowait(None)

@@ -1,13 +1,13 @@
-"""The metrics of an iteration about drafts and what is shared for them.
+"""The metrics of an iteration about drafts and shared sibling tokens.
 
-Rule: as in `iteration_metrics`; a share of nothing is absent and never zero.
+Rule: as in `iteration_metrics`; a ratio without a denominator is absent, never zero.
 """
 
 from rlhf_coordinator.job.job_run import JobRun
 
 
 def speculation_metrics(run: JobRun) -> dict[str, float]:
-    """Return what drafts did in the iteration; empty where the job decodes token by token."""
+    """Return the metrics of drafting in the iteration; empty where the job decodes token by token."""
     settings, state = run.context.spec.generation.speculation, run.state
     if settings.mode == "Disabled":
         return {}

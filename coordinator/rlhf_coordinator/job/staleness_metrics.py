@@ -1,6 +1,6 @@
-"""The metrics of an iteration about samples that were carried into it, and the age of the weights that drew its tokens.
+"""The metrics of an iteration about carried samples, and the age of the weights that drew its tokens.
 
-Rule: as in `iteration_metrics`; all of it follows from the ledger, so a coordinator that came back says the same.
+Rule: as in `iteration_metrics`; all values follow from the ledger, so a restarted coordinator reports the same.
 """
 
 from rlhf_coordinator.job.job_run import JobRun
@@ -8,13 +8,16 @@ from rlhf_coordinator.state.ledger import Ledger
 
 
 def carried_tokens(ledger: Ledger) -> int:
-    """Return how many tokens of the iteration's samples an earlier one drew."""
+    """Return the number of tokens that earlier iterations drew for the iteration's samples."""
     return sum(len(sample.carried) for sample in ledger.samples)
 
 
 def staleness_metrics(run: JobRun) -> dict[str, float]:
-    """Return what was carried into the iteration and what of that is begun anew, and how many versions the weights that
-    drew a token are older than those that are trained, over the tokens that are trained on; empty where none can be."""
+    """Return the numbers of carried and restarted samples, and the staleness of the trained tokens.
+
+    Staleness is the number of versions between the weights that drew a token and those in training. The result is empty
+    where staleness is impossible.
+    """
     ledger = run.state.ledger
     if not run.context.spec.rollout.may_be_stale:
         return {}

@@ -1,6 +1,6 @@
-"""The facts of a job that is over, which trackers get for their summary.
+"""The facts of a finished job, for the summaries of trackers.
 
-Rule: they are about all coordinators that ran the job, by what the journal kept.
+Rule: they cover all coordinators that ran the job, from the journal.
 """
 
 import math
@@ -13,10 +13,12 @@ from rlhf_coordinator.storage.restore import mean
 
 
 def summary(run: JobRun, samples_per_prompt: int) -> dict[str, Any]:
-    """Return facts about the whole job, over all coordinators that ran it. `reward_first` and `reward_last` are means
-    of the first and last tenth of the iterations (at least one); absent when no sample of them had a reward. What
-    drafts gave (`tokens_per_step`, `acceptance`) is of the last iteration; absent where nothing was drafted. So is the
-    `loss` of a job that generates nothing."""
+    """Return facts about the whole job, over all coordinators that ran it.
+
+    `reward_first` and `reward_last` are means of the first and last tenth of the iterations (at least one); absent when
+    no sample of them had a reward. `tokens_per_step` and `acceptance` of drafts are of the last iteration; absent where
+    nothing was drafted. The `loss` of a job that generates nothing is of the last iteration, too.
+    """
     assert run.outcome is not None
     rewards = run.rewards
     seconds = max(1e-9, (time.time_ns() - run.started_ns) / 1e9)
@@ -55,7 +57,7 @@ def summary(run: JobRun, samples_per_prompt: int) -> dict[str, Any]:
 
 
 def evaluation_facts(run: JobRun) -> dict[str, Any]:
-    """Return every evaluation of the run, the best of them, and the checkpoint that goes with it."""
+    """Return every evaluation of the run, the best of them, and its checkpoint."""
     results, top = run.state.evaluation.results, best(run.state.evaluation.results)
     return {
         "results": [dict(result.metrics) for result in results],

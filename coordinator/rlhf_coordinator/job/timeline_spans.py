@@ -1,9 +1,8 @@
-"""Spans on their way to the timeline: what a worker cannot know of its own span is added, then it is written.
+"""Completion of spans for the timeline, with values that a worker cannot know, before they are written.
 
-Rule: a span is drawn and never read by a decision; what the cost model learns from is a `pb.Observation`. Added are the
-name of a migration's destination, and the predictions of the schedule that training runs. What moves of balancing gave
-is drawn beside what they were to give. Must never change the state
-of the job.
+Rule: spans are drawn, and no decision reads them; the cost model learns from `pb.Observation`. The added values are the
+name of a migration's destination, and the predictions of the schedule in use. The measured gain of a balancing move is
+drawn beside the predicted one. Must never change the state of the job.
 """
 
 from typing import Final
@@ -15,25 +14,28 @@ from rlhf_coordinator.job.job_run import JobRun
 from rlhf_coordinator.state.fusion_state import MadeReallocation
 
 DRAWN_NS: Final = 50_000_000
-"""Width of a move of balancing in a picture: it is a decision, which takes no time of its own."""
+"""Drawn width of a balancing move, which is a decision and takes no time itself."""
 
 
 def record_worker_span(run: JobRun, span: pb.Span) -> None:
-    """Complete a worker's span and hand it to the trackers."""
+    """Complete a worker's span and give it to the trackers."""
     _name_destination(run, span)
     _add_prediction(run, span)
     run.trackers.span(span)
 
 
 def draw_last_phase(run: JobRun, now: float, now_ns: int) -> None:
-    """Draw the phase in which an iteration closes: the loop draws one when another begins, but this one is counted anew
-    from here on. `now`, `now_ns`: one moment by both clocks."""
+    """Draw the phase in which an iteration closes.
+
+    The loop draws a phase when another begins, but this phase is counted again from here on. `now`, `now_ns`: one
+    moment by both clocks.
+    """
     seconds = now - run.times.phase_start
     run.record_span(run.times.phase, now_ns - int(seconds * 1e9), now_ns, run.state.iteration)
 
 
 def draw_reallocation(run: JobRun, made: MadeReallocation, predicted: float, measured: float) -> None:
-    """Draw samples that moved to balance two workers, with the seconds that this was predicted to win and did."""
+    """Draw a move of samples that balances two workers, with the predicted and the measured gain in seconds."""
     first = made.reallocation.moves[0]
     span = pb.Span(
         worker=first.source,
@@ -53,7 +55,7 @@ def draw_reallocation(run: JobRun, made: MadeReallocation, predicted: float, mea
 
 
 def _name_destination(run: JobRun, span: pb.Span) -> None:
-    """A worker knows the address that it sent a sample to; pictures show names."""
+    """Add the destination's name, because a worker knows only the address to which it sent a sample."""
     if span.name == "migrate" and "peer" in span.attributes:
         peer = span.attributes["peer"]
         names = [worker.name for worker in run.state.fleet.of(Group.GENERATION) if worker.address == peer]
@@ -61,8 +63,10 @@ def _name_destination(run: JobRun, span: pb.Span) -> None:
 
 
 def _add_prediction(run: JobRun, span: pb.Span) -> None:
-    """A rank's mini-batch, or a step in it, gets its predicted times; of the first mini-batch of an iteration the whole
-    prediction is drawn as well, on a row of its own."""
+    """Add predicted times to a rank's mini-batch or to a step in it.
+
+    For the first mini-batch of an iteration, also draw the whole prediction on a separate row.
+    """
     schedule = run.state.schedule
     worker = run.state.fleet.workers.get(span.worker)
     if not schedule.forecast or worker is None or worker.rank is None or not span.name.startswith("train/"):
@@ -81,7 +85,7 @@ def _add_prediction(run: JobRun, span: pb.Span) -> None:
 
 
 def row_of(rank: int, rows: int, parallelism: TrainingParallelism) -> int:
-    """Return which of a table's rows a training rank runs; the ranks of a row are neighbours."""
+    """Return the row of the schedule table that a training rank runs; the ranks of a row are neighbours."""
     block = parallelism.pipeline * parallelism.tensor
     return rank % block * rows // block
 

@@ -1,7 +1,6 @@
 """Carries out decisions: leases samples, sends commands, writes the journal, ends iterations and the job.
 
-Rule: one small method per kind of decision, called in the order of the decisions. Must never decide what to do: the
-pure functions of `scheduling` did that.
+Rule: one small method per kind of decision, called in the order of the decisions. The functions of `scheduling` decide.
 """
 
 import logging
@@ -49,7 +48,7 @@ TRAINED_MODELS: Final = {
     pb.TRAIN_PART_POLICY: "the policy ",
     pb.TRAIN_PART_CRITICS: "the critics ",
 }
-"""Which part of a training is awaited, in words."""
+"""Part of a training that a command requests -> words for messages."""
 
 
 class Actions:
@@ -94,8 +93,11 @@ class Actions:
     def begin_iteration(
         self, iteration: int, handed_on: Sequence[CarriedSample], *, one_step_off: bool = False
     ) -> None:
-        """Begin an iteration of which the journal has no segment yet. `handed_on`: by the iteration before.
-        `one_step_off`: that one was closed before its batch was trained on, beside which this one decodes."""
+        """Begin an iteration that has no segment in the journal yet.
+
+        `handed_on`: samples carried over from the previous iteration. `one_step_off`: the previous iteration was closed
+        before its batch was trained, and this one decodes meanwhile.
+        """
         run = self._run
         spec = run.context.spec
         rule = spec.algorithm.fields.refill
@@ -135,7 +137,7 @@ class Actions:
     # ---------------------------------------------------------------- samples
 
     def _cut_groups(self, decision: d.CutGroups) -> None:
-        """Written down before anything follows from it, so that a replay leaves out the same prompts."""
+        """Journal the cut before anything follows from it, so that a replay leaves out the same prompts."""
         run, ledger = self._run, self._run.state.ledger
         cut = Cut(groups=decision.groups)
         if run.context.spec.rollout.max_staleness:
@@ -288,8 +290,10 @@ class Actions:
             )
 
     def _report(self, decision: d.CloseIteration, metrics: dict[str, float], last_version: dict[str, float]) -> None:
-        """Hand a closed iteration to trackers, metrics and the log. `last_version`: metrics of the evaluation of the
-        job's last version."""
+        """Give a closed iteration to trackers, metrics and the log.
+
+        `last_version`: metrics of the evaluation of the job's last version.
+        """
         run, iteration = self._run, self._run.state.iteration
         draw_last_phase(run, time.monotonic(), time.time_ns())
         record_samples(run)

@@ -1,8 +1,8 @@
-"""The answers to commands: what a worker now is, or why a command failed and what follows from that.
+"""The answers to commands: a worker's new state, or the failure of a command and its consequence.
 
-Rule: an answer changes what the coordinator believes of the worker, of samples that it gave away and of what was
-measured; the scheduler decides what to do about it. A failure that a retry may cure delays the retry; one that it
-cannot cure ends the job with the worker's message.
+Rule: an answer updates the coordinator's view of the worker, of leased samples and of measurements; the scheduler
+decides what to do. A failure that a retry may fix delays the retry; any other failure ends the job with the worker's
+message.
 """
 
 import logging
@@ -22,21 +22,21 @@ from rlhf_coordinator.training.checkpoint_saver import CheckpointSaver
 log = logging.getLogger(__name__)
 
 MAX_RETRY_SECONDS: Final = 10.0
-"""Between retries of a failed command."""
+"""Longest delay between retries of a failed command, in seconds."""
 
 FINAL_EXIT_CODES: Final = frozenset({ExitCode.USER_CODE, ExitCode.BAD_MODEL, ExitCode.BAD_DATA, ExitCode.STORAGE})
-"""Exit codes of a worker that no restart cures."""
+"""Exit codes of a worker that no restart fixes."""
 
 
 class CommandResults:
-    """Takes in the CommandDone messages of one job."""
+    """Processes the CommandDone messages of one job."""
 
     def __init__(self, run: JobRun, checkpoints: CheckpointSaver) -> None:
         self._run = run
         self._checkpoints = checkpoints
 
     def done(self, name: str, message: pb.CommandDone) -> None:
-        """Take in one answer; an unknown id belongs to a command of an earlier session and says nothing."""
+        """Process one answer; ignore an unknown id, which belongs to an earlier session."""
         worker = self._run.state.fleet.workers[name]
         measurements.failed(self._run, worker, message.failure)
         if not message.command_id:
@@ -88,7 +88,7 @@ class CommandResults:
             and worker.rank is not None
             and not worker.trains
         ):
-            # It joined a group of an earlier coordinator; which version it holds is not known.
+            # It joined a group of an earlier coordinator; its version is unknown.
             message_text = "it joined a training group of an earlier coordinator"
             self._training_failed(worker, pb.Failure(message=message_text, exit_code=ExitCode.RESTART))
 
@@ -110,7 +110,7 @@ class CommandResults:
         elif pending.kind in (CommandKind.BECOME, CommandKind.LOAD, CommandKind.UNKNOWN):
             self._retry_later(worker, failure)
         else:
-            # The worker may or may not hold the samples of the command: a new session shows it.
+            # The worker may or may not have the samples of the command; a new session shows it.
             self._retry_later(worker, failure)
             self._run.sessions.end(worker.name)
 
@@ -119,11 +119,11 @@ class CommandResults:
         return pending.role == Group.TRAINING or (pending.kind is CommandKind.UNKNOWN and not pending.from_ranks)
 
     def _can_do_without(self, worker: Worker) -> bool:
-        """Return whether a worker need not score: it generates, and there are inference workers."""
+        """Return whether scoring can do without the worker: it generates, and there are inference workers."""
         return worker.group is Group.GENERATION and bool(self._run.state.fleet.sizes.get(Group.INFERENCE))
 
     def _take_worker_failure(self, worker: Worker, failure: pb.Failure) -> None:
-        """Take in that a worker broke outside any command and ends now; a new process cures most causes, not all."""
+        """Process a failure outside any command that ends the worker; a new process fixes most causes, but not all."""
         log.error("%s ends: %s", worker.name, failure.message)
         self._run.event("worker-failed", f"{worker.name}: {failure.message}", worker=worker.name)
         if failure.reason not in sample_failures.WEIGHTS_FAULTS:

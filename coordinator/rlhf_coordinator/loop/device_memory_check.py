@@ -1,8 +1,7 @@
-"""Whether a device can hold what a worker with a training rank will hold, all at once or in turn: asked before it loads
-anything.
+"""Checks that a device can hold the models of a worker with a training rank, at once or in turn, before it loads them.
 
-Rule: reads headers of model files, once; says no only where weights, caches and optimizer state alone are too much, and
-then what would fit.
+Rule: it reads headers of model files, once. It refuses only if weights, caches and optimizer state alone exceed the
+memory, and then names a layout that fits.
 """
 
 from functools import cached_property
@@ -22,7 +21,7 @@ class DeviceMemory:
         self._context = context
 
     def problem(self, register: pb.Register, rank: int | None) -> pb.Failure | None:
-        """Return why the job cannot run on the device of a worker; None when nothing says so."""
+        """Return why the job cannot run on the device of a worker; None without a known reason."""
         spec = self._context.spec
         if rank is None or not register.device.startswith("cuda") or not register.device_memory_bytes:
             return None

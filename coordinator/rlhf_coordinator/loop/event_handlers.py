@@ -1,8 +1,8 @@
-"""Each message of a worker, and the part of the coordinator that takes it in.
+"""Dispatches each message of a worker to the module that processes it.
 
-Owns sessions: a worker that registers, is lost or leaves. Messages about samples go to `sample_handler`. Rule: a
-message that makes no sense ends the session; the worker then opens another one and gives back what it holds. Must never
-hand on a message that was not checked.
+This module owns sessions: a worker that registers, is lost or leaves. `sample_handler` processes messages about
+samples. Rule: an invalid message ends the session; the worker then opens another one and returns its samples. Must
+never pass on an unchecked message.
 """
 
 import logging
@@ -41,8 +41,10 @@ class EventHandlers:
     # ---------------------------------------------------------------- sessions
 
     def register(self, message: pb.Register, session: int) -> Joined | Refused:
-        """Take in that a worker opens a session: what it held goes back to the queue, with the tokens it brings.
-        Return the worker, or why it is refused. Raises ValueError when the message makes no sense."""
+        """Register a worker's session; its former leases return to the queue, with the tokens that it brings.
+
+        Return the worker, or the reason for refusing it. Raises ValueError for an invalid message.
+        """
         run = self._run
         check_registration(run.state.fleet.workers.get(message.worker), message, run.context.spec.iterations)
         brought = [(item.key, response_of(item.tokens, item.log_probabilities, item.versions)) for item in message.held]
@@ -54,7 +56,7 @@ class EventHandlers:
             return result
         if result.restarted and not blameless:
             sample_failures.worker_ended(run, result.worker, "its process ended without a word")
-            result.worker.blameless = False  # this is its next one
+            result.worker.blameless = False  # a new process
         self._reclaim(message.worker, brought)
         run.state.group_epoch = max(run.state.group_epoch, result.worker.group_epoch)
         self._checkpoints.lost(message.worker)
@@ -65,12 +67,12 @@ class EventHandlers:
         return result
 
     def closed(self, worker: str, session: int) -> None:
-        """Take in that a session ended."""
+        """Record that a session ended."""
         if self._run.state.fleet.closed(worker, session, time.monotonic()):
             self._run.wake()
 
     def expire(self, now: float) -> None:
-        """Take back what lost workers held."""
+        """Revoke the leases of lost workers."""
         run = self._run
         for worker in run.state.fleet.expire(now):
             sample_failures.worker_ended(run, worker, "it was lost, without a word")
@@ -85,8 +87,10 @@ class EventHandlers:
             run.event(kind, text, worker=worker.name)
 
     def _reclaim(self, worker: str, brought: Sequence[tuple[pb.SampleKey, PackedResponse]] = ()) -> tuple[int, int]:
-        """Take back what a lost or reconnecting worker has; return the numbers of samples and of scoring tasks.
-        `brought`: the responses that come with its new session; their tokens stay known."""
+        """Revoke the leases of a lost or reconnecting worker; return the numbers of samples and of scoring tasks.
+
+        `brought`: the responses that arrive with its new session; their tokens stay known.
+        """
         run, queued, tasks = self._run, 0, 0
         for samples in sample_sets(run):
             own = [(samples.index(key), key.attempt, response) for key, response in brought]
@@ -106,7 +110,7 @@ class EventHandlers:
     # ---------------------------------------------------------------- messages
 
     def message(self, worker: str, message: pb.WorkerMessage) -> None:
-        """Take in one message. Raises ValueError when it makes no sense."""
+        """Process one message. Raises ValueError for an invalid one."""
         if message.WhichOneof("message") != "batch":
             self._one(worker, message)
             return
@@ -139,12 +143,12 @@ class EventHandlers:
             case "observation":
                 self._observe(worker, message.observation)
             case None:
-                return  # of a kind that only newer workers know; see rlhf_api.protocol
+                return  # a kind that only newer workers know; see rlhf_api.protocol
             case other:
                 raise ValueError(f"a {other} message in the middle of a session")
 
     def _observe(self, worker: str, observation: pb.Observation) -> None:
-        """Hand what work took to all that learn from it."""
+        """Give an observation to all modules that learn from it."""
         if observation.WhichOneof("work") == "scoring":
             task_named(self._run.context.tasks, observation.scoring.task)
         learning.observe(self._run, worker, observation)

@@ -1,7 +1,7 @@
-"""Leases samples of the batch and of the evaluation to workers, to be decoded and to be scored.
+"""Leases samples of the batch and of the evaluation to workers, for decoding and for scoring.
 
-Rule: what is leased was decided by the scheduler. The random key of a response depends on the job's seed and on the
-sample alone, so every worker draws the same tokens.
+Rule: the scheduler decides on the leases. The random key of a response depends on the job's seed and on the sample, so
+every worker draws the same tokens.
 """
 
 from collections.abc import Iterable
@@ -16,7 +16,7 @@ from rlhf_coordinator.storage.sample_codec import generate_sample, score_sample
 
 
 def generate(run: JobRun, decision: Generate) -> None:
-    """Lease queued samples to a worker to decode."""
+    """Lease queued samples to a worker for decoding."""
     samples = _samples(run, evaluation=decision.evaluation)
     messages = [generation_message(run, samples, index, decision.worker) for index in decision.samples]
     command = pb.Command(generate=pb.Generate(samples=messages))
@@ -25,7 +25,7 @@ def generate(run: JobRun, decision: Generate) -> None:
 
 
 def score(run: JobRun, decision: Score) -> None:
-    """Lease finished samples to a worker to score."""
+    """Lease finished samples to a worker for scoring."""
     samples = _samples(run, evaluation=decision.evaluation)
     messages = []
     for index, tasks in decision.samples:
@@ -50,7 +50,7 @@ def _samples(run: JobRun, *, evaluation: bool) -> Samples:
 
 
 def generation_message(run: JobRun, samples: Samples, index: int, worker: str) -> pb.GenerateSample:
-    """Lease a queued sample to a worker; return the message that says so."""
+    """Lease a queued sample to a worker; return the message about it."""
     sample, rollout = samples.ledger.samples[index], run.context.spec.rollout
     attempt = samples.ledger.assign(index, worker)
     samples.decoding_leased(index)

@@ -1,7 +1,8 @@
-"""The ticks of the coordinator: decide on what arrived and carry it out, until nothing is left to decide; then wait.
+"""The ticks of the coordinator: decide and carry out until no decision is left; then wait.
 
-Rule: what the scheduler decides is carried out here alone, and the last of it is kept for status and metrics. It wakes
-on every message worth deciding on and on a slow tick for what only time changes (lost workers, time-outs, retries).
+Rule: a tick carries out every decision of the scheduler and stores the last output for status and metrics. The loop
+wakes on every relevant message, and on a slow tick for changes that only time causes (lost workers, time-outs,
+retries).
 """
 
 import asyncio
@@ -22,25 +23,30 @@ from rlhf_coordinator.scheduling import iteration
 log = logging.getLogger(__name__)
 
 TICK_SECONDS: Final = 0.25
-"""Resolution of everything that only time changes."""
+"""Resolution, in seconds, of changes that only time causes."""
 
 DEBOUNCE_SECONDS: Final = 0.002
-"""Messages that arrive together are decided on together; far below the time of a decode step. Longer right after
-deciding took long (hundreds of workers), see DEBOUNCE_FACTOR."""
+"""Seconds to collect messages before a decision; far below the time of a decode step.
+
+The pause is longer after a long decision (hundreds of workers), see DEBOUNCE_FACTOR.
+"""
 
 DEBOUNCE_FACTOR: Final = 4.0
-"""Pause after deciding, in times of what deciding took: at most a fifth of the time goes into it."""
+"""Ratio of the pause after a decision to its duration, so that decisions take at most a fifth of the time."""
 
 MAX_DEBOUNCE_SECONDS: Final = 0.02
-"""A tick that took long did something rare (began an iteration); what follows it must not wait for that."""
+"""Longest pause in seconds. A long tick did something rare (began an iteration), and the next one must not wait for
+it."""
 
 MAX_ROUNDS: Final = 64
-"""Decisions that follow from decisions; more means that a decision does not change what it was made from."""
+"""Limit of decisions that follow from decisions; more means that a decision does not change its own input."""
 
 
 def pause_before_tick(start: float, end: float, now: float) -> float:
-    """Return the seconds to wait for more messages when something has changed, where the last tick went from `start` to
-    `end`: what came long after it waits no longer than messages that come together."""
+    """Return the seconds to wait for more messages after a change; the last tick ran from `start` to `end`.
+
+    A message long after the last tick waits only DEBOUNCE_SECONDS.
+    """
     rest = end + min(MAX_DEBOUNCE_SECONDS, DEBOUNCE_FACTOR * (end - start)) - now
     return max(DEBOUNCE_SECONDS, rest)
 
@@ -67,7 +73,7 @@ class Loop:
             end = time.monotonic()
 
     def tick(self) -> None:
-        """Decide and act until there is nothing left to decide."""
+        """Decide and act until no decision is left."""
         run = self._run
         arrived, run.arrived = run.arrived, 0.0
         before = run.scheduled.consolidation
@@ -77,7 +83,7 @@ class Loop:
                 now = time.monotonic()
                 scheduled = run.scheduled = iteration.decide(run.context, run.state, now)
                 rounds.note_wait(run, now)
-                if number or not scheduled.decisions:  # a phase that is over with the decisions of this tick is none
+                if number or not scheduled.decisions:  # a phase that ends with the decisions of this tick is none
                     self._enter_phase(scheduled.phase, arrived)
                 if not scheduled.decisions:
                     fusion_planning.track_consolidation(run, before)

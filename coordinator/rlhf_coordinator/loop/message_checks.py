@@ -1,11 +1,10 @@
-"""What a message of a worker may hold at all: finite numbers, counts from zero, names and texts of a size.
+"""Limits for the content of worker messages: finite numbers, counts from zero, names and texts of limited length.
 
-Rule: pure. Messages that change the ledger (progress, finished, scored) are checked against it where they are used, by
-`sample_handler`; all others are checked here before anything else looks at them. A worker runs code of users in a
-process that holds the job's certificate, so a message is untrusted even when its sender is not: what is taken in ends
-in the ledger, in commands to others, in metrics and files. Raises ValueError, which ends the session of its sender and
-nothing else. What a value means (is this sample its own, is this version what was asked for) is judged by those who
-know.
+Rule: pure. Messages that change the ledger (progress, finished, scored) are checked against it by `sample_handler`; all
+others are checked here before other code reads them. A worker runs code of users in a process that has the job's
+certificate, so its messages are untrusted even when its sender is trusted: their content reaches the ledger, commands
+to others, metrics and files. Raises ValueError, which ends only the session of the sender. The receivers check the
+meaning of a value, for example whether a version is the requested one.
 """
 
 import math
@@ -19,30 +18,31 @@ from rlhf_common.worker_roles import roles_of
 from rlhf_coordinator.state.worker import Worker
 
 MAX_NAME_CHARACTERS: Final = 256
-"""Characters of a name, an address, an attribute."""
+"""Longest name, address or attribute, in characters."""
 MAX_TEXT_CHARACTERS: Final = 65536
-"""Characters of a message about a failure."""
+"""Longest message about a failure, in characters."""
 MAX_ENTRIES: Final = 100_000
-"""Entries of a list or a map that is no batch and no response."""
+"""Most entries of a list or a map that is no batch and no response."""
 MAX_NUMBER: Final = 1e18
-"""Of a number in a span or an observation: bytes, nanoseconds, tokens."""
+"""Largest number in a span or an observation: bytes, nanoseconds, tokens."""
 MAX_GROUP_EPOCH: Final = 2**30
-"""Of a training group: it is counted up from what workers say, and has 32 bits."""
+"""Largest epoch of a training group, which has 32 bits and is incremented from the workers' reports."""
 _CHECKED: Final = frozenset({"register", "heartbeat", "done", "span", "prefix", "observation", "failed"})
-"""Kinds that are checked field by field. Progress and results are arrays, and too many for that: their few numbers are
-checked where they are used."""
+"""Kinds of messages that are checked field by field.
+
+Progress and results consist of arrays and are too frequent for that; their few numbers are checked at their use.
+"""
 _ANY_NUMBER: Final = frozenset({"rlhf.v1.TrainResult.metrics", "rlhf.v1.Failure.exit_code"})
-"""Fields with numbers of any kind: a metric may be NaN and is left out later, a code may have a sign."""
+"""Fields that allow any number: a metric may be NaN and is left out later, an exit code may be negative."""
 _TEXTS: Final = frozenset({"rlhf.v1.Failure.message"})
 _ARRAYS: Final = frozenset({"rlhf.v1.Array", "rlhf.v1.SampleProgress"})
-"""Messages that hold responses: their form is checked as they are read."""
+"""Messages that contain responses; their form is checked when they are read."""
 _FLOATS: Final = (FieldDescriptor.CPPTYPE_DOUBLE, FieldDescriptor.CPPTYPE_FLOAT)
 _INTEGERS: Final = (FieldDescriptor.CPPTYPE_INT32, FieldDescriptor.CPPTYPE_INT64)
 
 
 def check_message(worker: str, message: pb.WorkerMessage) -> None:
-    """Raise ValueError for a message that no worker can mean, with the field, what it holds, and what would be
-    right."""
+    """Raise ValueError for an impossible message, with the field, its value and the valid values."""
     kind = message.WhichOneof("message")
     if kind not in _CHECKED:
         return
@@ -56,7 +56,7 @@ def check_message(worker: str, message: pb.WorkerMessage) -> None:
 
 
 def _sample_arrays(result: pb.TrainResult, place: str) -> None:
-    """Check what is read when the iteration closes, long after the session of its sender could be ended."""
+    """Check arrays that are read when the iteration closes, long after the sender's session could be ended."""
     arrays = {"advantages": result.advantages, "shaped_rewards": result.shaped_rewards}
     for name, array in arrays.items():
         if array.ByteSize() and (array.dtype != "float32" or list(array.shape) != [len(array.data) / 4]):
@@ -65,7 +65,7 @@ def _sample_arrays(result: pb.TrainResult, place: str) -> None:
 
 
 def _span(worker: str, span: pb.Span) -> None:
-    """Attributes are texts; those that are numbers are drawn as such."""
+    """Check a span. Attributes are texts; numeric ones are drawn as numbers."""
     if span.worker != worker:
         raise ValueError(f"span.worker is {span.worker[:MAX_NAME_CHARACTERS]!r}, must be {worker!r}, who sends it")
     if span.end_ns < span.start_ns:
@@ -80,13 +80,13 @@ def _span(worker: str, span: pb.Span) -> None:
 
 
 def _observation(observation: pb.Observation) -> None:
-    """What is checked of every message leaves numbers that are finite and from 0; here they are bounded as well."""
+    """Check the upper bounds of an observation; the general checks ensured finite numbers from 0."""
     if observation.end_ns < observation.start_ns:
         start_ns = observation.start_ns
         raise ValueError(f"observation.end_ns is {observation.end_ns}, must not be before start_ns {start_ns}")
     kind = observation.WhichOneof("work")
     if kind is None:
-        return  # of work that only newer workers know
+        return  # work that only newer workers know
     _bounded(getattr(observation, kind), f"observation.{kind}")
 
 
@@ -100,7 +100,7 @@ def _bounded(message: Any, place: str) -> None:
 
 
 def check_registration(worker: Worker | None, message: pb.Register, iterations: int) -> None:
-    """Raise ValueError when a worker says of itself what no worker of its place can be."""
+    """Raise ValueError when a worker's registration contradicts its place."""
     _fields(message, "register")
     state = message.state
     _sample_arrays(state.last_train, "register.state.last_train")

@@ -1,18 +1,18 @@
-"""How a coordinator comes back from its journal, in order. A first start takes the same steps with an empty journal.
+"""The return of a coordinator from its journal, step by step. A first start takes the same steps with an empty journal.
 
-  open_run          1. the journal's lock, so that no other coordinator of this job writes it
-                    2. the prompts, as they were tokenized when the journal was begun
-  restore_run       3. the position: journal and checkpoints say which iteration is in progress and what of it is done
-                       (`storage.restore`); the number of this process is durable from here on
-                    4. the trackers, which go on after the last closed iteration
-                    5. the job's parts, made of all that
+  open_run          1. lock the journal, so that no other coordinator of this job writes it
+                    2. read the prompts, tokenized when the journal was begun
+  restore_run       3. find the position: journal and checkpoints show the iteration in progress and its results
+                       (`storage.restore`); from here on the number of this process is durable
+                    4. open the trackers, which continue after the last closed iteration
+                    5. build the job's parts
                        -- the service is up from here on, and workers may register
-  resume_iteration  6. the costs and response lengths that earlier iterations taught (`fusion.learning`), and their
-                       responses, to draft by (`speculation`)
-                    7. the iteration in progress goes on after its last whole record, or the next one begins
+  resume_iteration  6. restore the costs and response lengths learned from earlier iterations (`fusion.learning`), and
+                       their responses as draft hints (`speculation`)
+                    7. continue the iteration in progress after its last whole record, or begin the next one
 
-Rule: until step 3 nothing is written but files that a further start reads or replaces. When the process dies in here,
-the next one takes the same steps.
+Rule: before step 3 only files are written that a further start reads or replaces. When the process dies in here, the
+next one takes the same steps.
 """
 
 import itertools
@@ -55,13 +55,13 @@ from rlhf_coordinator.training import critic_overlap_choice
 log = logging.getLogger("coordinator")
 
 COMMANDS_PER_COORDINATOR: Final = 1 << 32
-"""Command ids of a coordinator start at its epoch times this, so an answer to an earlier one's is never mistaken."""
+"""Number of command ids per coordinator, so that an answer to an earlier coordinator's command is never mistaken."""
 
 
 def open_run(context: JobContext, run_dir: Path, *, resume: bool) -> tuple[JobRun, Restored]:
-    """Take steps 1 to 5 in a run folder; return the job's parts and what was restored. Raises JobError.
+    """Take steps 1 to 5 in a run folder; return the job's parts and the restored state. Raises JobError.
 
-    `resume`: a fresh journal may go on from checkpoints that are there already.
+    `resume`: a new journal may continue from existing checkpoints.
     """
     journal = Journal(run_dir / "journal", hold(run_dir / "journal"))
     digest = prompts_digest(context.spec)
@@ -88,8 +88,10 @@ def _warn_of_prompts(run: JobRun) -> None:
 
 
 def _read_with(context: JobContext) -> dict[str, str]:
-    """Return digests of what else prompts are made from: the tokenizer with its chat template, where its files are on
-    this machine, and the prompts of the evaluation."""
+    """Return digests of the other inputs of tokenized prompts.
+
+    These are the tokenizer with its chat template, if its files are on this machine, and the prompts of the evaluation.
+    """
     spec = context.spec
     tokenizer = tokenizer_digest(spec.models.actor.path)
     read = {} if tokenizer is None else {IDENTITY: tokenizer}
@@ -109,7 +111,10 @@ def restore_run(
     trackers: RunTrackers | None = None,
     read: Mapping[str, str] | None = None,
 ) -> tuple[JobRun, Restored]:
-    """Take steps 3 to 5; `trackers` instead of those of the run folder; `read` as for `restore`. Raises JobError."""
+    """Take steps 3 to 5. Raises JobError.
+
+    `trackers` replace those of the run folder; `read` is as for `restore`.
+    """
     restored = restore(context, journal, prompts, prompts_sha256, time.time_ns(), resume=resume, read=read)
     for warning in restored.warnings:
         log.warning(warning)
@@ -120,7 +125,7 @@ def restore_run(
     trackers = trackers or open_trackers(
         run_dir, first, services=services_of(context.job), traces=open_traces(context.job, run_dir)
     )
-    if closed:  # the process before may have died between journal and trackers
+    if closed:  # the previous process may have died between journal and trackers
         trackers.iteration(*closed)
         last_version = closed[0] + 1
         if last_version >= context.spec.iterations and (ended := reported_at(restored.evaluations, last_version)):
@@ -145,7 +150,7 @@ def resume_iteration(run: JobRun, restored: Restored, actions: Actions) -> None:
 
 
 def read_evaluation_prompts(context: JobContext, journal: Journal, prompts: PromptSet) -> Sequence[Prompt]:
-    """Return the prompts that are evaluated; none without an evaluation. Raises JobError."""
+    """Return the prompts of the evaluation; empty without one. Raises JobError."""
     spec, settings = context.spec, context.spec.evaluation
     if settings is None:
         return ()
@@ -161,7 +166,7 @@ def read_evaluation_prompts(context: JobContext, journal: Journal, prompts: Prom
 
 
 def read_prompt_set(context: JobContext, journal: Journal, digest: str) -> PromptSet:
-    """Return the prompts of a job, tokenized when its journal was begun, or now. Raises JobError."""
+    """Return the tokenized prompts of a job, from the start of its journal or tokenized now. Raises JobError."""
     spec = context.spec
     per_prompt = samples_per_prompt(spec)
     prompts = tokenized_before(journal, digest)
@@ -182,7 +187,7 @@ def read_prompt_set(context: JobContext, journal: Journal, digest: str) -> Promp
 def _job_run(
     context: JobContext, restored: Restored, journal: Journal, prompts: PromptSet, trackers: RunTrackers
 ) -> JobRun:
-    """Make the parts of the job. Moments that were written by the clock of the world become moments of this process."""
+    """Build the parts of the job. Convert stored wall-clock times into this process's monotonic clock."""
     now, now_ns = time.monotonic(), time.time_ns()
     begun_ns = now_ns if restored.begun_ns is None else restored.begun_ns
     return JobRun(

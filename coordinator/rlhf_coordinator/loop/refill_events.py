@@ -1,8 +1,8 @@
-"""What follows when an iteration grows: the state knows the prompts of what is new, and people hear of it.
+"""The consequences of a growing iteration: the state gets the new prompts, and people are informed.
 
-Rule: the ledger drops and adds groups by itself, in the step in which it takes the last score of a group; this is
-called after every such step and changes nothing of it. It may be called at any time: what was done is not done again.
-When the process dies the next one rebuilds the ledger, and the prompts with it; a sentence may then be said again.
+Rule: the ledger drops and adds groups itself when it takes the last score of a group. Call this after every such step;
+it never changes the ledger. It is idempotent and may be called at any time. After a restart, the new process rebuilds
+the ledger with the prompts, and may repeat a log message.
 """
 
 import logging
@@ -13,7 +13,7 @@ log = logging.getLogger(__name__)
 
 
 def follow(run: JobRun) -> None:
-    """Take in that the ledger may have grown, or be complete."""
+    """Process a possible growth or completion of the ledger."""
     ledger, refill = run.state.ledger, run.state.ledger.refill
     if not refill.rule.rounds:
         return
@@ -30,7 +30,7 @@ def follow(run: JobRun) -> None:
 
 
 def summary(run: JobRun) -> str:
-    """Return what became of the groups of an iteration that is scored, in words."""
+    """Describe the fate of the groups of a scored iteration in words."""
     refill = run.state.ledger.refill
     added, rounds = refill.groups - refill.first, refill.rounds
     text = (

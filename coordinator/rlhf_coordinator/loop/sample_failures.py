@@ -1,10 +1,10 @@
-"""Samples that decoding fails on: what is held against them, who hears of it, when an iteration goes on without one.
+"""Samples that fail in decoding: their counters, the reports about them, and iterations that leave them out.
 
-Rule: the ledger counts (`state.decode_failures`), this reports: in the log, as an event, in the status. A sample that
-has failed is left out where spec.rollout.maxFailedSamples still allows it, which is journaled before anything is
-decided on it; else the job fails and names the sample. An evaluation always goes on. Must never make a result of a
-failure: a sample that is left out has no response and is masked out of training. When the process dies, what was
-counted and not journaled is counted anew.
+Rule: the ledger counts (`state.decode_failures`); this module reports in the log, as an event and in the status. A
+failed sample is left out if spec.rollout.maxFailedSamples allows another one; this is journaled before anything is
+decided on it. Otherwise the job fails and names the sample. An evaluation always continues. A failure must never become
+a result: a sample that is left out has no response and is masked out of training. After a restart, unjournaled failures
+are counted again.
 """
 
 import logging
@@ -23,12 +23,14 @@ from rlhf_coordinator.storage.sample_codec import key_message
 log = logging.getLogger(__name__)
 
 WEIGHTS_FAULTS: Final = frozenset({"NotFinite"})
-"""Reasons of workers that end over what they decode by, whatever they decode."""
+"""Failure reasons of workers whose cause is the weights, not the sample."""
 
 
 def worker_ended(run: JobRun, worker: Worker, why: str) -> None:
-    """Hold the end of a worker against the samples that it decodes; once for each of its processes, and not when it was
-    asked to end. To be called before they are taken back."""
+    """Count the end of a worker as a failure of the samples that it decodes, once per worker process.
+
+    A requested end does not count. Call this before the samples return to the queue.
+    """
     if worker.blameless:
         return
     worker.blameless = True
@@ -47,8 +49,10 @@ def worker_ended(run: JobRun, worker: Worker, why: str) -> None:
 
 
 def sample_failed(run: JobRun, samples: Samples, index: int, worker: str, message: pb.FailedSample) -> bool:
-    """Take in that a worker cannot go on with one sample; return False when that is stale. Raises ValueError when the
-    message makes no sense."""
+    """Process a worker's failure on one sample; return False when the message is stale.
+
+    Raises ValueError for an invalid message.
+    """
     limit = run.context.spec.rollout.max_response_tokens
     response = returned_response(message.progress, samples.ledger, index, limit)
     why = message.failure.message or message.failure.reason or "no reason given"
@@ -62,7 +66,7 @@ def sample_failed(run: JobRun, samples: Samples, index: int, worker: str, messag
 
 
 def settle(run: JobRun, samples: Samples) -> None:
-    """Go on without the samples that have failed, or fail the job."""
+    """Continue without the failed samples, or fail the job."""
     ledger, retries = samples.ledger, run.context.spec.rollout.sample_retries
     for index in list(ledger.faulted):
         sample = ledger.samples[index]

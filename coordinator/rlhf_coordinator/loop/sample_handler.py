@@ -1,9 +1,9 @@
-"""What a message about a sample changes: the ledger of the batch or of the evaluation, and the journal.
+"""The effects of messages about samples: on the ledger of the batch or of the evaluation, and on the journal.
 
-One path for both (`sample_sets` owns the differences). Rule: a message is checked first, by `job.sample_messages`. A
-result is journaled in the same step in which the ledger takes it. A message of an old lease, or of an evaluation that
-is over, is counted and dropped. Must never take a response whose tokens, finish reason or weight versions are not what
-was asked for.
+Both take one path (`sample_sets` owns the differences). Rule: `job.sample_messages` checks a message first. A result is
+journaled in the same step in which the ledger takes it. A message of an old lease, or of a finished evaluation, is
+counted and dropped. Must never accept a response whose tokens, finish reason or weight versions differ from the
+request.
 """
 
 import time
@@ -21,7 +21,7 @@ from rlhf_coordinator.storage.sample_codec import episode_of
 
 
 def progressed(run: JobRun, worker: str, message: pb.SampleProgress) -> None:
-    """Take in new tokens of an unfinished response. Raises ValueError when the message makes no sense."""
+    """Add new tokens of an unfinished response. Raises ValueError for an invalid message."""
     key = message.key
     more = progress_of(message, run.context.spec.rollout.max_response_tokens)
     place = find(run, key)
@@ -40,13 +40,13 @@ def progressed(run: JobRun, worker: str, message: pb.SampleProgress) -> None:
 
 
 def finished(run: JobRun, worker: str, message: pb.FinishedSample) -> None:
-    """Take in a whole response. Raises ValueError when the message makes no sense."""
+    """Process a whole response. Raises ValueError for an invalid message."""
     place = find(run, message.key)
     _count(run, worker, place is not None and _finished(run, *place, worker, message))
 
 
 def failed(run: JobRun, worker: str, message: pb.FailedSample) -> None:
-    """Take in that a worker cannot go on with a sample. Raises ValueError when the message makes no sense."""
+    """Process a worker's failure on a sample. Raises ValueError for an invalid message."""
     measurements.failed(run, run.state.fleet.workers[worker], message.failure)
     place = find(run, message.key)
     if place is None or not sample_failures.sample_failed(run, *place, worker, message):
@@ -57,13 +57,13 @@ def failed(run: JobRun, worker: str, message: pb.FailedSample) -> None:
 
 
 def scored(run: JobRun, worker: str, message: pb.ScoredSample) -> None:
-    """Take in a result of a scoring task, or that it failed. Raises ValueError when the message makes no sense."""
+    """Process a result or a failure of a scoring task. Raises ValueError for an invalid message."""
     place = find(run, message.key)
     _count(run, worker, place is not None and score_handler.scored(run, *place, worker, message))
 
 
 def _moved(run: JobRun, worker: str) -> None:
-    """Note that a worker came a step further."""
+    """Record that a worker made progress."""
     run.state.fleet.workers[worker].last_progress = time.monotonic()
     run.totals.progressed()
 
@@ -86,7 +86,7 @@ def _finished(run: JobRun, samples: Samples, index: int, worker: str, message: p
 
 
 def _count(run: JobRun, worker: str, taken: bool) -> None:
-    """Count a message, and let the loop decide on what it changed."""
+    """Count a message, and wake the loop for the change."""
     if not taken:
         run.totals.stale += 1
         return
@@ -95,6 +95,6 @@ def _count(run: JobRun, worker: str, taken: bool) -> None:
 
 
 def _is_new(more: PackedResponse, version: int) -> bool:
-    """Return whether tokens were sampled by this weight version alone."""
+    """Return whether this weight version sampled all of the tokens."""
     tokens = sum(count for _, count in more.versions)
     return tokens == len(more) and all(v == version for v, _ in more.versions)

@@ -1,10 +1,10 @@
-"""The samples that workers decode and score: those of the batch, and those of an evaluation where one is in progress.
+"""The samples that workers decode and score: those of the batch, and those of an evaluation in progress.
 
-Messages and leases take one path for both. Owns all that differs: the ledger, the numbers in messages and in the
-journal, the prompts, and what follows from a result. Samples of a batch are learned from, scored early and replaced;
-those of an evaluation are only counted.
-Rule: nothing here checks a message, or takes a result into a ledger. Must never let a result of an evaluation change
-what is known of the batch.
+Messages and leases take one path for both. This module owns the differences: the ledger, the numbers in messages and in
+the journal, the prompts, and the consequences of a result. Samples of a batch are learned from, scored early and
+replaced; those of an evaluation are only counted.
+Rule: nothing here checks a message, or puts a result into a ledger. A result of an evaluation must never change the
+state of the batch.
 """
 
 import math
@@ -37,7 +37,7 @@ class SampleSet:
     suffix = ""
     """Words after "samples" in the description of a command."""
     noun = "iteration"
-    """The work that goes on without a sample that has failed."""
+    """The work that continues without a failed sample."""
     left_out_event = "sample-left-out"
 
     def __init__(self, run: JobRun, ledger: Ledger, tasks: Sequence[Task]) -> None:
@@ -51,30 +51,30 @@ class SampleSet:
         return SampleKey(self.ledger.iteration, self.first + index, attempt)
 
     def index(self, key: pb.SampleKey) -> int | None:
-        """Return the index of a sample of this set; None: it is of another set, or of an earlier ledger."""
+        """Return the index of a sample of this set; None for a sample of another set, or of an earlier ledger."""
         index = key.sample - self.first
         return index if key.iteration == self.ledger.iteration and 0 <= index < len(self.ledger.samples) else None
 
     def random_key(self, sample: Sample) -> int:
-        """Return the random key of a sample, which follows from the iteration that began it, and its number there."""
+        """Return the random key of a sample, which follows from its first iteration and its number there."""
         seed, origin = self._run.context.spec.seed, sample.origin
         return random_key(seed, origin.iteration, self.first + origin.sample)
 
     def decoding_leased(self, index: int) -> None:
-        """Take in that a sample goes to a worker to decode."""
+        """Record that a sample is leased to a worker for decoding."""
 
     def scoring_leased(self, index: int, worker: str, tasks: tuple[str, ...]) -> None:
-        """Take in that a sample goes to a worker to score."""
+        """Record that a sample is leased to a worker for scoring."""
 
     def decoded(self, index: int, new: int) -> bool:
-        """Take in new tokens of a sample; return whether something can be decided on them."""
+        """Record new tokens of a sample; return whether they may lead to a decision."""
         return False
 
     def scored(self, worker: str, message: pb.ScoredSample) -> None:
-        """Take in the result of a scoring task."""
+        """Record the result of a scoring task."""
 
     def left_out(self) -> None:
-        """Take in that a sample has failed, and the others go on without it."""
+        """Record that a failed sample is left out."""
 
 
 class BatchSamples(SampleSet):
@@ -92,16 +92,16 @@ class BatchSamples(SampleSet):
         return self._run.prompts.of(*sample.origin)
 
     def drawing(self, sample: Sample) -> Drawing:
-        """Return how the tokens of a sample are drawn."""
+        """Return the sampling settings of a sample."""
         return Drawing.GREEDY if sample.greedy else Drawing.ROLLOUT
 
     @property
     def max_failed(self) -> float:
-        """Samples that may fail before the job does."""
+        """Number of samples that may fail before the job fails."""
         return self._run.context.spec.rollout.max_failed_samples
 
     def failure(self, sample: Sample) -> pb.Failure:
-        """Return how decoding failed on a sample."""
+        """Return the decoding failure of a sample."""
         return pb.Failure(reason="SampleFailed", field=MAX_FAILED_FIELD, message=failed_sample(self._run.state, sample))
 
     def decoding_leased(self, index: int) -> None:
@@ -119,7 +119,7 @@ class BatchSamples(SampleSet):
         return early and incremental_dispatch.gained_block(run.state, index, length - new)
 
     def finished(self, index: int, worker: str, message: pb.FinishedSample, new: int) -> None:
-        """Take in that a response is complete, with so many new tokens."""
+        """Record that a response is complete, with `new` new tokens."""
         run = self._run
         incremental_scoring.response_finished(run, index)
         sharing.response_finished(run, index, worker)
@@ -159,15 +159,15 @@ class EvaluationSamples(SampleSet):
         return self._run.evaluation_prompts[sample.index // self._settings.samples_per_prompt]
 
     def drawing(self, sample: Sample) -> Drawing:
-        """Return how the tokens of a sample are drawn."""
+        """Return the sampling settings of a sample."""
         return Drawing.EVALUATION if self._settings.temperature else Drawing.GREEDY
 
     def failure(self, sample: Sample) -> pb.Failure:
-        """Return how decoding failed on a sample."""
+        """Return the decoding failure of a sample."""
         return pb.Failure(message=decode_failure(self.name(sample.index), sample))
 
     def finished(self, index: int, worker: str, message: pb.FinishedSample, new: int) -> None:
-        """Take in that a response is complete."""
+        """Record that a response is complete."""
         self._run.totals.evaluated += 1
 
 
@@ -175,20 +175,20 @@ Samples = BatchSamples | EvaluationSamples
 
 
 def evaluation_samples(run: JobRun) -> EvaluationSamples | None:
-    """Return the samples of the evaluation in progress; None: there is none."""
+    """Return the samples of the evaluation in progress; None without one."""
     ledger = run.state.evaluation.ledger
     return None if ledger is None else EvaluationSamples(run, ledger)
 
 
 def sample_sets(run: JobRun) -> Iterator[Samples]:
-    """Yield all samples that workers may have."""
+    """Yield all sets of samples that workers may have."""
     yield BatchSamples(run)
     if (evaluated := evaluation_samples(run)) is not None:
         yield evaluated
 
 
 def find(run: JobRun, key: pb.SampleKey) -> tuple[Samples, int] | None:
-    """Return the set and the index of a sample; None: its iteration or its evaluation is over."""
+    """Return the set and the index of a sample; None when its iteration or its evaluation is over."""
     samples = BatchSamples(run) if key.sample < FIRST_SAMPLE else evaluation_samples(run)
     index = None if samples is None else samples.index(key)
     return None if samples is None or index is None else (samples, index)

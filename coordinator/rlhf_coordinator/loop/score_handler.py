@@ -1,8 +1,8 @@
-"""What a worker's score changes: the ledger, the journal, what is counted.
+"""The effects of a worker's score on the ledger, the journal and the counters.
 
-Rule: a result is journaled in the same step in which the ledger takes it. A task that failed stays open, to be retried
-elsewhere; when its retries are used up it ends the job, or its reward abstains where the manifest says so. Must never
-take a result whose shape or numbers are not what was asked for, and never turn a failure into a number.
+Rule: a result is journaled in the same step in which the ledger takes it. A failed task stays open and is retried
+elsewhere. When its retries are used up, it ends the job, or its reward abstains where the manifest allows it. Must
+never accept a result of another shape or range than requested, and never turn a failure into a number.
 """
 
 import logging
@@ -23,11 +23,12 @@ from rlhf_coordinator.storage.sample_codec import group_score, unpacked
 log = logging.getLogger(__name__)
 
 RETRY_SECONDS: Final = 0.5
-"""Before the first retry of a failed score; doubles with each, so that a short outage passes."""
+"""Seconds before the first retry of a failed score; the delay doubles with each retry, so that a short outage
+passes."""
 
 
 def scored(run: JobRun, samples: Samples, index: int, worker: str, message: pb.ScoredSample) -> bool:
-    """Take in a result, that a reward abstains, or that a task failed on a sample; return False when it is stale."""
+    """Process a result, an abstention or a failure of a task on a sample; return False when the message is stale."""
     task = task_named(samples.tasks, message.task)
     problem = score_problem(message, task, len(samples.ledger.samples[index].response))
     if problem is not None:
@@ -53,8 +54,10 @@ def _take(run: JobRun, samples: Samples, index: int, worker: str, message: pb.Sc
 
 
 def _scored_in_group(run: JobRun, ledger: Ledger, worker: str, message: pb.ScoredSample, values: bytes | None) -> bool:
-    """Take in the result of a group task for one sample; return False when it is stale. The group is journaled with its
-    last one, as a whole. Only a batch has such tasks."""
+    """Process the result of a group task for one sample; return False when it is stale.
+
+    The group is journaled as a whole with its last result. Only a batch has group tasks.
+    """
     key, samples = message.key, ledger.samples
     taken, results = ledger.score_in_group(key.sample, key.attempt, worker, message.task, values)
     if results:
@@ -89,7 +92,7 @@ def _score_failed(
 def _abstain(
     run: JobRun, samples: Samples, index: int, worker: str, message: pb.ScoredSample, failure: pb.Failure, tries: int
 ) -> bool:
-    """A reward failed for the last time on a sample of a job that goes on without it."""
+    """Record that a reward abstains after its last failure on a sample."""
     run.totals.score_failures[message.task] += 1
     text = f"{message.task} abstains of {samples.name(index)}, as it failed {tries} times: {failure.message}"
     log.warning("%s", text)

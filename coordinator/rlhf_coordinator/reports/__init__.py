@@ -1,4 +1,4 @@
-"""What a run leaves behind for people: trackers write while it runs, `run_figures` draws when it is over.
+"""The output of a run for people: trackers write while it runs, `run_figures` draws when it is over.
 
-Rule: nothing here changes what the job does, or is read by it.
+Rule: nothing here changes the job's behaviour, and the job reads nothing of it.
 """

@@ -1,7 +1,7 @@
 """Figures of a finished run: a timeline with one row per worker, and the reward over iterations.
 
-Rule: the timeline shows the last iterations only, as many as can be read; all of it is in timeline.json. Drawing never
-fails a run: the caller logs what could not be drawn. Uses matplotlib without its global state.
+Rule: the timeline shows only the last iterations, as many as stay readable; timeline.json contains all. Drawing never
+fails a run: the caller logs drawing errors. Uses matplotlib without its global state.
 """
 
 from collections.abc import Sequence
@@ -23,15 +23,15 @@ from rlhf_coordinator.reports.trackers.timeline_json import TimelineSpan
 TIMELINE_PICTURE: Final = "timeline.png"
 REWARD_PICTURE: Final = "reward.png"
 SHOWN_SECONDS: Final = 60.0
-"""Iterations are added from the last one back until they fill this time or SHOWN_ITERATIONS."""
+"""Drawn time in seconds: iterations are added from the last one back until they fill it or reach SHOWN_ITERATIONS."""
 SHOWN_ITERATIONS: Final = 3
-"""More cannot be told apart on one page."""
+"""Most iterations in the timeline; more are not distinguishable on one page."""
 DOTS_PER_INCH: Final = 140
 _MERGE_SHARE: Final = 1 / 2000
-"""Spans of one kind closer than this share of the picture are drawn as one: the gap is less than a dot."""
+"""Largest gap between joined spans of one kind, as a share of the picture: less than a dot."""
 
 _LABEL_SHARE: Final = 0.06
-"""Width of an iteration's label as a share of the picture."""
+"""Width of an iteration's label, as a share of the picture."""
 
 KINDS: Final[tuple[tuple[str, str, tuple[str, ...]], ...]] = (
     ("generate", "#4c78a8", ("decode", "Generating")),
@@ -49,14 +49,15 @@ KINDS: Final[tuple[tuple[str, str, tuple[str, ...]], ...]] = (
     ("wait", "#e3e0de", ()),
     ("other", "#5b5b5b", ("",)),
 )
-"""(legend, colour, span name prefixes); the first kind with a matching prefix is it. Spans named `.../wait...` wait."""
+"""(legend, colour, span name prefixes); the first kind with a matching prefix applies. Spans named `.../wait...` are
+waits."""
 MIGRATION: Final = "migrate"
 _MIGRATION_COLOUR: Final = "#d62bb8"
 _ORDER: Final = ("coordinator", "generation", "inference", "training")
 
 
 def draw_run(run_dir: Path) -> list[Path]:
-    """Draw what there is to draw; return the files made. Raises OSError."""
+    """Draw all figures that the run has data for; return the created files. Raises OSError."""
     drawn = []
     source = run_dir / timeline_json.FILE
     spans = [span for span in timeline_json.read_spans(source) if _drawn(span)] if source.is_file() else []
@@ -69,7 +70,7 @@ def draw_run(run_dir: Path) -> list[Path]:
 
 
 def draw_timeline(spans: Sequence[TimelineSpan], path: Path) -> Path:
-    """Draw one row per worker, colours by kind of work, the last iterations of the run; return the file."""
+    """Draw the last iterations of the run, one row per worker, with a colour per kind of work; return the file."""
     spans, first = _last_iterations(spans)
     start = _begin(spans)
     end = max(span.start + span.seconds for span in spans)
@@ -93,7 +94,7 @@ def draw_timeline(spans: Sequence[TimelineSpan], path: Path) -> Path:
 
 
 def _draw_bars(axes: Axes, spans: Sequence[TimelineSpan], rows: Sequence[str], start: float, end: float) -> set[str]:
-    """Draw one row of bars per worker, from `start` on; return the kinds that were drawn."""
+    """Draw one row of bars per worker, from `start` on; return the drawn kinds."""
     used = set()
     for legend, colour, _ in KINDS:
         for row, worker in enumerate(rows):
@@ -107,7 +108,8 @@ def _draw_bars(axes: Axes, spans: Sequence[TimelineSpan], rows: Sequence[str], s
 
 
 def _draw_migrations(axes: Axes, spans: Sequence[TimelineSpan], rows: Sequence[str], start: float) -> int:
-    """Draw an arrow per sample, from its source when it left to its destination when it arrived; return how many."""
+    """Draw an arrow per migrated sample, from its departure at the source to its arrival; return the number of
+    arrows."""
     drawn = [s for s in spans if s.name == MIGRATION and s.destination in rows and s.start >= start]
     for span in drawn:
         tail = (span.start - start, rows.index(span.worker))
@@ -118,7 +120,7 @@ def _draw_migrations(axes: Axes, spans: Sequence[TimelineSpan], rows: Sequence[s
 
 
 def _draw_iterations(axes: Axes, spans: Sequence[TimelineSpan], first: int, start: float, end: float) -> None:
-    """Draw a line and a number where each iteration begins; no number where it would cover the one before."""
+    """Draw a line and a number at the begin of each iteration; omit a number that would cover the previous one."""
     labelled = -1.0
     for iteration in range(first, max(span.iteration for span in spans) + 1):
         begins = [s.start for s in spans if s.iteration == iteration and s.worker != _ORDER[0] and s.start >= start]
@@ -133,8 +135,8 @@ def _draw_iterations(axes: Axes, spans: Sequence[TimelineSpan], first: int, star
 
 
 def draw_reward(lines: Sequence[dict[str, Any]], path: Path) -> Path:
-    """Draw the reward per iteration and its running mean, and KL to the reference on the right if there is one; return
-    the file."""
+    """Draw the reward per iteration, its running mean, and KL to the reference on the right if present; return the
+    file."""
     shown = [line for line in lines if line.get("reward") is not None]
     steps = [line["iteration"] for line in shown]
     rewards = [float(line["reward"]) for line in shown]
@@ -157,7 +159,7 @@ def draw_reward(lines: Sequence[dict[str, Any]], path: Path) -> Path:
 
 
 def _last_iterations(spans: Sequence[TimelineSpan]) -> tuple[list[TimelineSpan], int]:
-    """Spans of the last iterations, and the first of these."""
+    """Return the spans of the last iterations, and the first of these iterations."""
     last = max(span.iteration for span in spans)
     first, shown = last, [span for span in spans if span.iteration == last]
     for iteration in range(last - 1, max(-1, last - SHOWN_ITERATIONS), -1):
@@ -175,12 +177,12 @@ def _kind(name: str) -> str:
 
 
 def _drawn(span: TimelineSpan) -> bool:
-    """Not what encloses other spans (it would cover them), nor predictions: those are for a closer look."""
+    """Return whether a span is drawn: not one that encloses others, which it would cover, and not a prediction."""
     return span.name != "train/step" and not span.name.startswith("predicted/")
 
 
 def _begin(spans: Sequence[TimelineSpan]) -> float:
-    """Where the picture begins: at the first work, so that the start of all workers does not fill it."""
+    """Return the begin of the picture: the first work, so that the start of all workers does not fill it."""
     work = [span.start for span in spans if _kind(span.name) != "start" and span.worker != _ORDER[0]]
     return min(work or [span.start for span in spans])
 
@@ -192,7 +194,7 @@ def _row_order(worker: str) -> tuple[int, int, str]:
 
 
 def _merge(bars: Sequence[tuple[float, float]], gap: float) -> list[tuple[float, float]]:
-    """(start, length) bars, sorted, with those closer than `gap` joined."""
+    """Return sorted (start, length) bars, with those closer than `gap` joined."""
     merged: list[tuple[float, float]] = []
     for start, length in bars:
         if merged and start - (merged[-1][0] + merged[-1][1]) <= gap:

@@ -1,7 +1,7 @@
-"""What happened to each sample of an iteration, and when: who decoded it, when it ended, when it was scored.
+"""The history of each sample of an iteration: which worker decoded it when, when it ended, when it was scored.
 
-Rule: what was seen, as plain data for JSON: small, bounded, versioned. Readers ignore fields they do not know and leave
-out lines of another version. A moment is in seconds from `began_ns`; one that nobody saw is null, and never a guess.
+Rule: plain, bounded, versioned data for JSON. Readers ignore unknown fields and skip lines of another version. A moment
+is in seconds from `began_ns`; an unknown moment is null, never a guess.
 """
 
 from typing import Annotated, Final, Literal, Self
@@ -10,9 +10,9 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 VERSION: Final = 1
 MAX_SAMPLES: Final = 8192
-"""Samples whose histories are recorded, about 100 bytes each; of a larger batch none are."""
+"""Largest batch whose histories are recorded, at about 100 bytes per sample."""
 MAX_PLACES: Final = 64
-"""Changes of place of one sample that are kept, the first ones."""
+"""Number of recorded changes of place per sample, the first ones."""
 MAX_WORKERS: Final = 10_000
 
 Moment = Annotated[float, Field(ge=0, le=1e9, allow_inf_nan=False)]
@@ -30,23 +30,23 @@ class SampleHistories(BaseModel):
 
     version: Literal[1] = VERSION
     iteration: Tokens
-    """From 0."""
+    """Number of the iteration, from 0."""
     began_ns: Annotated[int, Field(ge=0, lt=2**63)]
-    """When the iteration began, in nanoseconds since the Unix epoch."""
+    """Begin of the iteration, in nanoseconds since the Unix epoch."""
     workers: Annotated[list[Name], Field(max_length=MAX_WORKERS)]
-    """Those that decoded."""
+    """Workers that decoded samples."""
     prompts: Annotated[list[Tokens], Field(max_length=MAX_SAMPLES)]
-    """Tokens."""
+    """Prompt lengths in tokens."""
     responses: Annotated[list[Tokens], Field(max_length=MAX_SAMPLES)]
-    """Tokens."""
+    """Response lengths in tokens."""
     places: Annotated[list[Annotated[list[Place], Field(max_length=MAX_PLACES)]], Field(max_length=MAX_SAMPLES)]
-    """(since when, index in `workers` of who decodes it; -1: it was queued again)."""
+    """(moment, index in `workers` of the worker that decodes it from then on; -1 when it was queued again)."""
     finished: Annotated[list[Moment | None], Field(max_length=MAX_SAMPLES)]
     scored: Annotated[list[Moment | None], Field(max_length=MAX_SAMPLES)]
     versions: Annotated[list[Annotated[list[Version], Field(max_length=MAX_PLACES)]], Field(max_length=MAX_SAMPLES)]
     """(weight version, tokens of the response that it sampled), first tokens first."""
     drafted: Annotated[list[Tokens], Field(max_length=MAX_SAMPLES)]
-    """Tokens that were drafted for it and verified."""
+    """Draft tokens verified for the sample."""
     accepted: Annotated[list[Tokens], Field(max_length=MAX_SAMPLES)]
     rewards: Annotated[list[Number | None], Field(max_length=MAX_SAMPLES)]
     left_out: Annotated[dict[Annotated[int, Field(ge=0, lt=MAX_SAMPLES)], Name], Field(max_length=MAX_SAMPLES)]

@@ -1,8 +1,8 @@
 """A row of a sample table, and its line in a file.
 
-Rule: what is in a row comes from models and users, so a line is ASCII without control characters, whatever the texts
-hold: it can be shown on any terminal. A text that is too long is cut, and the row says so. A line of a file is
-untrusted when it is read back: what is no row is an error that says which line.
+Rule: the content of a row comes from models and users, so a line is ASCII without control characters and is safe on any
+terminal. A text that is too long is cut, and the row says so. A line read from a file is untrusted: an invalid row
+raises an error that names the line.
 """
 
 import json
@@ -16,15 +16,15 @@ from typing import Any, Final
 from pydantic import TypeAdapter, ValidationError
 
 FOLDER: Final = "samples"
-"""Of the tables, in the run folder."""
+"""Folder of the tables in the run folder."""
 FILE: Final = "iteration-{:06d}.jsonl"
-"""Of one iteration's table."""
+"""File name of one iteration's table."""
 MAX_TEXT_CHARACTERS: Final = 65536
-"""Characters of a prompt or a response that are kept: far more than anybody reads, little for a disk."""
+"""Longest stored prompt or response, in characters."""
 _HIDDEN: Final = frozenset({"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"})
-"""Unicode categories of control and format characters, halves of pairs, what has no meaning, and odd line breaks."""
+"""Unicode categories of control and format characters, surrogates, unassigned characters and unusual line breaks."""
 MAX_LINE_BYTES: Final = 16 * MAX_TEXT_CHARACTERS
-"""Of a line that is read back: two whole texts, six bytes for a character, and the numbers."""
+"""Longest line that is read, in bytes: two whole texts, six bytes per character, and the numbers."""
 
 
 @dataclass(frozen=True)
@@ -33,52 +33,55 @@ class SampleRow:
 
     iteration: int
     sample: int
-    """Its index in the batch."""
+    """Index of the sample in the batch."""
     group: int
-    """Samples of one prompt share it."""
+    """Number that the samples of one prompt share."""
     line: int
-    """Of its prompt in the prompt file, from 1."""
+    """Line of its prompt in the prompt file, from 1."""
     prompt: str
     response: str
     response_tokens: int
     finish_reason: str
-    """stop, length, or empty for a sample that failed."""
+    """stop, length, or empty for a failed sample."""
     reward: float | None
-    """Reward as it was given, several combined, before spec.rewardShaping; None: nothing judged it."""
+    """Unshaped reward, combined from several rewards, before spec.rewardShaping; None when nothing scored the
+    sample."""
     rewards: Mapping[str, float]
-    """Values by name: the reward, each of several rewards, a cost, and numbers that rewards gave beside them."""
+    """Values by name: the reward, each of several rewards, a cost, and extra values of rewards."""
     advantage: float | None
-    """Mean over the response tokens, as training computed it from the shaped reward; None: not trained on, or without
-    one."""
+    """Mean over the response tokens, as training computed it from the shaped reward; None without training or
+    advantages."""
     abstained: bool
     failed: bool
-    """No worker could decode it, and the iteration went on without it."""
+    """Whether no worker could decode it, so that the iteration left it out."""
     workers: tuple[str, ...]
-    """That decoded it, in order; empty: not known."""
+    """Workers that decoded it, in order; empty if unknown."""
     weight_versions: tuple[tuple[int, int], ...]
     """(version, tokens) of the response, first tokens first."""
     drafted_tokens: int
-    """That were speculated for it and verified, where it ended."""
+    """Draft tokens verified for it on the worker where it ended."""
     accepted_tokens: int
     migrated: bool
-    """More than one worker decoded it."""
+    """Whether more than one worker decoded it."""
     cut: bool
-    """A text is longer than it is here."""
+    """Whether the stored prompt or response was cut."""
     shaped_reward: float | None = None
-    """Reward after all shaping; None: not trained on."""
+    """Reward after all shaping; None when not trained on."""
 
 
 _ROWS: Final = TypeAdapter(SampleRow)
 
 
 def cut_text(text: str) -> str:
-    """Return the text, or as much of its beginning as a row keeps."""
+    """Return the text, cut to the length that a row stores."""
     return text[:MAX_TEXT_CHARACTERS]
 
 
 def visible(text: str) -> str:
-    """Return the text with everything that a terminal acts on, or that changes the order or look of what follows,
-    written as its escape: only line breaks stay."""
+    """Return the text with escapes for characters that control a terminal or change the order or look of the text.
+
+    Line breaks stay.
+    """
     return "".join(
         letter
         if letter == "\n" or unicodedata.category(letter) not in _HIDDEN
@@ -88,14 +91,14 @@ def visible(text: str) -> str:
 
 
 def line_of(row: SampleRow) -> str:
-    """Return the row as one line of JSON, ASCII alone; a number that JSON lacks is null."""
+    """Return the row as one line of ASCII JSON; a number that JSON lacks is null."""
     values = {field.name: _plain(getattr(row, field.name)) for field in fields(row)}
-    # DEL is the one control character that JSON leaves as it is.
+    # JSON leaves DEL, a control character, unchanged.
     return json.dumps(values, ensure_ascii=True, allow_nan=False).replace("\x7f", "\\u007f")
 
 
 def read_table(path: Path) -> Iterator[SampleRow]:
-    """Yield the rows of a file. Raises OSError, and ValueError that names the line that is no row."""
+    """Yield the rows of a file. Raises OSError, and ValueError that names an invalid line."""
     with path.open("rb") as file:
         for number, line in enumerate(iter(lambda: file.readline(MAX_LINE_BYTES + 1), b""), start=1):
             try:

@@ -1,9 +1,9 @@
 """`python -m rlhf_coordinator.run_page`: the page of the job in whose coordinator's container it is started.
 
-For `kubectl exec`, with `kubectl port-forward` to the same port: the page is served on the pod's own loopback, so
-nobody else in the cluster reaches it, and costs nothing while nobody looks. Rule: it is a process beside the
-coordinator, which knows nothing of it, and only reads the run folder. It ends by Ctrl-C, by the end of its terminal,
-and by itself when nobody asked for anything in IDLE_SECONDS: an exec that lost its client is ended by nobody.
+It is meant for `kubectl exec`, with `kubectl port-forward` to the same port. The server listens on the pod's own
+loopback, so the rest of the cluster cannot reach it. Rule: it is a separate process that only reads the run folder, and
+the coordinator does not know of it. It ends on Ctrl-C, with its terminal, and after IDLE_SECONDS without a request,
+because nothing ends an exec that lost its client.
 """
 
 import argparse
@@ -18,9 +18,9 @@ from rlhf_common.names import Env, ExitCode
 from rlhf_coordinator.run_page.server import LOOPBACK, MAX_PORT, RunPageServer
 
 PORT: Final = 8080
-"""Unless another is asked for; nothing in the pod serves there."""
+"""Default port; no other server in the pod uses it."""
 IDLE_SECONDS: Final = 900.0
-"""An open page asks once a second."""
+"""Seconds without a request after which the server ends; an open page sends one per second."""
 
 
 def main() -> int:

@@ -1,8 +1,8 @@
-"""The page as one file: markup, style and program, with a policy that lets nothing else run, and nothing be fetched.
+"""The page as one file: markup, style and program, with a policy that blocks all other code and all fetches.
 
-Rule: what comes from a run is data alone: it lies in an element that is no program, with every `<` written as an
-escape, and the program shows it as text. The policy names the program and the style by their sums, so nothing else is
-run even if something slipped through.
+Rule: content of a run is only data. It lies in an element that is no program, with every `<` escaped, and the program
+shows it as text. The policy names the program and the style by their hashes, so the browser runs nothing else even if
+an escape failed.
 """
 
 import base64
@@ -19,7 +19,7 @@ PROGRAM: Final = ("store.js", "axis.js", "timeline.js", "samples.js", "schedule.
 
 @cache
 def page(deltas: str = "") -> bytes:
-    """Return the page. `deltas`: as `embedded` returns them; empty: the page asks its server for them."""
+    """Return the page. `deltas`: output of `embedded`; without it, the page requests deltas from its server."""
     style = _part("style.css")
     markup = _part("page.html")
     for place, content in (
@@ -28,7 +28,7 @@ def page(deltas: str = "") -> bytes:
         ("PROGRAM", _program()),
         ("DATA", deltas),
     ):
-        markup = markup.replace(f"%{place}%", content)  # the data last: nothing in it is a place any more
+        markup = markup.replace(f"%{place}%", content)  # the data last, so that it is not searched for places
     return markup.encode()
 
 
@@ -42,12 +42,12 @@ def policy(*, live: bool) -> str:
 
 
 def embedded(deltas: Sequence[dict[str, Any]]) -> str:
-    """Return deltas as text that can lie in a page."""
+    """Return deltas as text that is safe inside a page."""
     return plain_json(deltas).replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
 
 
 def plain_json(value: Any) -> str:
-    """Return JSON in ASCII; a number that JSON lacks is an error."""
+    """Return ASCII JSON. Raises ValueError for a number that JSON lacks."""
     return json.dumps(value, ensure_ascii=True, allow_nan=False, separators=(",", ":"))
 
 

@@ -1,7 +1,7 @@
-"""A file that grows, read in pieces of whole lines: which piece comes next is the reader's to keep.
+"""Reads a growing file in blocks of whole lines; the reader stores the position of the next block.
 
-Rule: nothing is held between two pieces, so any number of readers cost no memory. A file that was replaced or cut is
-begun anew, and the piece says so. A line that is longer than any that is written is passed over.
+Rule: no state is stored between two blocks, so any number of readers cost no memory. A file that was replaced or cut is
+read from its beginning, and the block says so. A line longer than any valid line is skipped.
 """
 
 import os
@@ -11,7 +11,7 @@ from pathlib import Path
 
 @dataclass(frozen=True)
 class FilePlace:
-    """How far a file was read: which file it was, and the first byte that was not."""
+    """A position in a file: the file's identity, and its first unread byte."""
 
     file: int = 0
     offset: int = 0
@@ -19,19 +19,21 @@ class FilePlace:
 
 @dataclass(frozen=True)
 class FilePiece:
-    """Whole lines, and where the next ones begin."""
+    """Whole lines, and the position of the next ones."""
 
     lines: tuple[bytes, ...]
     place: FilePlace
     more: bool = False
-    """There is more to read at once."""
+    """Whether more lines can be read at once."""
     anew: bool = False
-    """It is another file than that of the place, or a shorter one: what was read of it does not count any more."""
+    """Whether the file was replaced or cut since the position, so that earlier lines are invalid."""
 
 
 def read_piece(path: Path, place: FilePlace, max_bytes: int, newest: int | None = None) -> FilePiece:
-    """Return the lines after a place, at most so many bytes of them. `newest`: of a file that is read from its
-    beginning, only so many last bytes. Raises OSError; a file that is not there has no lines."""
+    """Return the lines after a position, at most `max_bytes` bytes of them; no lines when the file is absent.
+
+    `newest`: for a file read from its beginning, start this many bytes before its end. Raises OSError.
+    """
     try:
         file = path.open("rb")
     except FileNotFoundError:
@@ -47,7 +49,7 @@ def read_piece(path: Path, place: FilePlace, max_bytes: int, newest: int | None 
         file.seek(start)
         data = file.read(max_bytes)
     end = data.rfind(b"\n") + 1
-    if not end and len(data) == max_bytes:  # a line that nobody writes: passed over, piece by piece
+    if not end and len(data) == max_bytes:  # a line longer than any valid one: skipped block by block
         end = len(data)
     lines = data[:end].split(b"\n")[int(torn) :]
     reached = start + end

@@ -1,7 +1,7 @@
-"""Lines of a run's files as the page is given them: spans, marks, iterations, histories, rows of sample tables.
+"""Parses lines of a run's files for the page: spans, marks, iterations, histories, rows of sample tables.
 
-Rule: total functions of untrusted bytes: what is no such line is None, and never an exception. Numbers are finite, and
-texts have an upper length; they stay text, and whoever shows one escapes it.
+Rule: total functions of untrusted bytes: an invalid line gives None, never an exception. Numbers are finite, and texts
+have a maximum length. Texts are not escaped here; the page escapes them.
 """
 
 import json
@@ -19,7 +19,7 @@ MAX_NAME: Final = 200
 MAX_WORDS: Final = 2000
 MAX_ATTRIBUTES: Final = 24
 MAX_TEXT: Final = 4000
-"""Characters of a prompt or a response on the page."""
+"""Longest prompt or response on the page, in characters."""
 STAGES: Final = "stage/"
 _GROUPS: Final = tuple(group.value for group in Group)
 SHOWN_METRICS: Final = {
@@ -36,8 +36,10 @@ SHOWN_METRICS: Final = {
 
 
 def timeline_event(line: bytes) -> tuple[str, list[Any]] | None:
-    """Return ("spans", [worker, name, start, milliseconds, iteration, attributes]) or ("marks", [at, kind, words]), in
-    milliseconds since the Unix epoch."""
+    """Parse a timeline line into a span or a mark, with times in milliseconds since the Unix epoch.
+
+    Return ("spans", [worker, name, start, milliseconds, iteration, attributes]) or ("marks", [at, kind, words]).
+    """
     event = _object(line.rstrip(b",\r "))
     if event is None:
         return None
@@ -60,7 +62,7 @@ def timeline_event(line: bytes) -> tuple[str, list[Any]] | None:
 
 
 def iteration_of(line: bytes) -> dict[str, Any] | None:
-    """Return what the list of iterations shows of one; None for a line that holds an evaluation alone."""
+    """Return an iteration's entry in the list of iterations; None for a line that contains only an evaluation."""
     metrics = _object(line)
     if metrics is None or is_evaluation(metrics):
         return None
@@ -77,7 +79,7 @@ def iteration_of(line: bytes) -> dict[str, Any] | None:
 
 
 def histories_of(line: bytes) -> dict[str, Any] | None:
-    """Return what happened to each sample of an iteration."""
+    """Return the history of each sample of an iteration."""
     try:
         return SampleHistories.model_validate_json(line).model_dump(exclude={"version"})
     except ValidationError:
@@ -85,7 +87,7 @@ def histories_of(line: bytes) -> dict[str, Any] | None:
 
 
 def row_of(row: SampleRow) -> dict[str, Any]:
-    """Return a row of a sample table, its texts cut to what the page shows."""
+    """Return a row of a sample table, with its texts cut to the page's limit."""
     return {
         "sample": row.sample,
         "group": row.group,
@@ -106,7 +108,8 @@ def row_of(row: SampleRow) -> dict[str, Any]:
 
 
 def _worker(process: Any, thread: Any) -> str:
-    """Rows of the timeline are numbered by group; those of no group are what the schedule predicts of a rank."""
+    """Return the name of a timeline row. Rows are numbered by group; those without a group are a rank's predicted
+    schedule."""
     if not isinstance(process, int) or not isinstance(thread, int) or not 0 <= process <= len(_GROUPS):
         return ""
     if process == len(_GROUPS):

@@ -1,7 +1,7 @@
-"""What the page of a run is given: everything that its folder has, in deltas, each from where the one before ended.
+"""The data for the page of a run: all content of its folder, in deltas, each from the end of the previous one.
 
-Rule: a delta is small (MAX_BYTES of each file), and where it ended is in its cursor, which the page gives back; so the
-reader holds nothing. A cursor is untrusted: one that cannot be read begins anew. Only files of the names that the
+Rule: a delta is small (MAX_BYTES of each file). Its cursor contains its end, and the page returns the cursor, so the
+reader has no state. A cursor is untrusted: an invalid one starts from the beginning. Only files with the names that the
 coordinator writes are read.
 """
 
@@ -17,15 +17,15 @@ from rlhf_coordinator.run_page.run_lines import histories_of, iteration_of, row_
 from rlhf_planner.explain.ranking import SHOWN, comparable, explain, headline
 
 MAX_BYTES: Final = 1024 * 1024
-"""Of one file in one delta: some thousand spans."""
+"""Most bytes of one file in one delta: some thousand spans."""
 MAX_LINE_BYTES: Final = 8 * 1024 * 1024
-"""Of the histories of one iteration."""
+"""Longest line with the histories of one iteration, in bytes."""
 NEWEST_BYTES: Final = 32 * 1024 * 1024
-"""Of a file that is longer, the page begins so far from its end."""
+"""Part of a long file that the page reads, in bytes before its end."""
 MAX_TABLES: Final = 16
 """Newest sample tables on the page."""
 MAX_ROWS: Final = 512
-"""Of one table."""
+"""Most rows of one table."""
 FILES: Final = ("timeline", "metrics", "histories")
 
 
@@ -36,7 +36,7 @@ class RunReader:
         self._run_dir, self._newest_bytes = run_dir, newest_bytes
 
     def delta(self, cursor: str = "") -> dict[str, Any]:
-        """Return what is new since a cursor; "" is the beginning. Raises OSError."""
+        """Return the new content since a cursor; "" is the beginning. Raises OSError."""
         places, seen = _read_cursor(cursor)
         timeline = self._piece(timeline_json.FILE, places["timeline"], MAX_BYTES)
         metrics = self._piece(metrics_jsonl.FILE, places["metrics"], MAX_BYTES)
@@ -62,7 +62,7 @@ class RunReader:
         }
 
     def deltas(self) -> Iterator[dict[str, Any]]:
-        """Yield all that there is now, from the beginning. Raises OSError."""
+        """Yield all current content from the beginning. Raises OSError."""
         cursor, more = "", True
         while more:
             delta = self.delta(cursor)
@@ -87,7 +87,7 @@ class RunReader:
                     rows.append(row_of(row))
                     if len(rows) >= MAX_ROWS:
                         break
-            except (OSError, ValueError):  # what can be read of it is shown
+            except (OSError, ValueError):  # the readable part is shown
                 pass
             tables.append({"iteration": iteration, "rows": rows})
         return tables
@@ -114,7 +114,7 @@ class RunReader:
         }
 
     def _goes_on(self) -> bool:
-        """Return whether iterations came after the summary: it is of a coordinator before this one."""
+        """Return whether iterations follow the summary, which then belongs to an earlier coordinator."""
         return self._stamp("metrics.jsonl") > self._stamp("summary.json")
 
     def _document(self, name: str) -> dict[str, Any]:
@@ -126,7 +126,7 @@ class RunReader:
 
 
 def _read_cursor(cursor: str) -> tuple[dict[str, FilePlace], dict[str, int]]:
-    """Return where each file was read to, and when the others were last changed."""
+    """Return the position in each followed file, and the modification times of the others."""
     try:
         given = json.loads(cursor) if cursor else {}
         places = {name: FilePlace(*map(_count, given[name])) for name in FILES}

@@ -1,8 +1,8 @@
-"""Serves the page of a run on this machine's loopback: the page, and deltas of the run.
+"""Serves the page of a run, and deltas of the run, on this machine's loopback.
 
-Rule: it reads one run folder, answers GET alone, and listens on 127.0.0.1 alone. A path begins with a token that only
-who started it knows, so other users of the machine see nothing; a Host that is not this machine's own name for itself
-is refused, so no other site's page can ask. What is asked for is never written down.
+Rule: it reads one run folder, answers only GET requests, and listens only on 127.0.0.1. A path begins with a secret
+token of the process that started it, so other users of the machine see nothing. A request whose Host is not a loopback
+name is refused, so no page of another site can read the run. Requests are never logged.
 """
 
 import http.server
@@ -23,14 +23,14 @@ log = logging.getLogger(__name__)
 LOOPBACK: Final = "127.0.0.1"
 MAX_PORT: Final = 65535
 ANSWER_SECONDS: Final = 30.0
-"""A browser that does not take its answer in this time is given up."""
+"""Seconds after which a response that the browser does not read is abandoned."""
 
 
 class RunPageServer:
-    """The page at `url` between `start` and `stop`."""
+    """The page at `url`. A context manager: it serves from entry to exit."""
 
     def __init__(self, run_dir: Path, port: int = 0) -> None:
-        """`port`: any that is free, when 0. Raises OSError when it cannot be used."""
+        """`port`: port to use, 0 for any free one. Raises OSError when it is unavailable."""
         token, reader = secrets.token_urlsafe(16), RunReader(run_dir)
         self._asked = time.monotonic()
 
@@ -45,7 +45,7 @@ class RunPageServer:
 
     @property
     def idle_seconds(self) -> float:
-        """Return how long ago anybody asked for anything."""
+        """Return the seconds since the last request."""
         return time.monotonic() - self._asked
 
     def __enter__(self) -> Self:
@@ -110,4 +110,4 @@ class _Answer(http.server.BaseHTTPRequestHandler):
         self.wfile.write(body)
 
     def log_message(self, *arguments: object) -> None:
-        """Says nothing: the path holds the token."""
+        """Log nothing, because the path contains the token."""

@@ -1,6 +1,6 @@
-"""The scheduler: what to do next, given the state. Start at `iteration`, which reads like the loop that it is.
+"""The scheduler: decides from the state what to do next. Start reading at `iteration`.
 
-Owns every decision of a job but those that need a simulation or a search (`fusion`, `training`).
-Rule: level-triggered; the same state and time always give the same decisions, and deciding again after they were
-carried out gives none. Must never change the state, remember anything, or do any I/O.
+It owns the decisions of a job, except those that need a simulation or a search (`fusion`, `training`).
+Rule: level-triggered; the same state and time always give the same decisions, and after these are carried out, deciding
+again gives none. Must never change the state, remember anything, or do any I/O.
 """

@@ -1,8 +1,8 @@
-"""Balancing: before the tail consolidates, samples move from the worker that would end last to that which ends first.
+"""Balancing: before the tail consolidates, samples move from the worker that would end last to the one that ends first.
 
-Only once nothing is queued: until then the queue balances. Looking costs time too, so it is done at intervals
+It starts once no sample is queued; until then the queue balances. The search costs time too, so it runs at intervals
 (`FusionState.next_balance`).
-Rule: pure; nobody who gave or took samples a moment ago is asked again.
+Rule: pure; a worker that gave or took samples a moment ago is left out.
 """
 
 from collections.abc import Sequence
@@ -20,16 +20,15 @@ from rlhf_planner.inter_stage.tail_placement import TailSample
 from rlhf_planner.inter_stage.throughput import EVEN_PACE
 
 SPREAD: Final = 1.5
-"""The worker with most to do has this many times as much as the one with least, samples times pace, or nothing is
-balanced."""
+"""Ratio of the most to the least loaded worker, in samples times pace, from which samples are balanced."""
 COOLDOWN_SECONDS: Final = 2.0
-"""A worker that gave or took samples is left alone for so long: what it was predicted to gain shows first."""
+"""Seconds for which a worker that gave or took samples is left out, so that the effect of the move shows first."""
 
 
 def reallocations(
     context: JobContext, state: JobState, now: float, ready: Sequence[Worker]
 ) -> tuple[Reallocation, ...]:
-    """Return the moves that shorten the decoding of the workers that are `ready` to decode; none when it is even."""
+    """Return the moves that shorten the decoding of the workers that are `ready` to decode; empty when it is even."""
     ledger, fusion, settings = state.ledger, state.fusion, context.spec.fusion.inter_stage
     if settings.balance == "Disabled" or not fusion.measured or now < fusion.next_balance:
         return ()
@@ -49,7 +48,7 @@ def reallocations(
 
 
 def _lacking(state: JobState, per_prompt: int, worker: str, sample: TailSample) -> float:
-    """Seconds until a worker that a sample goes to has what was decoded of its prompt: it is sent while the sample
+    """Return the seconds until a destination has the sibling tokens of a sample's prompt, which travel while it
     moves."""
     group = sample.sample // per_prompt
     has = state.siblings.has.get(group, {}).get(worker, {})
@@ -58,12 +57,12 @@ def _lacking(state: JobState, per_prompt: int, worker: str, sample: TailSample) 
 
 
 def unfinished_sample(state: JobState, index: int) -> TailSample:
-    """Return a sample as the planner sees it."""
+    """Return a sample in the planner's form."""
     tokens = len(state.ledger.samples[index].response)
     return TailSample(index, state.prompt_tokens[index], tokens, state.prompt_lines[index])
 
 
 def staying_samples(state: JobState, name: str) -> list[int]:
-    """Return the samples that a worker decodes and was not asked to give away."""
+    """Return the samples that a worker decodes and that are not asked to move."""
     samples = state.ledger.samples
     return [index for index in state.ledger.held_by(name) if samples[index].state is SampleState.DECODING]

@@ -1,15 +1,15 @@
-"""Consolidation of the long tail: when the few samples that are left go to few workers, where they go, who then scores.
+"""Consolidation of the long tail: when the last samples go to few workers, where they go, and which workers then score.
 
-A generation worker that can score holds the scoring models next to the policy. It is *released* when it has nothing
-left to decode and will get nothing: outside the migration pool once the tail consolidates, in the pool once nothing is
-queued, and all of them when every response is finished. Without fusion that last rule is the only one, and only where
-there are no inference workers. Released workers and inference workers share one queue.
+A generation worker that can score has the scoring models next to the policy. It is *released* when it has nothing left
+to decode and will get nothing. This holds outside the migration pool once the tail consolidates, in the pool once
+nothing is queued, and for all workers when every response is finished. Without fusion only the last rule applies, and
+only where there are no inference workers. Released workers and inference workers share one queue.
 
-Once so few samples are unfinished that they consolidate, every sample outside the pool is moved there: with its KV
-cache by a Migrate to the worker that has it, or by its tokens through a Withdraw, after which it is queued and leased
-to the pool. A sample that could not be moved with its cache goes by its tokens the next time.
-Rule: pure and level-triggered: a sample that moves is on its way in the ledger, so deciding again asks nothing more,
-and a lost worker or a restarted coordinator finds the same answer or a better one.
+Once few enough samples are unfinished, every sample outside the pool moves there. It moves with its KV cache by a
+Migrate to its worker, or by its tokens through a Withdraw, after which it is queued and leased to the pool. A sample
+whose cache could not move goes by its tokens the next time.
+Rule: pure and level-triggered. A moving sample is marked in the ledger, so deciding again asks nothing more, and after
+a lost worker or a restarted coordinator the answer is the same or better.
 """
 
 from collections import defaultdict
@@ -41,33 +41,33 @@ MEASURED: Final = (Group.GENERATION, Group.INFERENCE)
 
 @dataclass(frozen=True)
 class Consolidation:
-    """What is true of the iteration's tail now."""
+    """The current state of the iteration's tail."""
 
     possible: bool = False
-    """Inter-stage fusion may be chosen in this job."""
+    """Whether this job may choose inter-stage fusion."""
     planned: bool = False
-    """The tail of this iteration is to go to fewer workers than there are."""
+    """Whether the tail of this iteration will go to fewer workers than there are."""
     begun: bool = False
-    """So few samples are unfinished that they belong on the pool."""
+    """Whether so few samples are unfinished that they belong in the pool."""
     pool: tuple[str, ...] = ()
-    """The migration pool: workers that keep the tail, by name; empty before it consolidates."""
+    """Names of the workers in the migration pool, which decode the tail; empty before it consolidates."""
     moves: tuple[Move, ...] = ()
-    """What has to move to the pool, or to balance the workers before there is one."""
+    """Moves into the pool, or, before it exists, moves that balance the workers."""
     released: tuple[str, ...] = ()
     """Generation workers that score now, by index."""
     reallocations: tuple[Reallocation, ...] = ()
-    """The moves of balancing, with what each is predicted to give."""
+    """Balancing moves with their predicted gains."""
 
 
 NO_CONSOLIDATION: Final = Consolidation()
-"""Of a job that nothing was decided on yet."""
+"""State of a job before the first decision."""
 
 
 # ---------------------------------------------------------------- when and where
 
 
 def fusion_possible(context: JobContext, state: JobState) -> bool:
-    """Whether the tail may consolidate at all: there is somebody to release, and something to begin before the end."""
+    """Return whether the tail may consolidate: a worker can be released, and scoring can start before the end."""
     several = state.fleet.sizes.get(Group.GENERATION, 0) > 1
     overlaps = context.spec.inference.overlap != "Disabled"
     wanted = context.spec.fusion.inter_stage.mode != "Disabled" and not state.fusion.given_up
@@ -75,14 +75,14 @@ def fusion_possible(context: JobContext, state: JobState) -> bool:
 
 
 def generation_can_score(context: JobContext, state: JobState, possible: bool) -> bool:
-    """Whether generation workers hold the scoring models too: nobody else scores, or some may be released."""
+    """Return whether generation workers also have the scoring models: there are no others, or some may be released."""
     return bool(context.tasks) and (not state.fleet.sizes.get(Group.INFERENCE, 0) or possible)
 
 
 def consolidate(
     context: JobContext, state: JobState, now: float, ready: Sequence[Worker], can_score: bool
 ) -> Consolidation:
-    """Return what is true of the tail. `ready`: the workers that can decode; `can_score`: they can score too."""
+    """Return the state of the tail. `ready`: the workers that can decode; `can_score`: they can score too."""
     choice = state.fusion.choice
     possible = fusion_possible(context, state)
     planned = possible and bool(choice.threshold) and choice.pool < state.fleet.sizes[Group.GENERATION]
@@ -99,7 +99,10 @@ def consolidate(
 
 
 def _place(state: JobState, ready: Sequence[Worker]) -> TailPlacement:
-    """Who keeps the tail, and what has to move there. What leaves a worker already is not its own."""
+    """Return the workers that decode the tail, and the moves to them.
+
+    A sample that already leaves a worker does not count as its own.
+    """
     ledger, choice, fusion = state.ledger, state.fusion.choice, state.fusion
     names = [worker.name for worker in ready]
     staying = {name: staying_samples(state, name) if ledger.decoding_on(name) else [] for name in names}
@@ -114,7 +117,7 @@ def _place(state: JobState, ready: Sequence[Worker]) -> TailPlacement:
 
 
 def _released(context: JobContext, state: JobState, planned: bool, pool: Collection[str]) -> tuple[str, ...]:
-    """Generation workers that score now, by index."""
+    """Return the generation workers that score now, by index."""
     if state.trained:
         return ()
     scores_at_the_end = planned or not state.fleet.sizes.get(Group.INFERENCE, 0)
@@ -127,7 +130,7 @@ def _released(context: JobContext, state: JobState, planned: bool, pool: Collect
 
 
 def decide(state: JobState, consolidation: Consolidation, ready: Sequence[Worker], measures: bool) -> list[Decision]:
-    """Return the commands that move samples, offload scoring models that have nothing to score, and measure costs.
+    """Return the commands that move samples, offload idle scoring models, and measure costs.
 
     `ready`: the workers that can decode; `measures`: the costs of work are measured now.
     """
@@ -142,7 +145,7 @@ def decide(state: JobState, consolidation: Consolidation, ready: Sequence[Worker
 
 
 def _move(state: JobState, moves: Iterable[Move]) -> list[Decision]:
-    """One command per source (tokens), or per source and destination (KV cache)."""
+    """Return one command per source (tokens), or per source and destination (KV cache)."""
     by_cache: dict[tuple[str, str], list[int]] = defaultdict(list)
     by_tokens: dict[str, list[int]] = defaultdict(list)
     for move in moves:
@@ -158,7 +161,7 @@ def _move(state: JobState, moves: Iterable[Move]) -> list[Decision]:
 
 
 def _offload(state: JobState, ready: Sequence[Worker], released: Collection[str]) -> list[Decision]:
-    """Device memory belongs to decoding again once the next iteration's policy is there."""
+    """Return commands that offload idle scoring models, because decoding needs the device memory again."""
     return [
         Offload(worker.name, Group.INFERENCE)
         for worker in ready
@@ -171,7 +174,7 @@ def _offload(state: JobState, ready: Sequence[Worker], released: Collection[str]
 
 
 def measures_costs(context: JobContext, state: JobState, possible: bool) -> bool:
-    """Whether costs are measured now: they are wanted and not known, and no decoding is held up by it."""
+    """Return whether to measure costs now: they are wanted and unknown, and no decoding would wait for it."""
     fusion = state.fusion
     if fusion.measured or context.spec.fusion.inter_stage.mode != "Auto" or state.stop is not None or state.trained:
         return False
@@ -180,7 +183,10 @@ def measures_costs(context: JobContext, state: JobState, possible: bool) -> bool
 
 
 def _measure(state: JobState, ready: Sequence[Worker]) -> list[Decision]:
-    """Every generation worker that is ready measures each role once; one that still starts is not waited for."""
+    """Return commands with which every ready generation worker measures each role once.
+
+    A worker that is still starting is not waited for.
+    """
     decisions: list[Decision] = []
     for worker in ready:
         missing = [role for role in MEASURED if (worker.name, role.value) not in state.fusion.results]

@@ -1,10 +1,10 @@
-"""Critics that are trained beside the next iteration's decoding (`spec.training.criticOverlap`).
+"""Training of critics beside the next iteration's decoding (`spec.training.criticOverlap`).
 
-The ranks train the policy's mini-batches of a batch (`training_overlap.train_part`), and that counts as trained: it is
-published, the iteration is closed, the next one decodes. Then they train the critics on the same mini-batches, and the
-iteration's report is completed. Critics are loaded from ranks, and a checkpoint is made, only when their version is
-whole; so what critics score waits for them.
-Rule: pure. No critic is trained while workers read the policy from ranks, and none is read while they are trained.
+The ranks train the policy on a batch (`training_overlap.train_part`), and the iteration then counts as trained: its
+policy is published, it is closed, and the next one decodes. Then the ranks train the critics on the same mini-batches,
+and the iteration's report is completed. Critics are loaded from ranks, and a checkpoint is saved, only when their
+version is complete, so scoring by critics waits for them.
+Rule: pure. No critic is trained while workers read the policy from ranks, and none is read while it is trained.
 """
 
 from rlhf_common import control_pb2 as pb
@@ -14,7 +14,7 @@ from rlhf_coordinator.state.job_state import JobContext, JobState
 
 
 def decide(context: JobContext, state: JobState, facts: DerivedState) -> list[Decision]:
-    """Return what trains the critics that are behind, or completes the report of their iteration."""
+    """Return the commands that train the pending critics, or the completion of their iteration's report."""
     group = facts.group
     if not group.formed:
         return []
@@ -25,7 +25,8 @@ def decide(context: JobContext, state: JobState, facts: DerivedState) -> list[De
 
 
 def _train_critics(state: JobState, facts: DerivedState) -> list[Decision]:
-    """Every rank whose policy's version is written down as trained: it goes on with the batch before that version."""
+    """Return commands for every rank whose trained policy version is recorded; it continues with the batch before that
+    version."""
     return [
         Train(rank.name, state.version - 1, pb.TRAIN_PART_CRITICS)
         for rank in facts.group.ranks
@@ -34,7 +35,7 @@ def _train_critics(state: JobState, facts: DerivedState) -> list[Decision]:
 
 
 def _begins(context: JobContext, state: JobState, facts: DerivedState) -> bool:
-    """Whether critics may be trained: the policy was published, or nobody waits for it."""
+    """Return whether critics may be trained: the policy is published, or no worker waits for it."""
     if facts.group.is_read:
         return False
     whole = state.stop is not None or context.last(state.iteration) or facts.checkpoint_due

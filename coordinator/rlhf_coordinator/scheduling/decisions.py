@@ -1,7 +1,7 @@
-"""What the coordinator can decide to do: plain data that `actions` carries out, in order.
+"""The decisions of the coordinator: plain data that `actions` carries out, in order.
 
-Rule: a decision names workers and samples, and holds no clock, socket or file. What it takes to carry one out
-(attempts, command ids, tokens, times) is added by the action.
+Rule: a decision names workers and samples, and contains no clock, socket or file. The action adds attempts, command
+ids, tokens and times.
 """
 
 from dataclasses import dataclass
@@ -14,12 +14,12 @@ from rlhf_planner.inter_stage.balance import Reallocation
 
 @dataclass(frozen=True)
 class Generate:
-    """Lease queued samples to a worker to decode."""
+    """Lease queued samples to a worker for decoding."""
 
     worker: str
     samples: tuple[int, ...]
     evaluation: bool = False
-    """Whether they are samples of the evaluation, by their index in it; else of the batch."""
+    """Whether the samples belong to the evaluation, with their index in it; otherwise to the batch."""
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ class Score:
     samples: tuple[tuple[int, tuple[str, ...]], ...]
     """(sample, its tasks) pairs."""
     evaluation: bool = False
-    """Whether they are samples of the evaluation, by their index in it; else of the batch."""
+    """Whether the samples belong to the evaluation, with their index in it; otherwise to the batch."""
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class ScoreGroup:
 
 @dataclass(frozen=True)
 class ScorePrefix:
-    """Let a worker score the tokens that are known of unfinished samples."""
+    """Let a worker score the known tokens of unfinished samples."""
 
     worker: str
     samples: tuple[int, ...]
@@ -59,19 +59,19 @@ class SharedPart(NamedTuple):
     start: int
     stop: int
     sent: bool
-    """They go to it; else it decodes the sample itself."""
+    """Whether they are sent to the worker; otherwise it decodes the sample itself."""
 
 
 @dataclass(frozen=True)
 class ShareSiblings:
-    """Tell workers what others decoded of the prompts that they decode samples of."""
+    """Send workers the sibling tokens of the prompts whose samples they decode."""
 
     parts: tuple[SharedPart, ...]
     forgotten: tuple[tuple[int, str], ...]
-    """(prompt group, worker that decodes nothing of it any more) pairs."""
+    """(prompt group, worker that no longer decodes any of it) pairs."""
     next_group: int
     next_share: float
-    """When it is looked at again."""
+    """Moment of the next check."""
 
 
 @dataclass(frozen=True)
@@ -85,7 +85,7 @@ class Migrate:
 
 @dataclass(frozen=True)
 class Withdraw:
-    """Take samples back from a worker with their tokens, to be queued."""
+    """Withdraw samples with their tokens from a worker, to be queued."""
 
     worker: str
     samples: tuple[int, ...]
@@ -93,14 +93,14 @@ class Withdraw:
 
 @dataclass(frozen=True)
 class CutGroups:
-    """Let the iteration go on without prompts that were begun beyond those of the batch."""
+    """Let the iteration continue without prompts begun beyond those of the batch."""
 
     groups: tuple[int, ...]
 
 
 @dataclass(frozen=True)
 class NoteReallocation:
-    """Samples move to balance two workers: keep where they are to go, and what that is predicted to give."""
+    """Record the destination and the predicted gain of samples that move to balance two workers."""
 
     reallocation: Reallocation
 
@@ -115,7 +115,7 @@ class Offload:
 
 @dataclass(frozen=True)
 class MeasureCosts:
-    """Let a worker measure what the work of one of its roles costs."""
+    """Let a worker measure the cost of work in one of its roles."""
 
     worker: str
     role: str
@@ -123,7 +123,7 @@ class MeasureCosts:
 
 @dataclass(frozen=True)
 class AdoptCosts:
-    """Every generation worker has measured: go by these costs from now on."""
+    """Use the measured costs from now on; every generation worker has measured."""
 
 
 @dataclass(frozen=True)
@@ -133,24 +133,24 @@ class PrepareWorker:
     worker: str
     command: pb.Command
     detail: str
-    """What the worker is to do: the end of "waiting for generation-1 to ..."."""
+    """Task of the worker in words: the end of "waiting for generation-1 to ..."."""
     version: int = 0
     model: str = ""
-    """The model that gets new weights; empty: the worker gets a role."""
+    """Model that gets new weights; empty when the worker gets a role."""
     from_ranks: bool = False
     """Whether the worker reads weights from training ranks."""
 
 
 @dataclass(frozen=True)
 class FormGroup:
-    """Make one training group of all ranks, which starts from the version of the newest checkpoint."""
+    """Form one training group of all ranks, which starts from the version of the newest checkpoint."""
 
     group_epoch: int
 
 
 @dataclass(frozen=True)
 class MeasureSchedule:
-    """Let all training ranks measure what the choice of a schedule needs next."""
+    """Let all training ranks take the next measurement for the choice of a schedule."""
 
 
 @dataclass(frozen=True)
@@ -161,7 +161,7 @@ class Train:
     iteration: int
     part: pb.TrainPart.ValueType = pb.TRAIN_PART_ALL
     keep: bool = False
-    """Workers decode by the weights that it begins with, and may have to load them meanwhile."""
+    """Whether the rank must keep its initial weights, because workers decode with them and may load them meanwhile."""
 
 
 @dataclass(frozen=True)
@@ -172,37 +172,38 @@ class ExitWorker:
     code: int
     reason: str
     stuck: bool = False
-    """It does not get on with its work, which may be the fault of what it decodes."""
+    """Whether the worker makes no progress, which one of its samples may cause."""
 
 
 @dataclass(frozen=True)
 class RestartGroup:
-    """The training group is broken: its checkpoint in progress is lost. Every rank that is left gets an ExitWorker."""
+    """Restart a broken training group: its checkpoint in progress is lost, and every remaining rank gets an
+    ExitWorker."""
 
     members: tuple[str, ...]
     reason: str
     counted: bool
-    """Whether this is a failure without a lost rank, of which runPolicy.backoffLimit are allowed."""
+    """Whether this is a failure without a lost rank; runPolicy.backoffLimit limits these."""
 
 
 @dataclass(frozen=True)
 class CommitBatch:
-    """Make the scored batch durable: training may start after it."""
+    """Make the scored batch durable, before training may start."""
 
 
 @dataclass(frozen=True)
 class CommitTrained:
-    """Write down that every rank holds the next version."""
+    """Record that every rank has the next version."""
 
 
 @dataclass(frozen=True)
 class ReportCritics:
-    """Write down what the iteration before came to, now that its critics are trained."""
+    """Report the previous iteration, whose critics are now trained."""
 
 
 @dataclass(frozen=True)
 class SaveCheckpoint:
-    """Write a checkpoint of this version."""
+    """Save a checkpoint of this version."""
 
     version: int
 
@@ -212,23 +213,23 @@ class CloseIteration:
     """Close the iteration: report its metrics, and begin the next segment and ledger unless it was the last."""
 
     last: bool = False
-    """Of the job, which then ends."""
+    """Whether this is the job's last iteration."""
     awaits: Literal["", "training", "critics"] = ""
-    """What is still to be trained beside the next iteration, and completes the report; empty: nothing."""
+    """Training that is still pending beside the next iteration and completes the report; empty for none."""
     late_critics: bool = False
-    """Whether its critics were trained after its policy, so that the metrics of training are read again."""
+    """Whether the critics were trained after the policy, so that the metrics of training are read again."""
 
 
 @dataclass(frozen=True)
 class BeginEvaluation:
-    """Begin to evaluate the job's last version."""
+    """Begin the evaluation of the job's last version."""
 
     version: int
 
 
 @dataclass(frozen=True)
 class GiveUpEvaluation:
-    """No worker holds the version that is evaluated any more: the next one is evaluated in its place."""
+    """Abandon the evaluation of a version that no worker has any more; the next version is evaluated instead."""
 
     version: int
 

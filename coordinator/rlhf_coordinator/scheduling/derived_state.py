@@ -1,9 +1,9 @@
-"""The facts that everything is decided from, derived from the state once per round of decisions.
+"""The facts behind the decisions, derived from the state once per round of decisions.
 
-Owns what more than one decision asks: what the training group is and holds, who can decode, who can score, where the
-tail goes, whether the weights are published, whether a checkpoint is due.
-Rule: pure; one frozen value for one state and one time. Decisions read the facts and the state, and do not derive these
-facts again. Status and metrics read what came of them (`iteration.SchedulerOutput`).
+This module owns facts that several decisions need: the state of the training group, the workers that can decode or
+score, the placement of the tail, the publication of weights, and whether a checkpoint is due.
+Rule: pure; one frozen value for one state and one time. Decisions read these facts and do not derive them again. Status
+and metrics read the result (`iteration.SchedulerOutput`).
 """
 
 from dataclasses import dataclass
@@ -24,32 +24,32 @@ from rlhf_coordinator.state.worker import Worker
 
 @dataclass(frozen=True)
 class DerivedState:
-    """What is true of a job in one state at one time."""
+    """Facts about a job in one state at one time."""
 
     group: TrainingGroup
     serving: frozenset[str]
-    """Names of the workers whose device decoding and scoring have now; training has that of the other ranks."""
+    """Names of the workers whose device currently serves decoding and scoring; training has that of the other ranks."""
     can_score: bool
-    """Generation workers hold the scoring models too."""
+    """Whether generation workers also have the scoring models."""
     ready: tuple[Worker, ...]
-    """Generation workers that can decode: role, weights and device are there."""
+    """Generation workers that can decode: they have their role, weights and device."""
     measures: bool
-    """The costs of generation and inference are measured now."""
+    """Whether the costs of generation and inference are measured now."""
     consolidation: Consolidation
     decoders: tuple[Worker, ...]
-    """Who of `ready` may be given samples: nobody while costs are measured, the pool once the tail consolidates."""
+    """Workers of `ready` that may get samples: none while costs are measured, the pool once the tail consolidates."""
     scorers: tuple[Worker, ...]
-    """Who may be given scoring tasks: of the inference group, and released generation workers."""
+    """Workers that may get scoring tasks: those of the inference group, and released generation workers."""
     early_scorers: tuple[Worker, ...]
-    """Who, while critics are behind, may be given the scoring tasks that need none: the rest of those who score."""
+    """Additional workers that may get scoring tasks without critics while a critic update is pending."""
     published: bool
-    """Nothing is left to do by the iteration's weights, and those of the next one are with whoever takes part in it."""
+    """Whether the iteration's weights are no longer needed, and the next iteration's workers have the next ones."""
     checkpoint_due: bool
-    """A checkpoint of the job's version is wanted and does not exist."""
+    """Whether a checkpoint of the job's version is wanted and does not exist."""
 
 
 def derive(context: JobContext, state: JobState, now: float) -> DerivedState:
-    """Return the facts of a state. `now`: seconds of the monotonic clock that the state's times are of."""
+    """Return the facts of a state. `now`: seconds of the state's monotonic clock."""
     possible = fusion_possible(context, state)
     can_score = generation_can_score(context, state, possible)
     serving = readiness.serving_workers(state)

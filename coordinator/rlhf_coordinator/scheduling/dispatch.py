@@ -1,11 +1,12 @@
-"""Dispatch: which queued sample is leased to which generation worker, and which scoring task to which scorer.
+"""Dispatch: leases queued samples to generation workers, and scoring tasks to scorers.
 
-Least loaded first; a worker gets what it can decode at once and a little more, so that it never waits for a command and
-late work is still spread evenly. What takes longest to score is leased first: short samples even out the end. A
-failed task goes to another worker than the one it failed on, if there is one; so does a sample whose worker failed. A
-sample that was there when several workers failed is decoded alone, once nothing else is queued (`decode_failures`).
-Rule: pure; only workers with the current weights of a task's model get it. While critics are behind, the tasks of other
-models do not wait for them.
+The least loaded worker comes first. A worker gets the samples that it can decode at once and a few more, so that it
+never waits for a command and late work is still spread evenly. Samples that take longest to score are leased first,
+because short ones even out the end. A failed task goes to another worker than the one where it failed, if there is one;
+so does a sample whose worker failed. A sample that was on several failed workers is decoded alone, once nothing else is
+queued (`decode_failures`).
+Rule: pure; only workers with the current weights of a task's model get it. While a critic update is pending, the tasks
+of other models do not wait for it.
 """
 
 import heapq
@@ -21,29 +22,30 @@ from rlhf_coordinator.state.sample import Sample, SampleState
 from rlhf_coordinator.state.worker import Worker
 
 PREFETCH_SHARE: Final = 8
-"""A worker holds 1/8 more samples than it decodes at once: a finished row is refilled within the same step."""
+"""Divisor of the batch: a worker has 1/8 more samples than it decodes at once, to refill a finished row in the same
+step."""
 
 SCORES_IN_FLIGHT: Final = 64
-"""Samples that a worker may be scoring: enough for slow rewards to overlap, few enough to share with who comes late."""
+"""Most samples that a worker scores: enough for slow rewards to overlap, few enough to leave work for late workers."""
 
 SHARES: Final = 2
-"""One worker of n takes 1 / (2 n) at a time of what is not scored yet."""
+"""Divisor: each of n workers takes 1 / (2 n) of the unscored samples at a time."""
 
 MIN_IN_FLIGHT: Final = 4
-"""One that is scored, and enough behind it that the next command comes in time."""
+"""Least number of samples of a worker: one in scoring, and enough queued until the next command arrives."""
 
 MAX_SORTED: Final = 4096
-"""Waiting samples that are sorted by length in every round, which takes a millisecond."""
+"""Most waiting samples that are sorted by length in every round, which takes a millisecond."""
 
 SCORE_CHUNK: Final = 16
 """Samples in one Score command; the worker starts on the first ones while more arrive."""
 
 _Kind = tuple[tuple[str, ...], int, tuple[Worker, ...]]
-"""(tasks that are leased together, samples a worker may have them of, who may)."""
+"""(tasks leased together, most samples of them per worker, workers that may get them)."""
 
 
 def decide(context: JobContext, state: JobState, now: float, facts: DerivedState) -> list[Decision]:
-    """Return the leases of all queued samples and open scoring tasks that somebody has room for."""
+    """Return the leases of queued samples and open scoring tasks, as far as workers have capacity."""
     if state.trained or state.stop is not None:
         return []
     scores = [*_score(context, state, now, facts), *_score_groups(context, state, now, facts)]
@@ -73,14 +75,16 @@ def _generate(context: JobContext, state: JobState, workers: Sequence[Worker]) -
         if loads and workers[order].name == ledger.samples[index].faults.worker and loads[0][0] < capacity:
             load, order = heapq.heapreplace(loads, (load, order))
         given.setdefault(order, []).append(index)
-        # A full worker never comes first again: the room above counts only what is left in the others.
+        # A full worker never comes first again, because the room above counts only free capacity.
         heapq.heappush(loads, (load + 1, order))
     return [Generate(workers[order].name, tuple(samples)) for order, samples in sorted(given.items())]
 
 
 def _reserved(state: JobState, index: int, workers: Sequence[Worker]) -> int | None:
-    """The worker that a sample was taken back for, to balance two, unless it failed there: the least loaded one may be
-    the slow one that it came from."""
+    """Return the balancing destination of a withdrawn sample, unless it failed there.
+
+    Without this rule, the least loaded worker may be the slow one that the sample left.
+    """
     wanted = state.fusion.destinations.get(index)
     if wanted is None or wanted == state.ledger.samples[index].faults.worker:
         return None
@@ -88,8 +92,7 @@ def _reserved(state: JobState, index: int, workers: Sequence[Worker]) -> int | N
 
 
 def _alone(state: JobState, workers: Sequence[Worker]) -> list[Decision]:
-    """Lease samples that are to be decoded alone to workers that hold nothing, elsewhere than where the last one failed
-    if there are several."""
+    """Return leases of isolated samples to idle workers, each elsewhere than where it failed, if possible."""
     ledger = state.ledger
     if not ledger.isolated():
         return []
@@ -124,8 +127,10 @@ def _score(context: JobContext, state: JobState, now: float, facts: DerivedState
 
 
 def _score_groups(context: JobContext, state: JobState, now: float, facts: DerivedState) -> list[Decision]:
-    """Lease tasks of whole groups to whoever has least to score, elsewhere than where one failed if there is another
-    worker. A worker has about as many samples of them as of others."""
+    """Return leases of whole-group tasks to the least loaded scorers; a retry goes to another worker if possible.
+
+    A worker has about as many samples of them as of other tasks.
+    """
     ledger = state.ledger
     waiting = context.spec.inference.overlap == "Disabled" and not ledger.all_generated
     if waiting or not ledger.open_groups():
@@ -151,9 +156,12 @@ def _score_groups(context: JobContext, state: JobState, now: float, facts: Deriv
 
 
 def _kinds(context: JobContext, state: JobState, facts: DerivedState) -> list[_Kind]:
-    """Tasks that are leased together, of how many samples a worker may have them, and who may. Where workers are
-    released one after another, calls of user code are apart from models: of calls many are in flight, the last passes
-    of models are spread. While critics are behind, what needs none of them is apart from what does."""
+    """Return which tasks are leased together, the most samples of them per worker, and the workers that may get them.
+
+    Where workers are released one after another, calls of user code are separate from models: many calls are in flight,
+    but the last passes of models are spread. While a critic update is pending, tasks without critics are separate from
+    the others.
+    """
     names, everybody = tuple(task.name for task in context.tasks), (*facts.scorers, *facts.early_scorers)
     if not facts.can_score:
         kinds: list[_Kind] = [(names, SCORES_IN_FLIGHT, everybody)]
@@ -169,13 +177,15 @@ def _kinds(context: JobContext, state: JobState, facts: DerivedState) -> list[_K
 
 
 def _trained_tasks(context: JobContext) -> frozenset[str]:
-    """Scoring tasks of models that training changes: they need the job's version."""
+    """Return the scoring tasks of trained models, which need the job's version."""
     return frozenset(task.name for task in context.tasks if task.model in context.scored_models)
 
 
 def _share(state: JobState, workers: int) -> int:
-    """How many samples a worker may have: a share of what is left, so that who comes late finds work, and the last ones
-    are spread evenly (guided self-scheduling)."""
+    """Return the most samples that a worker may have (guided self-scheduling).
+
+    It is a share of the remaining ones, so that late workers find work and the last samples are spread evenly.
+    """
     scored = state.ledger.count(SampleState.SCORED, SampleState.DROPPED)
     everybody = max(workers, len(state.fleet.of(Group.GENERATION)) + len(state.fleet.of(Group.INFERENCE)))
     share = -(-(len(state.ledger.samples) - scored) // (SHARES * everybody))
@@ -183,8 +193,8 @@ def _share(state: JobState, workers: int) -> int:
 
 
 def _longest_first(state: JobState) -> Collection[int]:
-    """What waits to be scored, longest first. Of very many the first that came go first: the order only counts at the
-    end."""
+    """Return samples to score, longest first; above MAX_SORTED, in order of arrival, because the order matters only at
+    the end."""
     waiting, samples = state.ledger.unscored(), state.ledger.samples
     if len(waiting) > MAX_SORTED:
         return waiting
@@ -199,8 +209,11 @@ def _while_room(samples: Iterable[int], load: dict[str, int], limit: int) -> Ite
 
 
 def _places(sample: Sample, tasks: Sequence[str], load: dict[str, int], holder: str | None) -> dict[str, list[str]]:
-    """Worker -> tasks of this sample. They stay together, so that its tokens travel once; only a failed task goes
-    elsewhere. The `holder`, which has scored the beginning of the sample, is preferred while not much waits there."""
+    """Return worker -> tasks of this sample.
+
+    Tasks of a sample stay together, so that its tokens travel once; only a failed task goes elsewhere. The `holder`,
+    which scored the beginning of the sample, is preferred while its load is low.
+    """
     places: dict[str, list[str]] = {}
     for task in (task for task in tasks if task in sample.open_tasks):
         others = [worker for worker in load if worker != sample.failed_on.get(task)] or list(load)

@@ -1,11 +1,11 @@
-"""Evaluation: when a weight version is, who decodes and judges its responses, and what waits for it.
+"""Evaluation: when a weight version is evaluated, which workers decode and score its responses, and what waits for it.
 
-Version i is evaluated in iteration i, by generation workers that hold it and have nothing of the batch left: released
-ones while the tail is decoded, all of them while the batch is scored and trained on. What is not decoded by then keeps
-its worker from loading the next version, and what is not judged keeps the iteration open: that is all it costs. The
-last version has no iteration; it is evaluated when the last one is trained. Colocated ranks take the devices of who
-decodes, so there the batch waits until the evaluation is decoded.
-Rule: pure; work of the batch comes first everywhere. Must never give a worker anything that changes what is trained on.
+Version i is evaluated in iteration i, by generation workers that have it and no work of the batch left: released ones
+while the tail is decoded, all of them while the batch is scored and trained. A worker with undecoded responses does not
+load the next version yet, and unscored responses keep the iteration open; the evaluation has no other cost. The last
+version has no iteration; it is evaluated after the last training. Colocated ranks take the devices of the decoding
+workers, so there the batch waits until the evaluation is decoded.
+Rule: pure; work of the batch comes first everywhere. The evaluation must never change what is trained on.
 """
 
 from collections.abc import Collection, Iterable, Sequence
@@ -26,11 +26,11 @@ from rlhf_coordinator.state.ledger import Ledger
 from rlhf_coordinator.state.worker import Worker
 
 SCORES_IN_FLIGHT: Final = 32
-"""Responses of an evaluation that a worker may be judging: enough for slow rewards to overlap."""
+"""Most responses of an evaluation that a worker scores: enough for slow rewards to overlap."""
 
 
 def decide(context: JobContext, state: JobState, now: float, facts: DerivedState) -> list[Decision]:
-    """Return what the evaluation needs next; empty without one."""
+    """Return the next commands of the evaluation; empty without one."""
     if context.spec.evaluation is None or state.stop is not None:
         return []
     if final_is_due(context, state) and not state.evaluation.unfinished:
@@ -44,7 +44,7 @@ def decide(context: JobContext, state: JobState, now: float, facts: DerivedState
 
 
 def final_is_due(context: JobContext, state: JobState) -> bool:
-    """Return whether the last version of the job exists, and is not evaluated yet or being so."""
+    """Return whether the last version of the job exists and its evaluation has not begun."""
     if context.spec.evaluation is None or not state.trained or not context.last(state.iteration):
         return False
     ledger = state.evaluation.ledger
@@ -52,7 +52,7 @@ def final_is_due(context: JobContext, state: JobState) -> bool:
 
 
 def wants_last_version(context: JobContext, state: JobState) -> bool:
-    """Return whether generation workers need the last version of the job, which nobody else does."""
+    """Return whether generation workers need the last version of the job, which only its evaluation uses."""
     ledger = state.evaluation.ledger
     own = ledger is not None and ledger.iteration == state.version and state.evaluation.decodes
     return final_is_due(context, state) or (own and context.last(state.iteration))
@@ -64,7 +64,8 @@ def keeps_open(context: JobContext, state: JobState) -> bool:
 
 
 def keeps_weights(context: JobContext, state: JobState, worker: Worker) -> bool:
-    """Return whether a worker must not load the job's version yet: it decodes the evaluation of the one before."""
+    """Return whether a worker must not load the job's version yet, because it decodes the evaluation of the previous
+    one."""
     ledger = state.evaluation.ledger
     if ledger is None or ledger.iteration == state.version or state.stop is not None:
         return False
@@ -72,7 +73,7 @@ def keeps_weights(context: JobContext, state: JobState, worker: Worker) -> bool:
 
 
 def waits(context: JobContext, state: JobState, facts: DerivedState) -> bool:
-    """Return whether the iteration waits for the evaluation, and for nothing else of its own."""
+    """Return whether the iteration waits only for the evaluation."""
     if not keeps_open(context, state):
         return False
     if state.evaluation.holds_training:
@@ -84,7 +85,7 @@ def waits(context: JobContext, state: JobState, facts: DerivedState) -> bool:
 
 
 def _is_lost(context: JobContext, state: JobState, ledger: Ledger) -> bool:
-    """Whether no worker holds the version any more, and none can get it."""
+    """Return whether no worker has the version any more, and none can get it."""
     if ledger.all_generated or (ledger.iteration == state.version and not _gone(state)):
         return False
     return not any(
@@ -93,12 +94,12 @@ def _is_lost(context: JobContext, state: JobState, ledger: Ledger) -> bool:
 
 
 def _gone(state: JobState) -> bool:
-    """Whether the batch waits for the evaluation, so that no rank serves the version."""
+    """Return whether the batch waits for the evaluation, so that no rank serves the version."""
     return state.evaluation.holds_training and state.ledger.all_scored and bool(state.version)
 
 
 def _decoders(context: JobContext, state: JobState, ledger: Ledger, facts: DerivedState) -> list[Worker]:
-    """Who may be given responses to decode, released workers first."""
+    """Return the workers that may decode responses, released workers first."""
     batch, tail = state.ledger, facts.consolidation
     if facts.measures or batch.queued(1) or batch.isolated():
         return []
@@ -120,7 +121,8 @@ def _decoders(context: JobContext, state: JobState, ledger: Ledger, facts: Deriv
 
 
 def _generate(context: JobContext, ledger: Ledger, workers: Sequence[Worker]) -> Iterable[Decision]:
-    """Lease queued responses to the least loaded, as many as each decodes at once; what failed with others, alone."""
+    """Return leases of queued responses to the least loaded workers, as many as each decodes at once; isolated ones
+    alone."""
     capacity = context.spec.generation.max_batch_size
     load = {
         worker.name: ledger.decoding_on(worker.name) for worker in workers if not ledger.holds_isolated(worker.name)
@@ -158,8 +160,11 @@ def _score(context: JobContext, state: JobState, now: float, facts: DerivedState
 
 
 def _judges(state: JobState, facts: DerivedState) -> Collection[str]:
-    """Who can judge: workers of the inference group; where there are none, generation workers without any of the batch.
-    A reward does not change with training, so the version of other models does not matter."""
+    """Return the workers that can score.
+
+    These are the workers of the inference group, or, without any, generation workers without samples of the batch. A
+    reward does not change with training, so the version of other models does not matter.
+    """
     able = [worker for worker in state.fleet if worker.idle and Group.INFERENCE in worker.roles]
     of_group = [worker.name for worker in able if worker.group is Group.INFERENCE]
     if of_group or state.fleet.sizes.get(Group.INFERENCE):

@@ -1,8 +1,8 @@
-"""Incremental scoring: which prefixes of unfinished samples go to which worker that scores and has nothing to score.
+"""Incremental scoring: assigns prefixes of unfinished samples to idle scoring workers.
 
-A worker is given prefixes only while no finished sample waits for a model, a sample's tasks stay on one worker, and
-the one with most to do comes first. When a sample is finished its worker is preferred, unless others wait for it there.
-Rule: pure; hints only. Whatever is decided here changes when a score is computed, never what it is.
+A worker gets prefixes only while no finished sample waits for a model. The tasks of a sample stay on one worker, and
+samples with the most unscored tokens come first. A finished sample prefers its worker, unless others wait for it there.
+Rule: pure; the assignments are hints. They change when a score is computed, never its value.
 """
 
 from collections.abc import Sequence
@@ -15,14 +15,15 @@ from rlhf_coordinator.state.sample import SampleState
 from rlhf_coordinator.state.worker import Worker
 
 IN_FLIGHT: Final = 8
-"""Samples that a worker is asked for at a time: some share a pass, and what finishes waits for one pass only."""
+"""Most samples that a worker is asked for at a time: some share a pass, and a finished sample waits for one pass
+only."""
 LEAD: Final = 2
-"""A worker may have so many finished samples more than the idlest one and still be given the sample that it began."""
+"""Finished samples that a worker may have above the least loaded one and still get the sample that it began."""
 UNFINISHED: Final = (SampleState.QUEUED, SampleState.DECODING, SampleState.MIGRATING)
 
 
 def is_possible(context: JobContext) -> bool:
-    """Return whether there is something to score before a sample ends, and the job allows it."""
+    """Return whether the job allows early scoring and has tasks for it."""
     settings = context.spec.inference
     return (
         settings.incremental != "Disabled" and settings.overlap != "Disabled" and bool(incremental_tasks(context.tasks))
@@ -35,7 +36,7 @@ def is_enabled(context: JobContext, state: JobState) -> bool:
 
 
 def decide(context: JobContext, state: JobState, now: float, scorers: Sequence[Worker]) -> list[Decision]:
-    """Return one command for each of the `scorers` that has nothing else to do."""
+    """Return one command for each idle worker of `scorers`."""
     ledger, incremental_state = state.ledger, state.incremental
     if not is_enabled(context, state) or state.trained or state.stop is not None or ledger.all_generated:
         return []
@@ -58,24 +59,24 @@ def decide(context: JobContext, state: JobState, now: float, scorers: Sequence[W
 
 
 def holder(state: JobState, index: int) -> str | None:
-    """Return the worker that has begun with this sample, if any."""
+    """Return the worker that has begun this sample, if any."""
     item = state.incremental.held.get(index)
     return None if item is None else item.worker
 
 
 def gained_block(state: JobState, index: int, tokens: int) -> bool:
-    """Return whether a sample, which had so many response tokens before, has a whole block more now."""
+    """Return whether a sample that had `tokens` response tokens before now has another whole block."""
     prompt = state.prompt_tokens[index]
     return whole_blocks(prompt + len(state.ledger.samples[index].response)) > whole_blocks(prompt + tokens)
 
 
 def scorable_tokens(state: JobState, index: int) -> int:
-    """Return how many tokens of a sample, prompt included, can be scored now."""
+    """Return how many tokens of a sample, including the prompt, can be scored now."""
     return whole_blocks(state.prompt_tokens[index] + len(state.ledger.samples[index].response)) * BLOCK
 
 
 def _models(context: JobContext) -> frozenset[str]:
-    """Scoring tasks that keep a worker's device busy: all but calls of user code."""
+    """Return the scoring tasks that use a worker's device: all but calls of user code."""
     return frozenset(task.name for task in context.tasks) - context.calls
 
 
@@ -85,7 +86,7 @@ def _waits(state: JobState, index: int, models: frozenset[str], now: float) -> b
 
 
 def _by_work(state: JobState) -> list[int]:
-    """Unfinished samples that have a whole block to score, those with most of them first."""
+    """Return the unfinished samples with a whole block to score, most tokens first."""
     incremental_state, samples = state.incremental, state.ledger.samples
     work = []
     for sample in samples:

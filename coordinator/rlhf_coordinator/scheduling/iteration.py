@@ -1,20 +1,21 @@
-"""How an iteration runs: its phases in order, what each waits for, and what is decided in one look at the state.
+"""The phases of an iteration in order, what each waits for, and the decisions of one round.
 
-  phase          what runs                                              goes on when
-  Starting       workers register, become what they are, load weights   samples are leased, or ranks train
-  Generating     samples are leased, decoded, balanced; what is         no response is unfinished
-                 finished is scored; the long tail consolidates
-  Scoring        what is left to score, by every worker that can        every sample has all of its fields
-  Training       the ranks train on the batch                           every rank holds the next version, or its policy
-  Publishing     generation and inference workers load that version     who takes part in the next iteration has it
-  Checkpointing  ranks write a checkpoint, where one is due             it is complete: the next iteration begins
-  Recovering     training is needed, and its group restarts             the group is there again
-A job ends as Complete after its last iteration, and as Failed or Stopped from anywhere.
+  phase          activity                                               continues when
+  Starting       workers register, get roles, load weights              samples are leased, or ranks train
+  Generating     samples are leased, decoded and balanced; finished     no response is unfinished
+                 ones are scored; the long tail consolidates
+  Scoring        the rest is scored, by every worker that can score     every sample has all of its fields
+  Training       the ranks train on the batch                           every rank has the next version, or its policy
+  Publishing     generation and inference workers load that version     the workers of the next iteration have it
+  Checkpointing  ranks save a checkpoint, where one is due              it is complete: the next iteration begins
+  Recovering     training is needed, and its group restarts             the group is complete again
 
-Level-triggered: `decide` looks at the whole state and says what is missing; it remembers nothing, so it makes no
-difference whether a message was lost, a worker came back, or the coordinator itself was restarted. Deciding again
-without a change decides nothing new: what was sent is pending, and what was leased is in the ledger.
-Rule: pure. Facts are derived once (`derived_state`), then each module decides its part from them, from top to bottom.
+A job ends as Complete after its last iteration, and as Failed or Stopped from any phase.
+
+Level-triggered: `decide` reads the whole state and returns what is missing. It remembers nothing, so a lost message, a
+returning worker or a restarted coordinator makes no difference. Deciding again without a change decides nothing new:
+sent commands are pending, and leases are in the ledger.
+Rule: pure. `derived_state` derives the facts once, then each module decides its part from them, from top to bottom.
 Training starts only when every sample is scored.
 """
 
@@ -41,20 +42,20 @@ from rlhf_coordinator.state.job_state import JobContext, JobState
 
 @dataclass(frozen=True)
 class SchedulerOutput:
-    """All that was decided on one state: the loop carries it out, status and metrics report it."""
+    """The decisions on one state: the loop carries them out, status and metrics report them."""
 
     phase: str = "Starting"
-    """The phase of a job that has not ended."""
+    """Phase of a job that has not ended."""
     consolidation: Consolidation = NO_CONSOLIDATION
-    """Where the tail of generation is, and who scores meanwhile."""
+    """State of the generation tail, and the workers that score meanwhile."""
     waits_for_evaluation: bool = False
-    """The iteration waits for the evaluation, and for nothing else of its own."""
+    """Whether the iteration waits only for the evaluation."""
     decisions: tuple[Decision, ...] = ()
-    """What to do, in this order; empty when nothing is missing."""
+    """Decisions in order; empty when nothing is missing."""
 
 
 def decide(context: JobContext, state: JobState, now: float) -> SchedulerOutput:
-    """Return what to do now. `now`: seconds of the monotonic clock that the state's times are of."""
+    """Return what to do now. `now`: seconds of the state's monotonic clock."""
     facts = derive(context, state, now)
     failure = iteration_end.failure(context, state, now)
     decisions = _decisions(context, state, now, facts) if failure is None else (Finish("Failed", failure),)
@@ -63,30 +64,30 @@ def decide(context: JobContext, state: JobState, now: float) -> SchedulerOutput:
 
 
 def _decisions(context: JobContext, state: JobState, now: float, facts: DerivedState) -> tuple[Decision, ...]:
-    """One iteration, from top to bottom; what is not possible yet decides nothing."""
+    """Return the decisions of one iteration, from top to bottom; steps that are not possible yet add nothing."""
     tail = facts.consolidation
     if cut := oversampling.decide(state.ledger):
-        # Prompts that were begun beyond those of the batch; the rest is decided on what is left.
+        # Prompts begun beyond those of the batch are cut; later decisions see the remaining ones.
         return tuple(cut)
     dispatched = dispatch.decide(context, state, now, facts)
     return (
-        # Whoever keeps the job waiting for too long restarts.
+        # Workers that stay behind for too long restart.
         *overdue(context, state, now),
         # The training group forms, or restarts; it trains when the whole batch is scored.
         *training_group.decide(context, state, now, facts.group),
-        # The critics of the iteration before are trained, where its policy was published first.
+        # The critics of the previous iteration are trained, where its policy was published first.
         *critic_overlap.decide(context, state, facts),
-        # Every worker becomes what it is to be, and loads the weights of the job's version.
+        # Every worker gets its role, and loads the weights of the job's version.
         *roles_and_weights.decide(context, state, now, facts),
         # Samples move to the pool, or from a full worker to one that would run dry; costs are measured once.
         *consolidation.decide(state, tail, facts.ready, facts.measures),
-        # Who decodes, or is about to, is told what others decoded of the same prompts, to draft by.
+        # Workers that decode, or are about to, get sibling tokens of the same prompts as draft hints.
         *sibling_sharing.decide(context, state, now, dispatched),
-        # Queued samples are leased to who decodes, finished ones to who scores.
+        # Queued samples are leased for decoding, finished ones for scoring.
         *dispatched,
-        # Who scores and has nothing to score begins with unfinished samples.
+        # Idle scoring workers begin with unfinished samples.
         *incremental_dispatch.decide(context, state, now, facts.scorers),
-        # Who has nothing of the batch decodes and judges what the evaluation asks for.
+        # Workers without work of the batch decode and score the evaluation.
         *evaluation.decide(context, state, now, facts),
         # Trained, published, checkpointed: the iteration is closed; or the job stops, or ranks leave.
         *iteration_end.decide(context, state, now, facts),
@@ -102,7 +103,7 @@ def phase(state: JobState, facts: DerivedState) -> str:
             return "Generating" if state.ever_ready else "Starting"
         if not state.ledger.all_scored:
             return "Scoring"
-        if state.overlaps_training:  # its own training comes later: that of the one before is waited for
+        if state.overlaps_training:  # its own training comes later; it waits for that of the previous iteration
             return ("Publishing" if group.version == state.iteration else "Training") if group.formed else without_group
         begun = group.version == state.iteration or group.train_under_way or group.measures
         return "Training" if begun else without_group

@@ -1,10 +1,10 @@
-"""How an iteration ends, and how a job does: what is committed, checkpointed and closed, and who may leave before that.
+"""The end of an iteration and of a job: what is committed, checkpointed and closed, and which ranks may leave earlier.
 
-A trained iteration is closed when its weights are published and the checkpoint that is due is written; one that trains
-beside the next is closed when its batch is complete and the weights of the batch before are published. A job that was
-asked to stop finishes the optimizer batch that is under way first; a training group that is away is not waited for,
-because the journal has all that it needs.
-Rule: pure. While weights are read from ranks, no rank leaves, and a job that stops does not close its iteration.
+A trained iteration is closed when its weights are published and a due checkpoint is saved. An iteration that trains
+beside the next one is closed when its batch is complete and the weights of the previous batch are published. A stopping
+job first finishes the optimizer batch in progress. It does not wait for an absent training group, because the journal
+contains everything needed.
+Rule: pure. While weights are read from ranks, no rank leaves, and a stopping job does not close its iteration.
 """
 
 from typing import Final
@@ -25,11 +25,11 @@ from rlhf_coordinator.scheduling.derived_state import DerivedState
 from rlhf_coordinator.state.job_state import JobContext, JobState
 
 TOGETHER_SECONDS: Final = 10.0
-"""A node that is drained asks all its pods to end within seconds of each other."""
+"""Seconds within which a drained node asks all its pods to end."""
 
 
 def failure(context: JobContext, state: JobState, now: float) -> pb.Failure | None:
-    """Return what ends the job before anything else is looked at: an error, or its deadline."""
+    """Return the failure that ends the job before any other decision: an error, or its deadline."""
     if state.failure is not None:
         return state.failure
     if (short := _not_full(context, state)) is not None:
@@ -46,7 +46,7 @@ def failure(context: JobContext, state: JobState, now: float) -> pb.Failure | No
 
 
 def _not_full(context: JobContext, state: JobState) -> pb.Failure | None:
-    """What ends a job whose batch no round could fill, where that is not to be trained on."""
+    """Return the failure of a job that could not fill its batch and must not train on a smaller one."""
     refill = state.ledger.refill
     if refill.rule.used_up is not UsedUp.FAIL or state.trained or not state.ledger.all_scored or not refill.missing:
         return None
@@ -67,12 +67,12 @@ def _rounds(count: int) -> str:
 
 
 def at_start(context: JobContext, iteration: int) -> Finish | None:
-    """Return the end of a job whose coordinator starts at an iteration, where all iterations are done."""
+    """Return the end of a job whose coordinator starts after the last iteration; None if iterations remain."""
     return Finish("Complete") if iteration >= context.spec.iterations else None
 
 
 def decide(context: JobContext, state: JobState, now: float, facts: DerivedState) -> list[Decision]:
-    """Return what ends the iteration or the job, or lets ranks leave; empty while both go on."""
+    """Return what ends the iteration or the job, or lets ranks leave; empty while both continue."""
     return _close(context, state, now, facts) or _drain(context, state, now, facts)
 
 
@@ -87,7 +87,8 @@ def _close(context: JobContext, state: JobState, now: float, facts: DerivedState
 
 
 def _hand_on(context: JobContext, state: JobState, facts: DerivedState) -> list[Decision]:
-    """Close an iteration whose batch is complete, once the one before is trained, reported and published."""
+    """Return the closing of an iteration with a complete batch, once the previous one is trained, reported and
+    published."""
     whole = facts.group.version == state.iteration and state.open_report is None
     ends = state.batch_handed_on and whole and facts.published and not evaluation.keeps_open(context, state)
     return [_closing(state)] if ends else []
@@ -110,7 +111,7 @@ def _after_training(context: JobContext, state: JobState, now: float, facts: Der
 
 
 def _closing(state: JobState, *, last: bool = False) -> CloseIteration:
-    """Return how the iteration is closed. One that became the last meanwhile has waited for its critics."""
+    """Return the closing decision. An iteration that meanwhile became the last one has waited for its critics."""
     if state.overlaps_training:
         return CloseIteration(last, awaits="training", late_critics=state.critic_update_pending and last)
     if not state.critic_update_pending:
@@ -128,7 +129,7 @@ def _stop(state: JobState, now: float, facts: DerivedState) -> list[Decision]:
 
 
 def _drain(context: JobContext, state: JobState, now: float, facts: DerivedState) -> list[Decision]:
-    """Ranks that were asked to end go once a checkpoint has what the group holds, so that nothing is trained again.
+    """Return the exits of draining ranks once a checkpoint has the group's version, so that nothing is trained again.
 
     The coordinator may be asked at the same moment; it then needs them until it has ended.
     """

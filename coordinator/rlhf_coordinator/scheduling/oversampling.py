@@ -1,8 +1,8 @@
-"""Which prompts an iteration goes on without, when more were begun than the batch has (`spec.rollout.oversample`).
+"""Cuts off surplus prompts of an iteration that began more than its batch has (`spec.rollout.oversample`).
 
-As soon as the responses to as many prompts as the batch has are finished, all others are cut off. Rule: pure, decided
-once in an iteration: what is left is the batch. A prompt of which a sample failed is kept only where it is needed. What
-was cut off is journaled, as it follows from who was faster; the loop decides nothing of this kind when it replays.
+Once as many prompts are finished as the batch has, all others are cut off. Rule: pure; one decision per iteration, and
+the remaining prompts are the batch. A prompt with a failed sample stays only if it is needed. The cut is journaled,
+because it depends on timing; a replay reads it from the journal and decides nothing.
 """
 
 from rlhf_coordinator.scheduling.decisions import CutGroups
@@ -10,7 +10,7 @@ from rlhf_coordinator.state.ledger import Ledger
 
 
 def decide(ledger: Ledger) -> list[CutGroups]:
-    """Return the prompts to cut off; nothing while too few are finished, or when none is to be cut off any more."""
+    """Return the prompts to cut off; empty while too few are finished, or when nothing is left to cut off."""
     more = ledger.groups_to_cut
     if not more:
         return []

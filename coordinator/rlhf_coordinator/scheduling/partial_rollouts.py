@@ -1,10 +1,10 @@
 """How partial rollouts re-enter the next iteration (`spec.rollout.maxStaleness`).
 
-Whole prompts are carried, and are the first ones of the next iteration, in their order: they count among its prompts.
-A sample that has a token of weights more than maxStaleness versions before those of that iteration, or more tokens than
-a response may have by now, is begun anew under its own random key, and counted; one that failed is not tried again. No
-prompt is passed over: it is trained on, or is on its way.
-Rule: pure. It is decided once, when an iteration begins, and written down there; a replay goes by what is written.
+Whole prompts are carried. They are the first prompts of the next iteration, in their order, and count among its
+prompts. A sample restarts under its own random key, and is counted, in two cases: a token was drawn by weights more
+than maxStaleness versions older than that iteration's, or the response is longer than now allowed. A failed sample is
+not tried again. No prompt is skipped: it is trained on or still carried.
+Rule: pure. The decision is made once, when an iteration begins, and recorded there; a replay reads the record.
 """
 
 from collections.abc import Iterable
@@ -14,7 +14,7 @@ from rlhf_coordinator.state.carried_sample import CarriedSample
 
 
 def resume_partial(carried: Iterable[CarriedSample], iteration: int, rollout: Rollout) -> tuple[CarriedSample, ...]:
-    """Return the first samples of an iteration; none where samples are not carried."""
+    """Return the first samples of an iteration; empty where samples are not carried."""
     return tuple(_resumed(one, iteration, rollout) for one in carried) if rollout.max_staleness else ()
 
 

@@ -1,11 +1,11 @@
-"""Which worker is ready for what: whose turn its device is, whose weights are current, who can decode, who can score.
+"""The readiness of workers: whose turn its device is, whether its weights are current, whether it can decode or score.
 
-A worker that came back is stale until it holds the weights of the job's version: it gets no samples. A generation
-worker that also holds a training rank (spec.placement Colocated) shares its device: training has it until the rank is
-at the job's version (its group forms, replays) and knows what its stages cost, and again from the moment a batch is
-scored until it is trained; decoding and scoring have it in between. The worker puts the other side to sleep by itself
-when a command comes; what follows here is only which commands are sent at all.
-Rule: pure, and of the state as it is: nothing is remembered.
+A worker that returns is stale until it has the weights of the job's version: it gets no samples. A generation worker
+that also runs a training rank (spec.placement Colocated) shares its device. Training has the device until the rank is
+at the job's version (its group forms, replays) and its stage costs are measured, and again from the moment a batch is
+scored until it is trained. Decoding and scoring have it in between. The worker itself puts the other side to sleep when
+a command arrives; this module decides only which commands are sent.
+Rule: pure, and a function of the current state.
 """
 
 from collections.abc import Collection, Iterable, Mapping
@@ -17,8 +17,10 @@ from rlhf_coordinator.state.worker import CommandKind, Worker
 
 
 def serving_workers(state: JobState) -> frozenset[str]:
-    """Return the names of the workers whose device decoding and scoring have now: always that of a worker without a
-    training rank, never that of a worker that is only a rank."""
+    """Return the names of the workers whose device currently serves decoding and scoring.
+
+    This is always true of a worker without a training rank, and never of a worker that is only a rank.
+    """
     return frozenset(worker.name for worker in state.fleet if worker.rank is None or _has_turn(state, worker))
 
 
@@ -31,8 +33,11 @@ def _has_turn(state: JobState, worker: Worker) -> bool:
 def current_workers(
     context: JobContext, state: JobState, workers: Iterable[Worker], role: Group, serving: Collection[str]
 ) -> tuple[Worker, ...]:
-    """Return those of `workers` that are idle and have this role, their turn, and every weight of the role at the job's
-    version, in their order."""
+    """Return the idle `workers` with this role, the turn of the device, and all weights of the role at the job's
+    version.
+
+    Their order stays the same.
+    """
     models = (context.graph.policy,) if role is Group.GENERATION else context.scored_models
     return tuple(
         worker
@@ -47,7 +52,7 @@ def current_workers(
 def early_scorers(
     workers: Iterable[Worker], scorers: Collection[Worker], serving: Collection[str]
 ) -> tuple[Worker, ...]:
-    """Return those of `workers`, beside the `scorers`, that could score if it were not for the critics' version."""
+    """Return the `workers` beside the `scorers` that lack only the critics' version for scoring."""
     ready = {worker.name for worker in scorers}
     return tuple(
         worker
@@ -61,10 +66,10 @@ def is_published(
 ) -> bool:
     """Return whether every worker that can take part in the next iteration is `current`, and each group has one.
 
-    While critics are behind there is only the policy to publish: those who score by critics get them later.
+    While a critic update is pending, only the policy is published: workers that score with critics get them later.
 
-    A worker that is away or only just starting is not waited for: it gets the weights when it is there. Nobody needs
-    the weights of a last iteration.
+    A worker that is away or starting is not waited for: it gets the weights later. After the last iteration no worker
+    needs weights.
     """
     if state.stop is not None or context.last(state.iteration):
         return True
@@ -80,7 +85,10 @@ def is_published(
 
 def free_to_score(context: JobContext, state: JobState, pool: Collection[str]) -> tuple[Worker, ...]:
     """Return the generation workers with both roles and the iteration's policy that have nothing left to decode, by
-    index. What is queued or on its way may still come to the `pool`. One that loads a scoring model counts too."""
+    index.
+
+    Queued and moving samples may still reach the `pool`. A worker that loads a scoring model counts too.
+    """
     ledger = state.ledger
     unplaced = ledger.count(SampleState.QUEUED, SampleState.MIGRATING) > 0
     return tuple(

@@ -1,16 +1,15 @@
-"""Roles and weights: which worker must become what, and load which version, from where.
+"""Roles and weights: which worker gets which role, and which version it loads from where.
 
-Where generation workers can score, they become inference as well, with those models offloaded. Trained scoring models
-are brought up to date on them only when they are released: publishing waits for the policy alone.
+Where generation workers can score, they also get the inference role, with those models offloaded. Their trained scoring
+models are updated only when they are released, so publishing waits only for the policy.
 
-Version 0 is in the manifest's folders; a later one is served by the first training ranks that hold every parameter
-between them: the stages of data replica 0, or all ranks where models are in parts. A draft model that is trained comes
-with the policy, both or neither. A worker that came back is stale until it holds the current version: it gets no
-samples.
-Where an iteration decodes beside the training of the one before, ranks keep the version that it decodes by, for workers
-that come back.
-Rule: pure. No load from ranks starts while a complete batch or critics wait for them, and none while they train, but of
-what they keep.
+Version 0 is in the manifest's folders. A later one is served by the first training ranks that together have every
+parameter: the stages of data replica 0, or all ranks where models are sharded. A trained draft model comes with the
+policy, both or neither. A worker that returns is stale until it has the current version: it gets no samples.
+Where an iteration decodes beside the training of the previous one, ranks keep the version that it decodes with, for
+workers that return.
+Rule: pure. No load from ranks starts while a complete batch or critics wait for them. While ranks train, only a version
+that they keep is loaded.
 """
 
 from rlhf_common import control_pb2 as pb
@@ -24,11 +23,11 @@ from rlhf_coordinator.state.worker import Worker
 from rlhf_planner.speculation.learned_messages import learned_message
 
 Sources = list[pb.WeightLocation] | None
-"""Where the version that workers need can be read; None: nowhere now."""
+"""Locations of the version that workers need; None when it is unavailable now."""
 
 
 def decide(context: JobContext, state: JobState, now: float, facts: DerivedState) -> list[Decision]:
-    """Return a command for every idle worker whose role or weights are not what the job needs now."""
+    """Return a command for every idle worker whose role or weights differ from what the job needs now."""
     unneeded = state.trained and context.last(state.iteration) and not evaluation.wants_last_version(context, state)
     if state.stop is not None or unneeded:
         return []
@@ -45,9 +44,10 @@ def decide(context: JobContext, state: JobState, now: float, facts: DerivedState
 
 
 def _sources(context: JobContext, state: JobState, group: TrainingGroup) -> Sources:
-    """Where the workers' version of any trained model is, after version 0; None when nobody can serve it now."""
+    """Return the locations of the workers' version of any trained model, after version 0; None when no rank can serve
+    it now."""
     keepers = group.ranks[: context.spec.training.parallelism.keepers]
-    if state.workers_version < state.version:  # the ranks train what follows from it, or have
+    if state.workers_version < state.version:  # the ranks train on top of it, or have done so
         kept = group.formed and all(rank.keeps(state.workers_version) for rank in keepers)
         return [pb.WeightLocation(address=rank.address) for rank in keepers] if kept else None
     batch_waits = state.ledger.all_scored and not state.trained and not state.overlaps_training
@@ -75,7 +75,10 @@ def _generation(
 def _second_role(
     context: JobContext, state: JobState, sources: Sources, worker: Worker, facts: DerivedState
 ) -> list[Decision]:
-    """The scoring models of a generation worker: at version 0 next to the policy, and current once it is released."""
+    """Return the command for the scoring models of a generation worker.
+
+    They are at version 0 next to the policy, and are updated once the worker is released.
+    """
     if Group.INFERENCE in worker.roles:
         released = worker.name in facts.consolidation.released
         whole = None if facts.group.critic_update_pending else sources
@@ -102,7 +105,7 @@ def _inference(context: JobContext, state: JobState, sources: Sources, worker: W
 
 
 def _load(context: JobContext, state: JobState, sources: Sources, model: str) -> pb.LoadWeights | None:
-    """The order to load the workers' version of a model; None when it can be read nowhere now."""
+    """Return the command to load the workers' version of a model; None when it is unavailable now."""
     version = state.workers_version
     if not version:
         return pb.LoadWeights(model=model, sources=[pb.WeightLocation(folder=context.folder(model))])

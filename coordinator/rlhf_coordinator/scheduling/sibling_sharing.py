@@ -1,12 +1,12 @@
-"""Which tokens go to which worker, to draft by: what others decoded of the prompts that it decodes samples of.
+"""Chooses the sibling tokens that each worker gets as draft hints: responses of others to the prompts that it decodes.
 
-Level-triggered: what a worker has (`SiblingState.has`) is compared with what is known of its prompt groups, and a part
-of what is missing is sent. So nothing is queued, and what does not fit this time comes next time. Live siblings come
-before responses of earlier epochs. A group of which a worker decodes nothing, and is to decode nothing, is forgotten.
-What is leased does not wait for its time: a short response would be over before, so what is known of its prompt comes
+Level-triggered: the tokens of a worker (`SiblingState.has`) are compared with the known tokens of its prompt groups,
+and a part of the difference is sent. Nothing is queued; tokens that do not fit are sent in a later round. Live siblings
+come before responses of earlier epochs. A group is forgotten when a worker decodes none of it and will not. A lease
+does not wait for the next round, because a short response could end before: the known tokens of its prompt are sent
 just before the lease.
-Bounds: tokens for a worker, tokens in all, and sources looked at, each for one time; groups have their turns.
-Rule: pure. Hints only: nothing else is decided by them, and they change how long a token takes, never which one it is.
+Each round limits the tokens per worker, the tokens in total, and the compared sources; groups take turns.
+Rule: pure. The tokens are hints: they affect the time that a token takes, never which token it is.
 """
 
 from collections.abc import Iterable, Iterator
@@ -20,24 +20,26 @@ from rlhf_coordinator.state.sample import SampleState
 from rlhf_coordinator.state.sibling_state import TokenSource
 
 SHARE_SECONDS: Final = 0.1
-"""Between two times: less than workers take to report new tokens."""
+"""Seconds between two rounds: less than workers take to report new tokens."""
 MAX_WORKER_TOKENS: Final = 8192
-"""For one worker each time: 32 KiB, which delays a lease behind it by less than a millisecond."""
+"""Most tokens per worker and round: 32 KiB, which delays a lease behind it by less than a millisecond."""
 MAX_TOKENS: Final = 1 << 18
-"""For all workers together each time: 1 MiB, at most 10 MB/s of the coordinator's link."""
+"""Most tokens per round for all workers: 1 MiB, at most 10 MB/s of the coordinator's link."""
 MAX_LOOKS: Final = 4096
-"""Sources compared each time, of all workers: a few milliseconds, as long as a tick of hundreds of workers takes."""
+"""Most sources compared per round: a few milliseconds, like a tick with hundreds of workers."""
 
 
 def is_enabled(context: JobContext) -> bool:
-    """Return whether the job lets samples be drafted by their siblings."""
+    """Return whether the job drafts from sibling samples."""
     settings = context.spec.generation.speculation
     return context.graph.generates and settings.mode != "Disabled" and "Siblings" in settings.drafters
 
 
 def decide(context: JobContext, state: JobState, now: float, dispatched: Iterable[Decision] = ()) -> list[Decision]:
-    """Return at most one decision, which may hold nothing to send: it says when to look again. `dispatched` is decided
-    on the same state, and carried out after."""
+    """Return at most one decision, which also sets the time of the next round and may send nothing.
+
+    `dispatched` was decided on the same state, and is carried out afterwards.
+    """
     if not is_enabled(context):
         return []
     sharing, per_prompt = state.siblings, samples_per_prompt(context.spec)
@@ -53,7 +55,7 @@ def decide(context: JobContext, state: JobState, now: float, dispatched: Iterabl
 
 
 def _by_group(dispatched: Iterable[Decision], per_prompt: int) -> dict[int, dict[str, set[int]]]:
-    """Return prompt group -> worker -> samples that are leased to it."""
+    """Return prompt group -> worker -> samples leased to it."""
     leases: dict[int, dict[str, set[int]]] = {}
     for decision in dispatched:
         if isinstance(decision, Generate):
@@ -63,12 +65,12 @@ def _by_group(dispatched: Iterable[Decision], per_prompt: int) -> dict[int, dict
 
 
 def unsent_tokens(state: JobState, group: int, has: dict[TokenSource, int], per_prompt: int) -> int:
-    """Return how many tokens of a group a worker that `has` so many of each source was not sent."""
+    """Return the number of tokens of a group that a worker lacks; it `has` so many of each source."""
     return sum(tokens - has.get(source, 0) for source, tokens in sources(state, group, per_prompt))
 
 
 def sources(state: JobState, group: int, per_prompt: int) -> Iterator[tuple[TokenSource, int]]:
-    """Yield whose tokens there are of a prompt group, and how many, live siblings first."""
+    """Yield the token sources of a prompt group and their lengths, live siblings first."""
     ledger = state.ledger
     for index in _members(state, group, per_prompt):
         yield TokenSource(ledger.iteration, index), len(ledger.samples[index].response)
@@ -82,13 +84,13 @@ def _members(state: JobState, group: int, per_prompt: int) -> range:
 
 @dataclass
 class _Share:
-    """One round of sharing, while it is put together."""
+    """One round of sharing under construction."""
 
     state: JobState
     per_prompt: int
     learners: frozenset[str]
     leases: dict[int, dict[str, set[int]]]
-    """Prompt group -> worker -> samples that are leased to it right after this is carried out."""
+    """Prompt group -> worker -> samples leased to it right after this decision is carried out."""
     parts: list[SharedPart] = field(default_factory=list)
     forgotten: list[tuple[int, str]] = field(default_factory=list)
     room: dict[str, int] = field(default_factory=dict)
@@ -97,7 +99,7 @@ class _Share:
     looks: int = 0
 
     def decision(self, now: float) -> ShareSiblings:
-        """Look at one group after the other, until all had their turn or a bound is met."""
+        """Process one group after the other, until all had their turn or a limit is reached."""
         sharing = self.state.siblings
         groups = -(-len(self.state.ledger.samples) // self.per_prompt)
         group = sharing.next_group % groups
@@ -109,7 +111,7 @@ class _Share:
         return ShareSiblings(tuple(self.parts), tuple(self.forgotten), group, now + SHARE_SECONDS)
 
     def with_leases(self) -> list[Decision]:
-        """Look at the groups that are leased, as far as the bounds allow; when all have their turn stays as it is."""
+        """Process the leased groups within the limits; the time of the next full round does not change."""
         for group, workers in self.leases.items():
             if self.left <= 0 or self.looks >= MAX_LOOKS:
                 break

@@ -1,9 +1,9 @@
-"""The training group: when ranks form one, when it is broken, what each trains on next, what version it holds.
+"""The training group: when ranks form one, when it is broken, what each trains on next, and the version that it has.
 
-All is derived from what ranks say of themselves, so it works the same after a rank, the group or the coordinator came
-back. A group starts from the newest checkpoint (or the manifest's models) and *replays* journaled batches up to the
-job's version; a new batch is the same rule: a rank at version v trains on batch v when that batch is complete.
-A lost rank takes the group with it: the others sit in collectives that never end, so they restart as new processes.
+Everything is derived from the ranks' own reports, so a returning rank, group or coordinator makes no difference. A
+group starts from the newest checkpoint (or the manifest's models) and *replays* journaled batches up to the job's
+version. The same rule covers a new batch: a rank at version v trains on batch v when that batch is complete. A lost
+rank breaks the group: the others wait in collectives that never end, so they restart as new processes.
 Rule: pure. Must never let ranks train while a worker reads weights from them.
 """
 
@@ -27,38 +27,40 @@ from rlhf_coordinator.state.job_state import JobContext, JobState
 from rlhf_coordinator.state.worker import CommandKind, Worker
 
 SUSPECT_SECONDS: Final = 4.0
-"""When a rank dies the others fail too, and may say so before the dead one's session counts as lost: wait this long for
-that explanation before a failure of training is taken at its word."""
+"""Seconds to wait after a failure of training before it is taken at its word.
+
+When a rank dies the others fail too, and may report that before the dead rank's session counts as lost.
+"""
 
 
 @dataclass(frozen=True)
 class TrainingGroup:
-    """The training group, as its ranks describe themselves."""
+    """The training group, from the reports of its ranks."""
 
     ranks: tuple[Worker, ...]
-    """Who holds the ranks, by rank."""
+    """Workers of the ranks, by rank."""
     formed: bool
-    """All ranks are in one group epoch and none has failed."""
+    """Whether all ranks are in one group epoch and none has failed."""
     version: int | None
-    """The version that every rank holds, idle; None while they train, restart, or differ, or critics are behind."""
+    """Version that every idle rank has; None while they train, restart or differ, or a critic update is pending."""
     policy_version: int | None
-    """The same of the policy alone."""
+    """Version of the policy alone, under the same conditions."""
     critic_update_pending: bool
-    """Some rank has yet to train the critics of an iteration whose policy is trained."""
+    """Whether a rank still has to train the critics of an iteration whose policy is trained."""
     train_under_way: bool
-    """Some rank trains on the current batch, or has."""
+    """Whether a rank trains, or has trained, on the current batch."""
     has_devices: bool
-    """It is training's turn on the device of every rank."""
+    """Whether training has the device of every rank."""
     measures: bool
-    """Its ranks measure for the choice of a schedule."""
+    """Whether its ranks take measurements for the choice of a schedule."""
     draining: tuple[Worker, ...]
     """Ranks whose machines asked them to end, and that stay while they may be needed."""
     is_read: bool
-    """Some worker reads weights from ranks, which therefore must not train."""
+    """Whether a worker reads weights from ranks, which therefore must not train."""
 
 
 def observe(state: JobState, serving: Collection[str]) -> TrainingGroup:
-    """Return what is true of the training group now. `serving`: workers whose device is not training's."""
+    """Return the current state of the training group. `serving`: workers whose device is not training's."""
     ranks = tuple(state.fleet.ranks())
     one_epoch = len({rank.group_epoch for rank in ranks}) == 1
     formed = one_epoch and all(rank.connected and rank.trains and rank.train_failure is None for rank in ranks)
@@ -80,7 +82,7 @@ def observe(state: JobState, serving: Collection[str]) -> TrainingGroup:
 
 
 def _has_begun(rank: Worker, iteration: int) -> bool:
-    """Whether the rank trains on the batch of an iteration, as far as is known, or has."""
+    """Return whether the rank trains or has trained on the batch of an iteration, as far as known."""
     if not rank.trains:
         return False
     may_train = rank.trained_version == iteration and _rank_does(rank, CommandKind.TRAIN, CommandKind.UNKNOWN)
@@ -110,7 +112,7 @@ def _is_member(rank: Worker) -> bool:
 
 
 def _broken(state: JobState, group: TrainingGroup, members: list[Worker], now: float) -> tuple[str, bool] | None:
-    """Why the group cannot go on, and whether that counts as a failure; None when it can."""
+    """Return why the group cannot continue, and whether that counts as a failure; None when it can."""
     if not members:
         return None
     gone = [rank for rank in group.ranks if rank.lost or (rank.session and not _is_member(rank))]
@@ -143,7 +145,7 @@ def _restart(context: JobContext, state: JobState, members: list[Worker], reason
 
 
 def _train(context: JobContext, state: JobState, group: TrainingGroup) -> list[Decision]:
-    """The next batch, once all of it is scored; with a stop or a rank that drains, only what is under way."""
+    """Return the commands that train the next scored batch; with a stop or a draining rank, only one in progress."""
     if group.is_read or any(
         item.kind is CommandKind.CHECKPOINT for rank in group.ranks for item in rank.pending.values()
     ):
@@ -154,7 +156,7 @@ def _train(context: JobContext, state: JobState, group: TrainingGroup) -> list[D
     if group.critic_update_pending or (ending and not group.train_under_way):
         return []
     target = state.version
-    # A report that is open is completed when all ranks are done with its batch: none goes on before.
+    # An open report is completed when all ranks are done with its batch: none continues before.
     complete = state.ledger.all_scored and not state.overlaps_training and state.open_report is None
     if not state.trained and complete and not state.evaluation.holds_training:
         target += 1
@@ -173,7 +175,7 @@ def _train(context: JobContext, state: JobState, group: TrainingGroup) -> list[D
 
 
 def _measure(state: JobState, group: TrainingGroup, ending: bool) -> list[Decision]:
-    """All ranks at once, or none: a rank that measures waits for the others."""
+    """Return measurement commands for all ranks, or none: a rank that measures waits for the others."""
     wanted = state.schedule.stage in ("stages", "tables") and not ending
     ready = all(rank.idle for rank in group.ranks) and group.has_devices
     return [MeasureSchedule()] if wanted and ready else []

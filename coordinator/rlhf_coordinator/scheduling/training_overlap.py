@@ -1,13 +1,13 @@
-"""Which part of a batch is trained on while the next iteration decodes.
+"""Which part of a batch is trained while the next iteration decodes.
 
-With `spec.rollout.overlapTraining` an iteration is closed when its batch is complete, the batch before is trained on
-and those weights are published. The next one then decodes and scores by them, one version behind, while the ranks
-train; it gets the new weights when it is complete. With `spec.training.criticOverlap` only the critics train beside
-the next iteration (`critic_overlap`); in mode Auto each iteration chooses when it begins
-(`training.critic_overlap_choice`). An iteration after which a checkpoint or an evaluation is due, or none follows,
-trains all at once before it is closed. So does a replay: a group that restarts in between comes back whole.
-Rule: pure. The answers depend on the job, the iteration and its first record, so all ranks get the same one and results
-do not depend on who was faster or died. Must never let weights change within an iteration.
+With `spec.rollout.overlapTraining` an iteration is closed when its batch is complete, and the previous batch is trained
+and its weights are published. The next iteration decodes and scores with these weights, one version behind, while the
+ranks train; the new weights are loaded when its batch is complete. With `spec.training.criticOverlap` only the critics
+train beside the next iteration (`critic_overlap`); in mode Auto each iteration chooses when it begins
+(`training.critic_overlap_choice`). An iteration that is the last, or is followed by a due checkpoint or evaluation,
+trains completely before it is closed. So does a replay, which restores a restarted group completely.
+Rule: pure. The answers depend on the job, the iteration and its first record, so all ranks get the same one, and
+results do not depend on timing or failures. Must never let weights change within an iteration.
 """
 
 from rlhf_common import control_pb2 as pb
@@ -15,12 +15,12 @@ from rlhf_coordinator.state.job_state import JobContext, JobState
 
 
 def overlaps_training(context: JobContext, iteration: int) -> bool:
-    """Return whether an iteration is closed before its batch is trained on."""
+    """Return whether an iteration is closed before its batch is trained."""
     return context.spec.rollout.overlap_training == "Enabled" and not context.ends_whole(iteration)
 
 
 def train_part(context: JobContext, state: JobState, iteration: int) -> pb.TrainPart.ValueType:
-    """Return which models the ranks train now of an iteration's batch."""
+    """Return which models the ranks now train on an iteration's batch."""
     mode = context.spec.training.critic_overlap
     wanted = mode == "Enabled" or (mode == "Auto" and state.critic_overlap.apart)
     apart = wanted and iteration == state.iteration and not state.trained and gains(context, iteration)
@@ -28,10 +28,10 @@ def train_part(context: JobContext, state: JobState, iteration: int) -> pb.Train
 
 
 def may_choose(context: JobContext) -> bool:
-    """Return whether each iteration of the job chooses if its critics are trained apart."""
+    """Return whether each iteration of the job chooses if its critics are trained separately."""
     return context.spec.training.critic_overlap == "Auto"
 
 
 def gains(context: JobContext, iteration: int) -> bool:
-    """Return whether anything follows an iteration that need not wait for its critics."""
+    """Return whether work follows an iteration that need not wait for its critics."""
     return context.spec.algorithm.fields.trains_policy(iteration) and not context.ends_whole(iteration)

@@ -1,8 +1,8 @@
-"""The serial schedule table that every training group starts from, and whether there is anything to fuse.
+"""The serial schedule table with which every training group starts, and the alternatives to it.
 
 Rule: the table is for one data-parallel block and one mini-batch (one optimizer step); solvers are in the planner.
-Where fusion may be chosen, the critic's stages are on the opposite ranks from the start, so that the choice changes
-the order of work and never the place of weights.
+Where fusion may be chosen, the critic's stages are on the opposite ranks from the start, so the choice changes the
+order of work and never the placement of weights.
 """
 
 import hashlib
@@ -16,10 +16,10 @@ from rlhf_planner.schedule.serial import serial_table
 
 
 def candidates(spec: RLHFJobSpec) -> tuple[str, ...]:
-    """Return the methods whose tables may be chosen instead of the serial one; none when there is nothing to fuse."""
+    """Return the methods whose tables may replace the serial one; empty when there is nothing to fuse."""
     parallelism, models = spec.training.parallelism, graph_of(spec).trained
     several = len(models) > 1 and min(parallelism.stages_of(model) for model in models) > 1
-    unlike = spec.training.micro_batch_tokens is not None  # a fused table is searched for one number of micro-batches
+    unlike = spec.training.micro_batch_tokens is not None  # a fused table is for a fixed number of micro-batches
     apart = spec.training.critic_overlap == "Enabled"  # ranks never train both at once
     if not several or unlike or apart or spec.training.schedule.mode == "OneFOneB":
         return ()
@@ -27,8 +27,10 @@ def candidates(spec: RLHFJobSpec) -> tuple[str, ...]:
 
 
 def schedule_json(spec: RLHFJobSpec) -> str:
-    """Return the table that runs 1F1B of one trained model after the other, as JSON. Raise JobError when the mini-batch
-    cannot be split. Without fusion stage s of each model is on the same ranks."""
+    """Return the table that runs 1F1B of one trained model after the other, as JSON.
+
+    Without fusion, stage s of each model is on the same ranks. Raises JobError when the mini-batch cannot be split.
+    """
     parallelism = spec.training.parallelism
     mini, step = spec.algorithm.fields.mini_batch_size, spec.training.micro_batch_size * parallelism.data
     if mini % step:
@@ -42,5 +44,5 @@ def schedule_json(spec: RLHFJobSpec) -> str:
 
 
 def question(spec: RLHFJobSpec, serial: str) -> str:
-    """Return a hash of what is chosen between: a choice that was written down holds as long as this is the same."""
+    """Return a hash of the alternatives: a stored choice is valid while the hash stays the same."""
     return hashlib.sha256(f"{candidates(spec)}:{serial}".encode()).hexdigest()

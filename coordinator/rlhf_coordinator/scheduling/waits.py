@@ -1,7 +1,6 @@
-"""What the job waits for: one list that the status shows in words and the time-outs are checked against; and what it
-has to say of samples that it keeps trying.
+"""The waits of the job, for the status and the time-outs, and descriptions of samples that keep failing.
 
-Rule: pure. Every wait names the worker and what it is to do, and since when.
+Rule: pure. Every wait names the worker, its task and the start of the wait.
 """
 
 import math
@@ -16,28 +15,28 @@ from rlhf_coordinator.state.sample import Sample, SampleState
 from rlhf_coordinator.state.worker import CommandKind, Worker
 
 FAILURES_SHOWN: Final = 8
-"""Samples that the status names."""
+"""Most samples that the status names."""
 
 
 @dataclass(frozen=True)
 class Wait:
-    """One thing that the job waits for."""
+    """One obstacle that the job waits for."""
 
     worker: str
     description: str
-    """Whom it waits for, to do what: `generation-1 to load actor version 3`."""
+    """Worker and task: `generation-1 to load actor version 3`."""
     since: float
-    """When there was a last sign of life, in seconds of the monotonic clock."""
+    """Moment of the last sign of life, in seconds of the monotonic clock."""
     stuck: bool
-    """Whether the worker is connected and has the work: if nothing moves for too long, it is stuck."""
+    """Whether the worker is connected and has the work: without progress for too long, it is stuck."""
     fatal: bool
-    """Whether nobody can stand in for an absent worker, and nobody else sees to it that it comes."""
+    """Whether an absent worker has no substitute, and nothing else restarts it."""
     allowance: float = 0.0
-    """Seconds that it may take beyond spec.runPolicy.startTimeoutSeconds: slow rewards have a time-out of their own."""
+    """Additional seconds beyond spec.runPolicy.startTimeoutSeconds: slow rewards have their own time-out."""
     limit: float = math.inf
-    """Seconds after which it is stuck, where that is known to be less than spec.runPolicy.startTimeoutSeconds."""
+    """Seconds after which it is stuck, if known to be less than spec.runPolicy.startTimeoutSeconds."""
     cause: str = ""
-    """What is behind it, where a worker waits for others of its kind; empty: not known."""
+    """Reason, where a worker waits for others of its kind; empty if unknown."""
 
 
 def waits(context: JobContext, state: JobState, before: float = math.inf) -> list[Wait]:
@@ -62,8 +61,10 @@ def descriptions(context: JobContext, state: JobState, now: float) -> list[str]:
 
 
 def overdue(context: JobContext, state: JobState, now: float) -> list[Decision]:
-    """Return what follows from waits that took too long: a stuck worker restarts, an absent one that is needed fails a
-    job whose workers nobody else brings back."""
+    """Return the decisions on overdue waits.
+
+    A stuck worker restarts. A needed but absent worker fails a job whose workers nothing else restarts.
+    """
     most = context.spec.run_policy.start_timeout_seconds
     decisions: list[Decision] = []
     for wait in waits(context, state, now - _of_training(context, state)):
@@ -90,22 +91,22 @@ def overdue(context: JobContext, state: JobState, now: float) -> list[Decision]:
 
 
 def failed_sample(state: JobState, sample: Sample) -> str:
-    """Return in words how often decoding failed on a sample of the batch, and how the last time."""
+    """Describe the number and the last cause of a batch sample's decoding failures."""
     line = f" (line {state.prompt_lines[sample.index]} of the prompts)" if state.prompt_lines else ""
     return decode_failure(f"sample {sample.index} of iteration {state.iteration}{line}", sample)
 
 
 def decode_failure(name: str, sample: Sample) -> str:
-    """Return in words how often decoding failed on a sample of this name, and how the last time."""
+    """Describe the number and the last cause of the decoding failures of a sample with this name."""
     faults = sample.faults
-    if not faults.count:  # counted by an earlier coordinator
+    if not faults.count:  # an earlier coordinator counted them
         return f"{name} could not be decoded"
     times = "once" if faults.count == 1 else f"{faults.count} times"
     return f"{name} could not be decoded, {times}, the last time on {faults.worker}: {faults.why}"
 
 
 def sample_failures(state: JobState) -> list[str]:
-    """Return what is to be said of the samples that decoding failed on because of them, newest first."""
+    """Describe the samples that cause decoding failures, newest first."""
     samples = [state.ledger.samples[index] for index in reversed(state.ledger.faulted)]
     shown = [sample for sample in samples if sample.failed or sample.isolated or sample.faults.proven]
     return [failed_sample(state, sample) + _what_follows(sample) for sample in shown[:FAILURES_SHOWN]]
@@ -132,19 +133,21 @@ def _absent(context: JobContext, state: JobState, worker: Worker) -> list[Wait]:
 
 
 def _last_sign(state: JobState, worker: Worker, kind: CommandKind) -> float:
-    """When a worker that is busy with a slow command last showed that it gets on with it; 0: it shows nothing."""
+    """Return when a worker in a slow command last showed progress; 0 if the command shows none."""
     if kind in (CommandKind.BECOME, CommandKind.LOAD):
         return 0.0
     if kind is CommandKind.TRAIN and worker.heartbeat.training_pieces:
-        # Ranks wait for each other, so while one finishes pieces the others need not; none does beside one that hangs.
+        # Ranks wait for each other, so while one makes progress the others need not; beside a hanging rank none does.
         return max(rank.last_piece for rank in state.fleet.ranks())
-    # Saving is one long computation; a clock runs on in one that hangs.
+    # Saving is one long computation, and its clock also advances in a hanging worker.
     return max(worker.last_progress, worker.last_computing)
 
 
 def _of_training(context: JobContext, state: JobState) -> float:
-    """Seconds for which ranks in training may all stand still. What is learned of it holds for ranks that trained
-    before: the first time, libraries and kernels are loaded and built.
+    """Return the seconds for which all training ranks may be without progress.
+
+    The learned limit holds for ranks that have trained before: the first training also loads and builds libraries and
+    kernels.
     """
     policy = context.spec.run_policy
     if any(rank.last_train is None for rank in state.fleet.ranks()):
@@ -153,20 +156,20 @@ def _of_training(context: JobContext, state: JobState) -> float:
 
 
 def _doing(worker: Worker) -> str:
-    """What a worker says that it does in a command that takes long."""
+    """Describe what a worker reports as its current activity in a long command."""
     if worker.heartbeat.waits_for:
         return f", which waits for {worker.heartbeat.waits_for}"
     return f", now {worker.heartbeat.stage}" if worker.heartbeat.stage else ""
 
 
 def _standing_still(state: JobState, kind: CommandKind) -> str:
-    """Which ranks hang, when all of them stand still in training: those that wait for none of the others."""
+    """Describe which ranks hang when none makes progress in training: those that wait for no other rank."""
     if kind is not CommandKind.TRAIN:
         return ""
     training = [rank for rank in state.fleet.ranks() if rank.slow_command is not None]
     hanging = [rank.name for rank in training if not rank.heartbeat.waits_for]
     if not hanging or len(hanging) == len(training):
-        return ""  # one alone, or none that says so
+        return ""  # a single rank, or no rank that reports it
     return f"of its ranks {', '.join(hanging)} {'wait' if len(hanging) > 1 else 'waits'} for none of the others"
 
 

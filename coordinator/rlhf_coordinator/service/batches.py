@@ -1,6 +1,6 @@
-"""Batches as training ranks fetch them: this iteration's from the ledger, an earlier one's from the journal.
+"""Batches that training ranks fetch: the current iteration's from the ledger, an earlier one's from the journal.
 
-Rule: a batch is built once and shared by the ranks that fetch it; replays walk forward, so two are kept.
+Rule: a batch is built once and shared by the ranks that fetch it. Replays move forward, so two batches are cached.
 """
 
 from rlhf_api.algorithms import has_greedy_baseline, samples_begun, samples_of_batch, samples_per_prompt
@@ -9,7 +9,7 @@ from rlhf_coordinator.job.job_run import JobRun
 from rlhf_coordinator.storage.batch import batch_parts, replayed
 
 KEPT = 2
-"""Batches in memory: the one being trained on and the one before, which a slower rank may still fetch."""
+"""Batches in memory: the one in training and the previous one, which a slower rank may still fetch."""
 
 
 class Batches:
@@ -20,15 +20,17 @@ class Batches:
         self._parts: dict[int, list[pb.BatchPart]] = {}
 
     def parts(self, iteration: int) -> list[pb.BatchPart]:
-        """Return all parts of a batch. Raises LookupError when it is not complete, JobError when its segment is
-        damaged."""
+        """Return all parts of a batch.
+
+        Raises LookupError when the batch is incomplete, JobError when its segment is damaged.
+        """
         run = self._run
         if iteration not in self._parts:
             if not 0 <= iteration <= run.state.iteration:
                 raise LookupError(f"iteration {iteration} has not begun; the job is in {run.state.iteration}")
             ledger = run.state.ledger
             if iteration < run.state.iteration and iteration not in run.journal.iterations():
-                # The rank that asks is wrong, or late: no checkpoint that is kept needs it.
+                # The rank is wrong, or late: no remaining checkpoint needs the batch.
                 raise LookupError(f"iteration {iteration} is not kept any more; the job is in {run.state.iteration}")
             if iteration < run.state.iteration:
                 records = run.journal.read(iteration)

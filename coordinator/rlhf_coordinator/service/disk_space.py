@@ -1,8 +1,8 @@
-"""How much space is left on the file systems of a job, for Prometheus.
+"""The free space on the file systems of a job, for Prometheus.
 
-Rule: a network file system that hangs must hang nothing else: it is asked on a thread of its own, one question at a
-time, and a scrape waits for the answer for a second at most. An answer is kept for ten seconds. What does not answer
-has no number: an old one would look like a disk that is well.
+Rule: a hanging network file system must not block anything else. A thread queries it, one query at a time, and a scrape
+waits at most a second for the answer. An answer is cached for ten seconds. A file system that does not answer has no
+number: an old one would look like a healthy disk.
 """
 
 import os
@@ -13,26 +13,26 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 KEPT_SECONDS: Final = 10.0
-"""An answer is good for so long: scrapes of several Prometheus servers ask once."""
+"""Seconds for which an answer is cached, so that scrapes of several Prometheus servers share one query."""
 WAIT_SECONDS: Final = 1.0
-"""A local disk answers in microseconds, a network file system in milliseconds."""
+"""Seconds to wait: a local disk answers in microseconds, a network file system in milliseconds."""
 
 
 class Space(NamedTuple):
     """Bytes of a file system."""
 
     free: int
-    """What a user without privileges may use."""
+    """Bytes available to users without privileges."""
     size: int
 
 
 def space_of(folder: Path) -> Space | None:
-    """Return the space of the file system that a folder is on, or is to be on; None where that cannot be asked."""
+    """Return the space of the file system of an existing or future folder; None when the query fails."""
     for place in (folder, *folder.parents):
         try:
             found = os.statvfs(place)
         except FileNotFoundError:
-            continue  # a checkpoint folder is made with the first checkpoint
+            continue  # the first checkpoint creates its folder
         except OSError:
             return None
         return Space(found.f_bavail * found.f_frsize, found.f_blocks * found.f_frsize)
@@ -52,7 +52,7 @@ class DiskSpace:
         self._lock = threading.Lock()
         self._asking: dict[str, threading.Thread] = {}
         self._answers: dict[str, tuple[float, Space | None]] = {}
-        """Folder -> (when it was answered, the answer)."""
+        """Folder -> (time of the answer, the answer)."""
 
     def read(self) -> dict[str, Space]:
         """Return the space of every folder that answers."""
@@ -66,7 +66,7 @@ class DiskSpace:
         return {name: space for name, at, space in answers if space is not None and now - at <= KEPT_SECONDS}
 
     def _asked(self, name: str) -> threading.Thread | None:
-        """Return the thread that asks about a folder now; None when the last answer is still good."""
+        """Return the thread that queries a folder now; None when the last answer is still valid."""
         thread = self._asking.get(name)
         if thread is not None and thread.is_alive():
             return thread

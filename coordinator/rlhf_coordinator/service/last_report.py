@@ -1,8 +1,8 @@
-"""The last report of a coordinator, which the kubelet keeps for an operator that read the status ten seconds ago.
+"""The last report of a coordinator, which the kubelet stores for an operator that read the status some seconds ago.
 
-A line of the log that carries the report, as the kubelet keeps the log's end of a process that failed or was stopped;
-of one that ended well it keeps only the file of `Env.TERMINATION_MESSAGE`, which gets the same line. When the process
-dies before that, the status stays as it was last read.
+The report is a line of the log, because the kubelet stores the end of the log of a process that failed or was stopped.
+For a process that ended well it stores only the file of `Env.TERMINATION_MESSAGE`, which gets the same line. If the
+process dies earlier, the status stays as last read.
 """
 
 import json
@@ -29,11 +29,11 @@ METRICS: Final = (
     "evaluation/best_reward",
     "evaluation/best_version",
 )
-"""Those that the status shows."""
+"""Metrics that the status shows."""
 
 
 def last_report(run: JobRun) -> dict[str, Any]:
-    """Return the iterations trained, the newest checkpoint, and metrics of the last iteration."""
+    """Return the number of trained iterations, the newest checkpoint, and metrics of the last iteration."""
     done = run.outcome is not None and run.outcome.phase == "Complete"
     metrics = {name: run.last_metrics[name] for name in METRICS if math.isfinite(run.last_metrics.get(name, math.nan))}
     return {
@@ -44,7 +44,8 @@ def last_report(run: JobRun) -> dict[str, Any]:
 
 
 def write_last_report(run: JobRun) -> None:
-    """Log the last report, and write it where the kubelet looks; never raises, as the job has its outcome already."""
+    """Log the last report and write it to the termination message file; never raise, because the outcome is already
+    final."""
     report, phase = last_report(run), run.outcome.phase if run.outcome else "over"
     kept = f"the last checkpoint is {report['checkpoint']}" if report["checkpoint"] else "there is no checkpoint"
     message = f"the job is {phase} after {report['iteration']} iterations; {kept}"

@@ -1,7 +1,7 @@
 """Log lines of the coordinator on stderr: `time level coordinator message`, or one JSON object per line.
 
-Rule: the last line of a process that ends with an error says why; the format is that of the workers. A JSON line says
-job, iteration and trace, as soon as they are known.
+Rule: the last line of a process that ends with an error gives the reason; the format is the same as for workers. A JSON
+line has the job, the iteration and the trace, as soon as they are known.
 """
 
 import logging
@@ -21,7 +21,7 @@ _CONTEXT: Final = LogContext()
 
 
 def configure_logs() -> None:
-    """Send the root logger to stderr in the format that RLHF_LOG_FORMAT asks for."""
+    """Send the root logger to stderr in the format of RLHF_LOG_FORMAT."""
     handler = logging.StreamHandler(sys.stderr)
     if os.environ.get(Env.LOG_FORMAT) == "json":
         handler.setFormatter(JsonLogFormatter(NAME, extras=("report",), context=_CONTEXT))
@@ -30,18 +30,18 @@ def configure_logs() -> None:
         line = f"%(asctime)s.%(msecs)03d %(levelname)s {NAME} %(message)s"
         handler.setFormatter(logging.Formatter(line, "%Y-%m-%dT%H:%M:%S"))
     logging.basicConfig(level=logging.INFO, handlers=[handler], force=True)
-    # transformers says that it found no torch, which is how it is meant.
+    # transformers warns that torch is missing, which is intended.
     logging.getLogger("transformers").setLevel(logging.ERROR)
 
 
 def say_job(job: RLHFJob) -> None:
-    """Name the job in every JSON line from now on."""
+    """Add the job to every JSON line from now on."""
     fields = {"job": job_key(job.metadata)}
     _CONTEXT.present = lambda: fields
 
 
 def say_iteration(run: JobRun) -> None:
-    """Name the iteration in progress, too, and its trace where the run has traces, from now on."""
+    """Add the iteration in progress, and its trace if the run has traces, to every JSON line from now on."""
     key = job_key(run.context.job.metadata)
 
     def present() -> Mapping[str, Any]:

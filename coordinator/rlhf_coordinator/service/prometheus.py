@@ -1,9 +1,9 @@
-"""Serves Prometheus: what a coordinator says of its job, as the catalogue (`rlhf_common.metrics`) declares it.
+"""Serves Prometheus: the coordinator's metrics of its job, as the catalogue (`rlhf_common.metrics`) declares them.
 
-Rule: values are read from the job's parts when scraped; nothing is counted twice. Scrapes come from another thread and
-only read: what belongs together is one object that is replaced as a whole, and what changes while it is iterated over
-is read again. No label holds what a user wrote but names of the graph and of run metrics; no token and no text of a
-sample.
+Rule: values are read from the job's parts at each scrape; there is no second count. Scrapes come from another thread
+and only read. Related values are one object that is replaced as a whole, and a collection that changes during its
+iteration is read again. Labels contain no user text except names in the graph and of run metrics, and no token or text
+of a sample.
 """
 
 import time
@@ -44,7 +44,7 @@ from rlhf_coordinator.state.worker import Worker
 
 POSITIONS: Final = labels.POSITION.values
 POSITION_STARTS: Final = (0, 1, 4)
-"""At which position of a draft each class begins."""
+"""First position of a draft in each class."""
 
 _Series = Iterable[tuple[Metric, Values]]
 
@@ -202,8 +202,7 @@ def _by_position(tokens: Mapping[tuple[str, int], int]) -> dict[tuple[str, ...],
 
 
 def predicted_bubble(schedule: ScheduleState) -> float | None:
-    """Return the share of a step in which a rank waits by the schedule's own prediction, mean over ranks; None where
-    nothing is predicted."""
+    """Return the predicted share of a step in which a rank waits, as a mean over ranks; None without a prediction."""
     forecast = schedule.forecast
     if not forecast or not schedule.predicted:
         return None
@@ -212,14 +211,14 @@ def predicted_bubble(schedule: ScheduleState) -> float | None:
 
 
 def prometheus_application(run: JobRun, certificates: Path | None = None) -> Application:
-    """Return what an endpoint serves as the metrics of a job. `certificates`: the folder that TLS reads."""
+    """Return the application that serves the metrics of a job. `certificates`: the folder from which TLS reads."""
     if run.context.spec.metrics == "Disabled":
         return disabled
     return application(registry_of([JobCollector(run, certificates)]))
 
 
 def open_endpoint(address: str) -> Endpoint:
-    """Return the HTTP endpoint at host:port. Raises JobError (exit code 24) when it cannot be bound."""
+    """Return the HTTP endpoint at host:port. Raises JobError (exit code 24) when the address cannot be bound."""
     host, _, port = address.rpartition(":")
     try:
         return Endpoint(host.strip("[]"), int(port))

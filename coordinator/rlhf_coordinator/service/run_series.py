@@ -1,7 +1,7 @@
-"""The metrics of the last finished iteration as series of names of their own.
+"""The metrics of the last finished iteration as series with their own names.
 
-Rule: pure. A metric of the catalogue says which run metric it is (`run_metric`); labels in that name take the values
-that they may have and no others, so a user's algorithm cannot make up series.
+Rule: pure. A metric of the catalogue names its run metric (`run_metric`). Labels in that name have only their declared
+values, so a user's algorithm cannot create series.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -16,12 +16,14 @@ from rlhf_common.metrics.metric import Metric
 OF_RUN: Final = tuple(metric for metric in METRICS if metric.run_metric)
 """Metrics whose value is one of the last iteration's."""
 MAX_NAMES: Final = labels.RUN_METRIC.limit
-"""Names of run metrics that are served as values of a label."""
+"""Most names of run metrics that are served as values of a label."""
 
 
 def series_of_run(metrics: Mapping[str, float], models: Sequence[str]) -> Iterator[tuple[Metric, Values]]:
-    """Yield every metric of an iteration that has a name of its own, then all of them by the name in metrics.jsonl.
-    `models`: roles that are trained."""
+    """Yield every metric of an iteration that has its own name, then all metrics by their name in metrics.jsonl.
+
+    `models`: roles of the trained models.
+    """
     for metric in OF_RUN:
         choices = [models if label is labels.MODEL else label.values for label in metric.labels]
         values = {}

@@ -1,8 +1,8 @@
-"""The coordinator's gRPC service: sessions, batches, status, stop; with health and reflection, and mutual TLS if given.
+"""The coordinator's gRPC service: sessions, batches, status, stop; with health and reflection, and optional mutual TLS.
 
-Rule: methods translate between the wire and the job's parts; they decide nothing and keep nothing but the stream
-itself. A caller needs a certificate of the job, and is untrusted all the same: a message that cannot be taken in ends
-its own session, with a status that says why, and nothing else.
+Rule: methods translate between the network and the job's parts; they decide nothing and store only their stream. A
+caller needs a certificate of the job, and is still untrusted: an invalid message ends only its own session, with a
+status that gives the reason.
 """
 
 import asyncio
@@ -35,12 +35,12 @@ from rlhf_coordinator.state.job_state import StopOrder
 log = logging.getLogger(__name__)
 
 REGISTER_SECONDS: Final = 10.0
-"""A stream that says nothing for this long is not a worker."""
+"""Seconds within which a stream must register; after that it is not a worker's."""
 WORKERS_PER_PROGRESS_STEP: Final = 16
-"""Progress comes every quarter second up to this many workers, and less often in proportion beyond."""
+"""Number of workers up to which progress comes every quarter second; with more, it comes proportionally less often."""
 MAX_WATCH_HZ: Final = 20.0
 MAX_STATUS_CHARACTERS: Final = 1000
-"""A gRPC status travels in a header, of 8 KiB at most."""
+"""Longest gRPC status in characters: it travels in a header, of 8 KiB at most."""
 
 _CODES: Final = {
     Cause.UNKNOWN: grpc.StatusCode.INVALID_ARGUMENT,
@@ -97,7 +97,7 @@ class CoordinatorService(control_pb2_grpc.CoordinatorServicer):
             yield part
 
     async def GetStatus(self, request: pb.GetStatusRequest, context: Context) -> pb.JobStatus:  # noqa: N802
-        """Return the status now."""
+        """Return the current status."""
         return job_status(self._run)
 
     async def WatchStatus(  # noqa: N802
@@ -107,7 +107,7 @@ class CoordinatorService(control_pb2_grpc.CoordinatorServicer):
         rate = min(MAX_WATCH_HZ, request.max_rate_hz) if request.max_rate_hz > 0 else 1.0
         last = pb.JobStatus()
         while True:
-            over = self._run.outcome is not None  # asked first: the job may end while a status is being sent
+            over = self._run.outcome is not None  # read first: the job may end while a status is being sent
             status = job_status(self._run)
             if status != last:
                 yield status
@@ -119,7 +119,7 @@ class CoordinatorService(control_pb2_grpc.CoordinatorServicer):
                     await self._run.over.wait()
 
     async def Stop(self, request: pb.StopRequest, context: Context) -> pb.StopReply:  # noqa: N802
-        """Stop the job; return when it has stopped."""
+        """Stop the job; return after it has stopped."""
         reason = request.reason[:MAX_STATUS_CHARACTERS] or "asked to stop"
         order_stop(self._run, checkpoint=request.checkpoint, reason=reason)
         await self._run.over.wait()
@@ -158,7 +158,7 @@ class CoordinatorService(control_pb2_grpc.CoordinatorServicer):
         return joined if isinstance(joined, Refused) else None
 
     async def _read(self, session: WorkerStream, context: Context) -> None:
-        """Take in messages until the worker ends the stream or sends one that makes no sense."""
+        """Process messages until the worker ends the stream or sends an invalid one."""
         workers = self._run.state.fleet.workers
         try:
             while (message := await _next(context)) is not grpc.aio.EOF:
@@ -177,8 +177,11 @@ class CoordinatorService(control_pb2_grpc.CoordinatorServicer):
             session.outgoing.put_nowait(None)
 
     def _take(self, session: WorkerStream, message: pb.WorkerMessage) -> None:
-        """Take in one message. Raises ValueError when it makes no sense, and when taking it in fails for an unforeseen
-        reason: a session whose reader is gone would look alive, and nothing would read it."""
+        """Process one message.
+
+        Raises ValueError for an invalid message, and for an unforeseen error in processing: otherwise a session without
+        a reader would look alive.
+        """
         try:
             self._event_handlers.message(session.worker, message)
         except (ValueError, JobError):
@@ -210,7 +213,7 @@ class CoordinatorService(control_pb2_grpc.CoordinatorServicer):
 
 
 async def _next(context: Context) -> Any:
-    """Return the next message of a stream. Raises ValueError for bytes that are none."""
+    """Return the next message of a stream. Raises ValueError for invalid bytes."""
     try:
         return await context.read()
     except DecodeError as error:
@@ -218,7 +221,7 @@ async def _next(context: Context) -> Any:
 
 
 def order_stop(run: JobRun, *, checkpoint: bool, reason: str) -> None:
-    """Let the job end after the optimizer batch that is running."""
+    """Let the job end after the optimizer batch in progress."""
     log.info("stopping: %s", reason)
     run.event("stop", reason)
     run.state.stop = StopOrder(checkpoint, reason)
@@ -226,7 +229,7 @@ def order_stop(run: JobRun, *, checkpoint: bool, reason: str) -> None:
 
 
 async def start_server(service: CoordinatorService, listen: str, certificates: Path | None) -> grpc.aio.Server:
-    """Return the server, which serves. Raises JobError (exit code 24) when the address cannot be used."""
+    """Return the started server. Raises JobError (exit code 24) when the address is unavailable."""
     server = grpc.aio.server(options=[*OPTIONS, ("grpc.so_reuseport", 0)])
     control_pb2_grpc.add_CoordinatorServicer_to_server(service, server)
     checks = health.aio.HealthServicer()

@@ -1,6 +1,6 @@
-"""One coordinator process between its start and its end: the service is up, the loop runs, workers are told to exit.
+"""One coordinator process between its start and its end: the service is up, the loop runs, workers get their Exit.
 
-Rule: when the process dies in here, at any line, the next one comes back from the journal (`loop.recovery`) and calls
+Rule: when the process dies in here, at any line, the next one recovers from the journal (`loop.recovery`) and calls
 this again.
 """
 
@@ -29,14 +29,14 @@ from rlhf_coordinator.training.checkpoint_saver import CheckpointSaver
 log = logging.getLogger(__name__)
 
 EXIT_SECONDS: Final = 5.0
-"""Workers get their Exit and end their sessions within a second; waiting longer helps nobody."""
+"""Seconds to wait for the end of the workers' sessions, which takes about a second after their Exit."""
 STOP_SECONDS: Final = 1.0
-"""Open calls (a status watcher, the answer to Stop) get this long to end."""
+"""Seconds for open calls (a status watcher, the answer to Stop) to end."""
 
 
 @dataclass(frozen=True)
 class ServiceAddresses:
-    """Where the coordinator serves."""
+    """The addresses of the coordinator."""
 
     listen: str
     certificates: Path | None = None
@@ -45,7 +45,7 @@ class ServiceAddresses:
 async def serve(
     run: JobRun, restored: Restored, addresses: ServiceAddresses, endpoint: Endpoint | None = None
 ) -> JobOutcome:
-    """Run the job to its end; return how it ended. Raises JobError when an address cannot be used."""
+    """Run the job to its end; return the outcome. Raises JobError when an address is unavailable."""
     checkpoints = CheckpointSaver(run)
     event_handlers, actions = EventHandlers(run, checkpoints), Actions(run, checkpoints)
     if (end := at_start(run.context, restored.ledger.iteration)) is not None:
@@ -73,8 +73,8 @@ async def serve(
 
 
 async def _watch(journal: Journal) -> None:
-    """End this process when it was cut off for so long that another coordinator has taken its journal over."""
+    """End this process if, after a long disconnection, another coordinator has taken over its journal."""
     while True:
         await asyncio.sleep(WATCH_SECONDS)
-        with contextlib.suppress(JobError):  # whoever writes to a disk that does not answer says so
+        with contextlib.suppress(JobError):  # code that writes to the disk reports an unresponsive one
             await asyncio.to_thread(journal.check)

@@ -1,6 +1,6 @@
-"""The JobStatus message: what the operator, the live view and every other caller is told of the job.
+"""The JobStatus message, the public state of the job for the operator, the live view and other callers.
 
-Rule: built on request, never stored; says in words what the job waits for.
+Rule: built on request, never stored; it describes in words what the job waits for.
 """
 
 import time
@@ -67,7 +67,7 @@ def fusion_status(run: JobRun) -> pb.FusionStatus:
 
 
 def speculation_status(run: JobRun) -> pb.SpeculationStatus:
-    """Return what drafts do now."""
+    """Return the current state of drafting."""
     state = run.state.speculation
     totals = shown(state)
     return pb.SpeculationStatus(
@@ -80,8 +80,7 @@ def speculation_status(run: JobRun) -> pb.SpeculationStatus:
 
 
 def seconds_left(run: JobRun, now: float) -> float:
-    """Return the seconds of the remaining iterations at the pace of the last one; 0 while that is not known or nothing
-    is left."""
+    """Return the seconds of the remaining iterations at the pace of the last one; 0 if unknown or none remain."""
     pace = run.last_metrics.get("seconds/iteration", 0.0)
     if run.outcome is not None or not pace:
         return 0.0
@@ -90,8 +89,7 @@ def seconds_left(run: JobRun, now: float) -> float:
 
 
 def worker_status(worker: Worker, ledger: Ledger, trained: Iterable[str], now: float) -> pb.WorkerStatus:
-    """Return what one worker is and does. Versions that it decodes and scores by come before those that its rank
-    holds."""
+    """Return the state of one worker; versions that it decodes and scores with come before those of its rank."""
     held = dict.fromkeys(trained, worker.trained_version) if worker.trains else {}
     decoding, scoring = ledger.decoding_on(worker.name), ledger.scoring_on(worker.name)
     tokens_per_second, busy = worker.rates

@@ -1,9 +1,9 @@
-"""Speculative decoding as far as it concerns the whole job: what workers draft by, and what they learned of it.
+"""The job-wide part of speculative decoding: shared draft hints, and statistics of drafts.
 
-  sharing   tokens of siblings and of earlier epochs on their way to the workers that draft by them
-  learned   what workers learn of drafts: kept with the job, and given to those that start
-  words     what drafts do, in words with numbers
+  sharing   sends tokens of siblings and of earlier epochs to the workers that draft from them
+  learned   what workers learn about drafts: stored with the job, and sent to new workers
+  summary   descriptions of drafting, in words with numbers
 
-Owns what becomes of the decisions of `scheduling.sibling_sharing`. Rule: whatever goes wrong here makes tokens slower
-and changes none. Must never hold up a lease: what is sent is bounded each time.
+This package carries out the decisions of `scheduling.sibling_sharing`. Rule: an error here makes tokens slower and
+changes none. Each message has a limited size, so that it never delays a lease.
 """

@@ -1,8 +1,8 @@
-"""What workers learn of drafts: taken in, kept with the job, told in words where drafting is switched off or on.
+"""Learned statistics of drafts: collected from workers, stored with the job, and reported when drafting is switched.
 
-Rule: numbers come as observations, are judged before they count, and are written down at the end of an iteration, so a
-coordinator that takes over gives workers that start what was known then. Must never decide how far is drafted: that is
-each worker's own controller.
+Rule: numbers arrive as observations, are checked before they count, and are stored at the end of an iteration. A
+restarted coordinator gives them to starting workers. This module does not decide how far to draft: each worker's
+controller does.
 """
 
 import logging
@@ -18,11 +18,11 @@ from rlhf_planner.speculation.learned_messages import counts_of, passes_of
 log = logging.getLogger(__name__)
 
 SAY_SECONDS: Final = 600.0
-"""Between two events about drafting: a job at the edge may go either way in every iteration."""
+"""Least seconds between two events about drafting: a job at the threshold may switch in every iteration."""
 
 
 def observe(run: JobRun, observation: pb.Observation) -> None:
-    """Take in what a worker's steps showed. Raises ValueError where that cannot be."""
+    """Add the observation of a worker's steps. Raises ValueError for impossible values."""
     if observation.WhichOneof("work") != "speculation":
         return
     message, state = observation.speculation, run.state.speculation
@@ -34,7 +34,7 @@ def observe(run: JobRun, observation: pb.Observation) -> None:
 
 
 def iteration_ended(run: JobRun, now: float) -> None:
-    """Write down what is known, by which the next weights are drafted for; say where drafting was switched."""
+    """Store what was learned, from which drafting with the next weights starts; report when drafting was switched."""
     state = run.state.speculation
     if not state.learned:
         return
@@ -43,7 +43,7 @@ def iteration_ended(run: JobRun, now: float) -> None:
     on = is_on(state.iteration)
     if on is None or on is state.on or (state.on is not None and now - state.said_at < SAY_SECONDS):
         return
-    if on or state.on is not None:  # a job that begins as plain steps has nothing that was switched off
+    if on or state.on is not None:  # a job that starts with plain steps has switched nothing off
         text = switched(run.state.iteration, state.iteration, on=on)
         log.info(text)
         run.event("speculation-switched", text)
@@ -53,7 +53,7 @@ def iteration_ended(run: JobRun, now: float) -> None:
 
 
 def restore_learned_drafts(run: JobRun) -> None:
-    """Take over what an earlier coordinator wrote down."""
+    """Restore what an earlier coordinator stored."""
     written: Any = run.journal.job().get(FACTS_KEY)
     if written is None or run.context.spec.generation.speculation.mode == "Disabled":
         return

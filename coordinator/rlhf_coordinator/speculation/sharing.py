@@ -1,8 +1,8 @@
-"""Carries out sharing: sends tokens of siblings and of earlier epochs, notes what workers have, feeds the store.
+"""Carries out sharing: sends tokens of siblings and of earlier epochs, records what workers have, fills the store.
 
-Rule: what a worker has is what was handed to its session, which ends before anything of it is lost. Nothing here
-changes the ledger or the journal. When the process dies, the store is filled again with what the kept segments of the
-journal hold (those since the last checkpoint, and a few before), and workers are sent everything anew.
+Rule: a worker has the tokens that were passed to its session, which ends before any of them is lost. Nothing here
+changes the ledger or the journal. After a restart, the store is filled from the journal's remaining segments (those
+since the last checkpoint, and a few before), and workers get everything again.
 """
 
 import logging
@@ -25,11 +25,11 @@ from rlhf_coordinator.storage.sample_codec import carried_samples, packed
 log = logging.getLogger(__name__)
 
 MAX_SEGMENTS: Final = 8
-"""Segments of the journal that are read for responses at a start: reading takes a second."""
+"""Most segments of the journal that are read for responses at a start, which takes a second."""
 
 
 def share(run: JobRun, decision: ShareSiblings) -> None:
-    """Send what was decided on, and note it."""
+    """Send the tokens of a decision, and record them."""
     sharing, messages = run.state.siblings, _Messages(run.state.iteration)
     for part in decision.parts:
         if part.sent:
@@ -46,7 +46,7 @@ def share(run: JobRun, decision: ShareSiblings) -> None:
 
 
 def response_finished(run: JobRun, index: int, worker: str) -> None:
-    """Note that who decoded a sample to its end has all of it."""
+    """Record that the worker that finished a sample has all of its response."""
     group = index // samples_per_prompt(run.context.spec)
     has = run.state.siblings.has.get(group, {}).get(worker)
     if has is not None:
@@ -54,12 +54,13 @@ def response_finished(run: JobRun, index: int, worker: str) -> None:
 
 
 def worker_lost(run: JobRun, worker: str) -> None:
-    """Note that a worker has nothing: it is gone, or its session is a new one."""
+    """Record that a worker has no tokens: it is gone, or has a new session."""
     run.state.siblings.forget_worker(worker)
 
 
 def iteration_ended(run: JobRun) -> None:
-    """Keep the iteration's responses for the next epoch; forget what workers have, as they do with the next lease."""
+    """Store the iteration's responses for the next epoch, and reset what workers have; they reset with their next
+    lease."""
     sharing = run.state.siblings
     for group, workers in list(sharing.has.items()):
         for worker in list(workers):
@@ -71,7 +72,7 @@ def iteration_ended(run: JobRun) -> None:
 
 
 def restore_earlier(run: JobRun) -> None:
-    """Fill the store with the responses of the iterations before, as far as the journal holds them."""
+    """Fill the store with the responses of earlier iterations, as far as the journal contains them."""
     if not sibling_sharing.is_enabled(run.context) or not _prompts_come_again(run):
         return
     before = [iteration for iteration in run.journal.iterations() if iteration < run.state.iteration]
@@ -85,7 +86,7 @@ def restore_earlier(run: JobRun) -> None:
 
 
 def _prompts_come_again(run: JobRun) -> bool:
-    """Return whether an iteration is left whose prompts were seen before."""
+    """Return whether a remaining iteration repeats earlier prompts."""
     return run.prompts.epoch(run.context.spec.iterations - 1) > 0
 
 
@@ -107,7 +108,7 @@ def _drop(run: JobRun, group: int, worker: str) -> None:
 
 
 def _tokens(run: JobRun, part: SharedPart) -> tuple[bytes, float]:
-    """Return the tokens of a part, and how much they count."""
+    """Return the tokens of a part, and their weight."""
     first, last = part.start * ITEM_BYTES, part.stop * ITEM_BYTES
     if part.source.iteration == run.state.iteration:
         return run.state.ledger.samples[part.source.sample].response.tokens[first:last], 1.0
@@ -117,7 +118,7 @@ def _tokens(run: JobRun, part: SharedPart) -> tuple[bytes, float]:
 
 
 class _Messages:
-    """One message for each worker that is told anything."""
+    """One message for each worker that gets tokens."""
 
     def __init__(self, iteration: int) -> None:
         self._iteration = iteration

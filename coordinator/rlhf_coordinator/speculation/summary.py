@@ -1,6 +1,6 @@
 """Describes speculation in text with numbers: for the status, for events, for `rlhf describe`.
 
-Rule: pure; of counts, never of what was planned.
+Rule: pure; it describes counts, never plans.
 """
 
 from typing import Final
@@ -9,20 +9,20 @@ from rlhf_api.job import RLHFJobSpec
 from rlhf_coordinator.state.speculation_state import DraftTotals, SpeculationState
 
 ENOUGH_STEPS: Final = 64
-"""Of an iteration, before something is said of it."""
+"""Steps of an iteration before it is described."""
 ON_SHARE: Final = 0.02
-"""Share of steps with drafts from which drafting is on: probes are fewer."""
+"""Share of steps with drafts from which drafting counts as on; probes stay below it."""
 
 
 def is_on(totals: DraftTotals) -> bool | None:
-    """Return whether drafts were made otherwise than to measure them; None: too little was seen."""
+    """Return whether drafting was on, apart from probes; None with too few steps."""
     if totals.steps < ENOUGH_STEPS:
         return None
     return max(0, totals.drafted_steps - totals.probes) >= ON_SHARE * totals.steps
 
 
 def describe(spec: RLHFJobSpec, state: SpeculationState) -> str:
-    """Return what drafting did in the last iteration, or does in this one while there was none."""
+    """Describe drafting in the last iteration, or in this one if it is the first."""
     mode = spec.generation.speculation.mode
     if mode == "Disabled":
         return "Disabled"
@@ -35,14 +35,14 @@ def describe(spec: RLHFJobSpec, state: SpeculationState) -> str:
 
 
 def switched(iteration: int, totals: DraftTotals, *, on: bool) -> str:
-    """Return what to say of an iteration in which drafting was switched."""
+    """Describe a switch of drafting in an iteration."""
     if on:
         return f"iteration {iteration}: speculation is on: {_gain(totals)}; {_accepted(totals)}"
     return f"iteration {iteration}: speculation is off, because plain steps are faster: {_accepted(totals)}"
 
 
 def shown(state: SpeculationState) -> DraftTotals:
-    """Return the counts of the last iteration, which stand still; of this one, while that has none."""
+    """Return the final counts of the last iteration, or those of this one if it is the first."""
     return state.before if state.before.steps else state.iteration
 
 

@@ -1,7 +1,7 @@
-"""What is known of a job at one moment: its samples, its workers, what fusion goes by, its constants.
+"""The observed state of a job at one moment: its samples, its workers, the inputs of fusion, its constants.
 
-Owns the states and their transitions: a sample is in exactly one state, a worker is there, broken or lost.
-Rule: plain data and pure state machines; the time comes in as an argument. What is inconsistent is refused here.
-Must never decide what to do (`scheduling`), nor read a clock, a file or a socket. Gone with the process: the ledger
-comes back from the journal, the rest from what workers say when they register.
+It owns the states and their transitions: a sample is in exactly one state; a worker is connected, broken or lost.
+Rule: plain data and pure state machines; the time is an argument. Inconsistent input is refused here. This package does
+not decide what to do (`scheduling`), and reads no clock, file or socket. It is lost with the process: the journal
+restores the ledger, and workers report the rest when they register.
 """

@@ -1,8 +1,8 @@
-"""The refill of an iteration: which prompt groups were dropped, how many groups there are, and what the batch is of.
+"""The refill of an iteration: the dropped prompt groups, the number of groups, and the groups of the batch.
 
-Rule: pure, and a part of the ledger, which alone changes it; the rule and what follows from it is
-`rlhf_api.algorithms.refill`. Rewards are judged as they are given, before anything shapes them. A group is judged once,
-when all of its samples are scored or failed; one of which every sample failed stays in the batch, masked out.
+Rule: pure, and a part of the ledger, which changes it; `rlhf_api.algorithms.refill` defines the rule. It judges
+unshaped rewards. A group is judged once, when all of its samples are scored or failed. A group with only failed samples
+stays in the batch, masked out.
 """
 
 from bisect import insort
@@ -29,7 +29,7 @@ class BatchRefill:
         """Numbers of the dropped groups, in ascending order."""
 
     def drops(self, group: int, members: Sequence[Sample]) -> bool:
-        """Judge a group by those of its samples that did not fail; return whether it is dropped."""
+        """Judge a group by its samples that did not fail; return whether it is dropped."""
         if not self.rule.rounds or not members or any(sample.state is not SampleState.SCORED for sample in members):
             return False
         given = [sample.fields[self._reward] for sample in members if self._reward in sample.fields]
@@ -40,7 +40,7 @@ class BatchRefill:
 
     @property
     def groups(self) -> int:
-        """How many groups the iteration has, as far as is known."""
+        """Number of groups that the iteration has, as far as known."""
         return round_ends(self.first, self.dropped, self.rule.rounds)[-1]
 
     @property
@@ -50,12 +50,15 @@ class BatchRefill:
 
     @property
     def missing(self) -> int:
-        """Groups by which the batch is short, once everything is scored."""
+        """Number of groups missing in the batch, once everything is scored."""
         return self.first - (self.groups - len(self.dropped))
 
     def batch(self) -> list[tuple[int, bool]]:
-        """Return the groups of the batch, and whether each is masked out: those that were kept in their order, and
-        in the places that no round could fill dropped ones, the first ones first."""
+        """Return the groups of the batch, and whether each is masked out.
+
+        Groups that were not dropped come in their order. Dropped groups, first ones first, take the places that no
+        round could fill.
+        """
         gone = set(self.dropped)
         kept = [(group, False) for group in range(self.groups) if group not in gone]
         return [*kept, *((group, self.rule.used_up != "Train") for group in self.dropped[: self.first - len(kept)])]

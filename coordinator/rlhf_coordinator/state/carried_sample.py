@@ -1,9 +1,9 @@
 """A sample that was cut off, on its way into the next iteration (`spec.rollout.maxStaleness`).
 
-It keeps its origin, by which its prompt and its random key follow, its tokens, the log-probabilities that the engine
-which drew them gave, and the weight versions of both. A response that is finished comes as such, and is scored anew:
-its critic is another one by then.
-Rule: plain data. What becomes of it is decided once, by `scheduling.partial_rollouts`, and written down.
+It has its origin, which determines its prompt and its random key, its tokens with their log-probabilities from the
+engine that drew them, and their weight versions. A finished response stays finished, but is scored again, because its
+critic has changed.
+Rule: plain data. `scheduling.partial_rollouts` decides once what becomes of it, and the decision is recorded.
 """
 
 from collections.abc import Sequence
@@ -16,25 +16,25 @@ from rlhf_coordinator.state.sample import Origin, PackedResponse, Sample
 
 @dataclass(frozen=True, slots=True)
 class CarriedSample:
-    """What is known of it."""
+    """One carried sample."""
 
     origin: Origin
     response: PackedResponse = field(default_factory=PackedResponse)
     finish_reason: str = ""
-    """Empty while it is unfinished."""
+    """Reason why the response ended; empty while it is unfinished."""
     text: str = ""
     episode: Episode | None = None
     decoded_by: tuple[str, ...] = ()
     drafted_tokens: int = 0
     accepted_tokens: int = 0
     restarted: bool = False
-    """Its tokens were too old: it has none, and is begun anew."""
+    """Whether its tokens were too old: it has none, and starts again."""
     failed: bool = False
-    """No worker could decode it: it is not tried again, or it would end workers in every iteration."""
+    """Whether no worker could decode it: it is not tried again, because it could end workers in every iteration."""
 
     @classmethod
     def of(cls, sample: Sample) -> Self:
-        """Return what is known of a sample."""
+        """Return the carried form of a sample."""
         return cls(
             origin=sample.origin,
             response=sample.response,
@@ -49,5 +49,5 @@ class CarriedSample:
 
 
 def origin_in(carried: Sequence[CarriedSample], iteration: int, index: int) -> Origin:
-    """Return the origin of a sample of an iteration that began with what was carried."""
+    """Return the origin of a sample, in an iteration that began with carried samples."""
     return carried[index].origin if index < len(carried) else Origin(iteration, index)

@@ -1,7 +1,7 @@
-"""What is known of training critics beside the next decoding where the job chooses (criticOverlap Auto).
+"""The state of training critics beside the next decoding, where the job chooses (criticOverlap Auto).
 
-Rule: plain data. `apart` is in the journal before any rank trains by it; what was measured is in the journal's facts;
-the rest is gone with the process, which then keeps its choice until it has seen an iteration whole.
+Rule: plain data. `apart` is in the journal before any rank trains with it, and measurements are in the journal's facts.
+The rest is lost with the process; a new process uses the stored choice until it has seen a whole iteration.
 `training.critic_overlap_choice` changes it.
 """
 
@@ -12,21 +12,21 @@ from rlhf_planner.critic_overlap_choice import MeasuredOverlap, OverlapChoice, S
 
 @dataclass
 class CriticOverlapState:
-    """Of one job; never used where the mode is not Auto."""
+    """State of one job; not used in other modes than Auto."""
 
     apart: bool = False
-    """The iteration in progress trains its critics apart, where it may: written down when it began."""
+    """Whether the iteration in progress trains its critics separately where possible; recorded when it began."""
     faster: bool = False
-    """What was last found to be faster."""
+    """Result of the last comparison: whether separate training is faster."""
     choice: OverlapChoice | None = None
-    """By which the iteration in progress began; None: by an earlier process."""
+    """Choice with which the iteration in progress began; None if an earlier process made it."""
     measured: MeasuredOverlap = field(default_factory=MeasuredOverlap)
     last: SeenIteration | None = None
     beside: bool = False
-    """Critics of the iteration before are trained while the one in progress is decoded."""
+    """Whether critics of the previous iteration are trained while the one in progress is decoded."""
     trained_tokens: int = 0
-    """Of the batch that was last trained on, in this process; 0: none was."""
+    """Tokens of the last batch that this process trained on; 0 without one."""
     warm_epoch: int = 0
-    """The group that trained last: what the first training of a group takes tells nothing."""
+    """Epoch of the group that trained last; the first training of a group is not representative."""
     warm: bool = False
-    """The newest training was not the first one of its group."""
+    """Whether the newest training was not the first one of its group."""

@@ -1,7 +1,7 @@
-"""The decoding table of an iteration: which samples wait in the queue, who decodes which, and which are on their way.
+"""The decoding table of an iteration: the queue of samples, the samples of each worker, and the samples in transit.
 
-Rule: pure, and a part of the ledger, which alone uses it: the ledger knows the states of samples, this knows whose
-they are. Every lease has a higher attempt than the one before.
+Rule: pure, and a part of the ledger, which uses it: the ledger knows the states of samples, this table knows their
+workers. Every lease has a higher attempt than the previous one.
 """
 
 from bisect import bisect_left, insort
@@ -11,15 +11,15 @@ from rlhf_common.samples import Lease
 from rlhf_coordinator.state.sample import Sample
 
 _Turn = tuple[int, int, int]
-"""(less than zero by its tokens, place among its siblings, index) of a queued sample; the smallest is next."""
+"""Sort key of a queued sample: (negative number of tokens, place among its siblings, index); the smallest is next."""
 
 
 class DecodingTable:
     """The queue, and the samples of each worker, of one iteration."""
 
     def __init__(self, size: int, siblings: int = 1) -> None:
-        """`size`: samples of the iteration, all of which are queued. `siblings`: so many in a row are of one prompt,
-        and take turns with those of other prompts; 1: the order is that of the samples."""
+        """`size`: samples of the iteration, which are all queued. `siblings`: number of consecutive samples of one
+        prompt, which are interleaved with those of other prompts; 1 keeps the order of the samples."""
         self._siblings = siblings
         self._queue: list[_Turn] = sorted((0, index % siblings, index) for index in range(size))
         self._isolated: list[_Turn] = []
@@ -28,24 +28,26 @@ class DecodingTable:
         self._arriving: dict[str, set[int]] = {}
 
     def queued(self, limit: int) -> list[int]:
-        """Return the next samples to lease: those with most tokens first (they end last), then by their turn."""
+        """Return the next samples to lease: those with most tokens first (they end last), then by place and index."""
         return [index for *_, index in self._queue[:limit]]
 
     def isolated(self) -> list[int]:
-        """Return the queued samples that are to be decoded alone, in the same order."""
+        """Return the queued samples that must be decoded alone, in the same order."""
         return [index for *_, index in self._isolated]
 
     def decoding_on(self, worker: str) -> Collection[int]:
-        """Return the samples that a worker decodes, those on their way out included."""
+        """Return the samples that a worker decodes, including those that leave it."""
         return self._decoding.get(worker, ())
 
     def arriving_on(self, worker: str) -> Collection[int]:
-        """Return the samples on their way to a worker with their KV cache."""
+        """Return the samples that move to a worker with their KV cache."""
         return self._arriving.get(worker, ())
 
     def take_places(self) -> list[tuple[int, str]]:
-        """Return (sample, who decodes it from then on; empty: it is queued again) of every change since this was asked
-        last, in order."""
+        """Return the changes of place since the last call, in order.
+
+        Each is (sample, the worker that decodes it from then on; empty when it was queued again).
+        """
         places, self._places = self._places, []
         return places
 
@@ -55,7 +57,7 @@ class DecodingTable:
         insort(self._queue_of(sample), self._turn(sample))
 
     def dequeue(self, sample: Sample) -> None:
-        """Take a sample out of the queue. Its tokens are those that it was queued with."""
+        """Remove a sample from the queue. It must have the same tokens as when it was queued."""
         queue = self._queue_of(sample)
         del queue[bisect_left(queue, self._turn(sample))]
 
@@ -66,7 +68,7 @@ class DecodingTable:
         return -len(sample.response), sample.index % self._siblings, sample.index
 
     def lease(self, sample: Sample, worker: str) -> int:
-        """Lease a sample to a worker to decode; return the attempt."""
+        """Lease a sample to a worker for decoding; return the attempt."""
         sample.attempt += 1
         sample.decoding = Lease(worker, sample.attempt)
         if not sample.decoded_by or sample.decoded_by[-1] != worker:
@@ -76,27 +78,27 @@ class DecodingTable:
         return sample.attempt
 
     def end_lease(self, sample: Sample) -> None:
-        """Nobody decodes the sample any more, and nobody is to."""
+        """End the lease of a sample, and a promise to another worker."""
         assert sample.decoding is not None
         self._decoding[sample.decoding.worker].discard(sample.index)
         sample.decoding = None
         self.cancel_arrival(sample)
 
     def promise(self, sample: Sample, destination: str) -> Lease:
-        """Promise a sample to another worker; return the lease under which it will have it."""
+        """Promise a sample to another worker; return its future lease there."""
         sample.attempt += 1
         sample.arriving = Lease(destination, sample.attempt)
         self._arriving.setdefault(destination, set()).add(sample.index)
         return sample.arriving
 
     def cancel_arrival(self, sample: Sample) -> None:
-        """The sample is no longer on its way to anybody."""
+        """Cancel the promise of a sample to another worker."""
         if sample.arriving is not None:
             self._arriving[sample.arriving.worker].discard(sample.index)
             sample.arriving = None
 
     def arrive(self, sample: Sample) -> None:
-        """From here on the sample is the destination's."""
+        """Transfer the lease of a sample to its destination."""
         arriving = sample.arriving
         assert arriving is not None
         self.end_lease(sample)

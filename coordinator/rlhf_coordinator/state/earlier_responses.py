@@ -1,9 +1,9 @@
-"""Responses of earlier epochs, by the line of their prompt: a sample is drafted by them before it has siblings.
+"""Responses of earlier epochs, by the line of their prompt: draft hints for a sample without siblings.
 
-Rule: plain data with a bound that holds at every moment. A prompt's newest responses replace its older ones. A prompt
-that is not held yet is taken only while there is room: epochs go over all prompts, so pushing out the prompt that was
-seen longest ago would push out the one that comes next. Must never hold a response that was not finished. When the
-process dies, what the kept segments of the journal hold is read again; the rest comes with the next epoch.
+Rule: plain data with a fixed limit. A prompt's newest responses replace its older ones. A new prompt is stored only
+while there is space: epochs visit all prompts, so evicting the least recently seen prompt would evict the one that
+comes next. Only finished responses are stored. After a restart, the responses in the journal's remaining segments are
+read again; the others return with the next epoch.
 """
 
 from collections.abc import Iterable
@@ -13,14 +13,14 @@ from typing import Final
 from rlhf_coordinator.state.sample import ITEM_BYTES
 
 MAX_TOKENS: Final = 8 << 20
-"""Of all prompts together: 32 MiB, little beside what a coordinator holds of an iteration."""
+"""Most tokens of all prompts: 32 MiB, little beside the memory of an iteration."""
 MAX_RESPONSES: Final = 16
-"""Of one prompt: a usual prompt group. More say little that is new, and each is sent to every worker of the group."""
+"""Most responses of one prompt: a typical prompt group. More add little, and each goes to every worker of the group."""
 
 
 @dataclass(frozen=True, slots=True)
 class EarlierResponse:
-    """A finished response of an iteration before."""
+    """A finished response of an earlier iteration."""
 
     iteration: int
     sample: int
@@ -38,16 +38,16 @@ class EarlierResponses:
         self._max_tokens = max_tokens
         self._by_line: dict[int, tuple[EarlierResponse, ...]] = {}
         self.tokens = 0
-        """Held now."""
+        """Number of stored tokens."""
         self.refused = 0
-        """Tokens that there was no room for."""
+        """Number of tokens that did not fit."""
 
     def of(self, line: int) -> tuple[EarlierResponse, ...]:
-        """Return what is held of a prompt, newest first."""
+        """Return the stored responses to a prompt, newest first."""
         return self._by_line.get(line, ())
 
     def add(self, line: int, responses: Iterable[EarlierResponse]) -> None:
-        """Take in finished responses of one iteration to a prompt."""
+        """Add finished responses of one iteration to a prompt."""
         held = self.of(line)
         before = sum(map(len, held))
         room = self._max_tokens - self.tokens + before

@@ -1,7 +1,7 @@
-"""What is known of the evaluation of a weight version: its samples in a ledger of their own, and earlier results.
+"""The state of evaluations: the samples of the current one in a separate ledger, and earlier results.
 
-A sample of an evaluation is named by (weight version, FIRST_SAMPLE + its index), so no message about one can be taken
-for one about a sample that is trained on: the two are in different ledgers and never meet.
+A sample of an evaluation is named by (weight version, FIRST_SAMPLE + its index). A message about it can therefore not
+be mistaken for one about a sample of the batch, which is in another ledger.
 Rule: plain data; `rlhf_coordinator.evaluation` changes it, the scheduler reads it.
 """
 
@@ -21,32 +21,32 @@ FINISHED: Final = (SampleState.GENERATED, SampleState.SCORED, SampleState.FAILED
 
 @dataclass(frozen=True)
 class EvaluationResult:
-    """What came of one evaluation."""
+    """The result of one evaluation."""
 
     version: int
     metrics: Mapping[str, float]
-    """By name, without the prefix `evaluation/`."""
+    """Metrics by name, without the prefix `evaluation/`."""
 
 
 @dataclass
 class EvaluationState:
-    """The evaluation in progress, and those before it. Times are seconds of the monotonic clock."""
+    """The evaluation in progress, and earlier ones. Times are seconds of the monotonic clock."""
 
     ledger: Ledger | None = None
-    """Of the version that is evaluated, which is its iteration; None: none is."""
+    """Samples of the evaluated version, which is the ledger's iteration; None without an evaluation."""
     begun: float = 0.0
     ended: float = 0.0
-    """When its last response was judged; 0: not yet."""
+    """Moment when its last response was scored; 0 before that."""
     waits_since: float = 0.0
-    """Since when the iteration waits for it alone; 0: it does not."""
+    """Moment since which the iteration waits only for it; 0 while it does not."""
     waited: float = 0.0
     """Seconds for which the iteration waited before."""
     deferred: bool = False
-    """One was given up: the next version is evaluated in its place."""
+    """Whether an evaluation was abandoned: the next version is evaluated instead."""
     before_training: bool = False
-    """Its responses are decoded before the batch is trained on, as ranks take the devices of who decodes."""
+    """Whether its responses are decoded before training, because ranks take the devices of the decoding workers."""
     results: list[EvaluationResult] = field(default_factory=list)
-    """Of all evaluations of the run, in order."""
+    """Results of all evaluations of the run, in order."""
 
     @property
     def unfinished(self) -> bool:
@@ -55,23 +55,23 @@ class EvaluationState:
 
     @property
     def decodes(self) -> bool:
-        """Whether one has responses that are not complete."""
+        """Whether an evaluation has incomplete responses."""
         return self.ledger is not None and not self.ledger.all_generated
 
     @property
     def holds_training(self) -> bool:
-        """Whether the batch must not be trained on yet."""
+        """Whether the batch must not be trained yet."""
         return self.before_training and self.decodes
 
     def needs(self, worker: str) -> bool:
-        """Return whether a worker decodes for it, or is to."""
+        """Return whether a worker decodes, or will decode, for the evaluation."""
         ledger = self.ledger
         if ledger is None or ledger.all_generated:
             return False
         return bool(ledger.decoding_on(worker) or ledger.queued(1) or ledger.isolated())
 
     def progress(self) -> str:
-        """Return in words how far it is; empty when none is in progress."""
+        """Describe the progress; empty when no evaluation is in progress."""
         if self.ledger is None or not self.unfinished:
             return ""
         judged = self.ledger.count(SampleState.SCORED, SampleState.FAILED)
@@ -82,7 +82,7 @@ class EvaluationState:
 
 
 def best(results: Iterable[EvaluationResult]) -> EvaluationResult | None:
-    """Return the result of the highest mean reward, the earliest of equal ones; None when none has a reward."""
+    """Return the result with the highest mean reward, the earliest of equal ones; None when none has a reward."""
     judged = [result for result in results if "reward" in result.metrics]
     return max(judged, key=lambda result: (result.metrics["reward"], -result.version), default=None)
 
@@ -98,11 +98,11 @@ def latest_metrics(results: Sequence[EvaluationResult]) -> dict[str, float]:
 
 
 def reported_at(results: Sequence[EvaluationResult], version: int) -> dict[str, float]:
-    """Return the metrics that are reported of the evaluation of a version; empty when it has none."""
+    """Return the reported metrics for the evaluation of a version; empty when it has none."""
     known = [result for result in results if result.version <= version]
     return latest_metrics(known) if known and known[-1].version == version else {}
 
 
 def evaluation_tasks(graph: Graph) -> tuple[Task, ...]:
-    """Return the tasks that judge a single response; empty where an algorithm has none."""
+    """Return the tasks that score a single response; empty where an algorithm has none."""
     return tuple(task for task in graph.tasks if task.rewards and task.scope is Scope.SAMPLE)

@@ -1,10 +1,10 @@
-"""The workers of a job: who is wanted, who is there, and when one counts as lost.
+"""The workers of a job: which are wanted, which are connected, and when a worker counts as lost.
 
-A worker is missing until it registers, then connected (a session is open), broken (the session ended; it has a moment
-of grace to come back), or lost. A new process under a worker's name (another incarnation) is a restart: whatever the
-old one held is gone at once. A second *live* process under one name is refused: workers were started wrongly.
-Rule: pure; the time comes in. Must never decide what a worker should do: that is `iteration.decide`.
-When the process dies nothing of this is kept: workers register again and say what they still are.
+A worker is missing until it registers, then connected (a session is open), broken (the session ended; it has a grace
+period to return), or lost. A new process under a worker's name (another incarnation) is a restart: the state of the old
+process is gone at once. A second *live* process under one name is refused, because workers were started wrongly.
+Rule: pure; the time is an argument. The scheduler decides what a worker does (`iteration.decide`). Nothing survives the
+process: workers register again and report their state.
 """
 
 from collections.abc import Collection, Iterator, Mapping
@@ -23,50 +23,52 @@ from rlhf_coordinator.state.hang_detection import HangDetector
 from rlhf_coordinator.state.worker import WEIGHT_READS, CommandKind, PendingCommand, Worker
 
 GRACE_SECONDS: Final = 2.0
-"""A broken session may be a hiccup: a worker dials again within a second; waiting longer only delays its samples."""
+"""Grace period of a broken session in seconds. A worker reconnects within a second; a longer period delays its
+samples."""
 
 HEARTBEATS_PER_SECOND: Final = 64
-"""Heartbeats of all workers together: each costs a fraction of a millisecond, and a stream's end is seen at once."""
+"""Most heartbeats per second of all workers: each costs a fraction of a millisecond, and the end of a stream is seen at
+once."""
 
 MAX_MISSED_HEARTBEATS: Final = 3
-"""A session silent for so many heartbeats may be half dead: a new incarnation takes its name, it is not refused."""
+"""Missed heartbeats after which a new incarnation may take over the name of a silent session."""
 
 
 @dataclass(frozen=True, slots=True)
 class Joined:
-    """A registration that was accepted."""
+    """An accepted registration."""
 
     worker: Worker
     restarted: bool
-    """It is another process than before, and has nothing of what the old one held."""
+    """Whether it is a new process, without the state of the old one."""
 
 
 class Cause(Enum):
-    """Why a registration is refused, as far as the worker acts on it."""
+    """Reason for refusing a registration, as far as the worker acts on it."""
 
     UNKNOWN = "unknown"
-    """It is none of the job, or what it says makes no sense."""
+    """The worker does not belong to the job, or its registration is invalid."""
     TAKEN = "taken"
-    """The name is wanted, but somebody else has it."""
+    """The name is wanted, but another process has it."""
     INCOMPATIBLE = "incompatible"
-    """Its version does not work with the coordinator's."""
+    """The worker's version is incompatible with the coordinator's."""
 
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """A registration that was refused, and why."""
+    """A refused registration, with the reason."""
 
     reason: str
     cause: Cause = Cause.UNKNOWN
 
 
 class Fleet:
-    """The workers of a job. Iterating gives those who are wanted or still there."""
+    """The workers of a job. Iteration yields those that are wanted or still present."""
 
     def __init__(self, spec: RLHFJobSpec, now: float) -> None:
         self.timeout = float(spec.run_policy.worker_timeout_seconds)
         self.workers: dict[str, Worker] = {}
-        """Everybody who was wanted at some time, by name: late messages of those who left find their worker here."""
+        """All workers that were ever wanted, by name, because late messages may come from workers that left."""
         self.sizes = wanted(spec)
         self.rank_group, self.world_size = spec.rank_group, spec.training.ranks
         self.pace = HangDetector()
@@ -79,17 +81,17 @@ class Fleet:
         return [worker for worker in self if worker.group is group]
 
     def ranks(self) -> list[Worker]:
-        """Return the workers that hold the ranks of the training group, by rank."""
+        """Return the workers of the training ranks, by rank."""
         return self.of(self.rank_group)[: self.world_size]
 
     def __iter__(self) -> Iterator[Worker]:
         return (worker for worker in self.workers.values() if not self._retired(worker))
 
     def resize(self, replicas: Mapping[str, int], now: float) -> bool:
-        """Set the sizes of the generation and inference groups; return False when they are so already.
+        """Set the sizes of the generation and inference groups; return False if nothing changes.
 
-        Raise ValueError naming the group when it cannot have that size. A worker beyond the size counts, and what it
-        holds is its own, until it is lost.
+        A worker beyond the size counts, and keeps its leases, until it is lost. Raises ValueError naming the group when
+        it cannot have that size.
         """
         sizes = dict(self.sizes)
         for name, count in replicas.items():
@@ -109,7 +111,7 @@ class Fleet:
         return True
 
     def _add_missing(self, now: float, retired: Collection[str] = ()) -> None:
-        """A worker that left and is wanted again is a new one."""
+        """Add the missing workers; a worker that left and is wanted again starts without state."""
         for group, count in self.sizes.items():
             for index in range(count):
                 name = worker_name(group, index)
@@ -118,12 +120,14 @@ class Fleet:
                     self.workers[name] = Worker(name, group, index, rank, since=now)
 
     def _retired(self, worker: Worker) -> bool:
-        """Beyond its group's size, and gone: nobody waits for it."""
+        """Return whether the worker is beyond its group's size and gone."""
         return worker.index >= self.sizes[worker.group] and (worker.lost or not worker.seen)
 
     def register(self, message: pb.Register, session: int, now: float) -> Joined | Refused:
-        """Open a session; return the worker, or why it is refused. The caller takes back what an earlier process or
-        session of the name held."""
+        """Open a session; return the worker, or the reason for refusing it.
+
+        The caller revokes the leases of an earlier process or session of the name.
+        """
         worker = self.workers.get(message.worker)
         if (
             worker is None
@@ -173,7 +177,7 @@ class Fleet:
         worker.heartbeat, worker.rates, worker.draining_since = pb.Heartbeat(), (0.0, 0.0), 0.0
 
     def closed(self, name: str, session: int, now: float) -> bool:
-        """End a session; return False when the worker has a newer one already."""
+        """End a session; return False when the worker already has a newer one."""
         worker = self.workers[name]
         if worker.session != session:
             return False
@@ -181,7 +185,7 @@ class Fleet:
         return True
 
     def beat(self, name: str, heartbeat: pb.Heartbeat, now: float) -> None:
-        """Take in a heartbeat; rates follow from the difference to the one before."""
+        """Record a heartbeat; rates follow from the difference to the previous one."""
         worker = self.workers[name]
         before, seconds = worker.heartbeat, now - worker.last_heard
         if before.tokens != heartbeat.tokens:
@@ -201,7 +205,7 @@ class Fleet:
         worker.heartbeat, worker.last_heard = heartbeat, now
 
     def expire(self, now: float) -> list[Worker]:
-        """Mark the workers as lost that were silent or broken for too long; return them. Their sessions are over."""
+        """Mark workers as lost that were silent or broken for too long; return them. Their sessions are over."""
         gone = [worker for worker in self if worker.seen and not worker.lost and self._is_gone(worker, now)]
         for worker in gone:
             worker.forget()
@@ -215,7 +219,7 @@ class Fleet:
 
 
 def wanted(spec: RLHFJobSpec) -> dict[Group, int]:
-    """Return how many workers each group has. A group that no task of the graph runs in does not exist."""
+    """Return the size of each group. A group without a task in the graph does not exist."""
     counts = {
         Group.GENERATION: spec.generation.replicas,
         Group.INFERENCE: spec.inference.replicas,

@@ -1,8 +1,8 @@
-"""What inter-stage fusion goes by in an iteration, and what it has done: costs, lengths, the choice, counts.
+"""The inputs of inter-stage fusion in an iteration, and its effects: costs, lengths, the choice, counts.
 
 Rule: plain data. The scheduler reads it (`consolidation`, `balancing`); the modules of `fusion` change it. The costs
-belong to the job and are written down; the length model is rebuilt from what the journal keeps; the rest begins anew
-with every iteration.
+belong to the job and are stored. The length model is rebuilt from the journal. The rest starts again with every
+iteration.
 """
 
 from dataclasses import dataclass, field
@@ -21,51 +21,50 @@ from rlhf_planner.inter_stage.throughput import ThroughputCurve, WorkerPace
 from rlhf_planner.speculation.observed_gain import DraftedSteps
 
 LINK_BYTES_PER_SECOND: Final = 4e8
-"""Bytes per second between two workers until a migration was observed: gRPC over one connection, serialization
-included."""
+"""Bytes per second between two workers until a migration was observed: gRPC over one connection, with serialization."""
 NOMINAL: Final = (StepTime(1, 256, 0.02),)
-"""A step where nothing was measured (mode Fixed): only its order of magnitude against a transfer counts."""
+"""Nominal step for unmeasured costs (mode Fixed): only its order of magnitude relative to a transfer counts."""
 
 
 NO_FUSION: Final = FusionChoice(0, 0, "Auto", 0.0, 0.0, (), "")
-"""Nothing consolidates, nothing is predicted."""
+"""The choice without consolidation and predictions."""
 
 
 @dataclass
 class MigrationCounts:
-    """How many samples moved between workers in an iteration, and what it took."""
+    """Samples that moved between workers in an iteration, and the cost of the moves."""
 
     kv: int = 0
     """Samples that moved with their KV cache."""
     tokens: int = 0
-    """Samples that moved by their tokens alone."""
+    """Samples that moved only with their tokens."""
     stayed: int = 0
     """Samples that could not be moved with their KV cache."""
     bytes: int = 0
     seconds: float = 0.0
-    """From the first part of a cache to the answer, summed over samples."""
+    """Seconds from the first part of a cache to the answer, summed over samples."""
     paused: float = 0.0
-    """Seconds of these in which neither worker decoded the sample."""
+    """Seconds of these in which no worker decoded the sample."""
     longest_pause: float = 0.0
-    """The longest of these pauses, of one sample."""
+    """Longest of these pauses of one sample, in seconds."""
 
 
 class MadeReallocation(NamedTuple):
-    """Samples that were asked to move together, and what is needed to say later what that gave."""
+    """Samples that were asked to move together, and the data for measuring the effect later."""
 
     moment: float
-    """When, in seconds of the monotonic clock."""
+    """Moment of the request, in seconds of the monotonic clock."""
     time_ns: int
     """The same in nanoseconds since the Unix epoch."""
     reallocation: Reallocation
     held: tuple[tuple[tuple[int, int], ...], tuple[tuple[int, int], ...]]
-    """What its source and its destination held: pairs of a sample and the tokens that were known of it."""
+    """Samples of the source and of the destination: pairs of a sample and its number of known tokens."""
     curves: tuple[ThroughputCurve, ThroughputCurve]
-    """Of both workers, as they were known then."""
+    """Throughput curves of both workers, as known at that moment."""
 
 
 class WorkInterval(NamedTuple):
-    """From when to when a worker did one thing, in nanoseconds since the Unix epoch."""
+    """The interval in which a worker did one kind of work, in nanoseconds since the Unix epoch."""
 
     worker: str
     start_ns: int
@@ -74,48 +73,48 @@ class WorkInterval(NamedTuple):
 
 @dataclass
 class FusionState:
-    """The state of fusion in a job. From `choice` on it is that of the iteration in progress."""
+    """The state of fusion in a job. From `choice` on it belongs to the iteration in progress."""
 
     costs: StageCosts
     lengths: LengthModel
     measured: bool = False
-    """The costs were measured by the workers; otherwise they are nominal."""
+    """Whether workers measured the costs; otherwise they are nominal."""
     given_up: str = ""
-    """Why this job fuses nothing any more; empty: it may fuse."""
+    """Reason why this job no longer fuses anything; empty while it may fuse."""
     measurement_id: int = 0
     results: dict[tuple[str, str], pb.MeasureResult] = field(default_factory=dict)
-    """(worker, role) -> what it measured."""
+    """(worker, role) -> its measurement."""
     planning: tuple[int, IterationSetup] | None = None
-    """The iteration, and its setup, that a choice was last simulated for; it may be the next one."""
+    """Last iteration for which a choice was simulated, with its setup; it may be the next one."""
     choice: FusionChoice = NO_FUSION
     moved: MigrationCounts = field(default_factory=MigrationCounts)
     moved_at: dict[str, float] = field(default_factory=dict)
-    """Worker -> when samples were last asked to leave it or to come to it, in seconds of the monotonic clock."""
+    """Worker -> moment when samples were last asked to leave or join it, in seconds of the monotonic clock."""
     next_balance: float = 0.0
-    """Before this time nothing is balanced: to look for an imbalance costs time too."""
+    """Moment before which nothing is balanced, because the search costs time too."""
     busy: dict[str, dict[str, float]] = field(default_factory=dict)
-    """Worker -> decode or score -> seconds, by its spans."""
+    """Worker -> decode or score -> seconds, from its spans."""
     observed: list[ObservedWork] = field(default_factory=list)
-    """What work other than decoding took."""
+    """Observed costs of work other than decoding."""
     decoded: list[tuple[WorkInterval, ObservedWork]] = field(default_factory=list)
-    """What plain decode steps took, and when that was."""
+    """Intervals and costs of plain decode steps."""
     stretches: list[tuple[WorkInterval, DraftedSteps]] = field(default_factory=list)
-    """All decode steps with the tokens they drew, and when that was."""
+    """Intervals of all decode steps, with the tokens that they drew."""
     paces: dict[str, WorkerPace] = field(default_factory=dict)
-    """Worker -> how fast it is beside the others; learned again within seconds by a coordinator that takes over."""
+    """Worker -> its speed relative to the others; a restarted coordinator learns it again within seconds."""
     reallocated: list[MadeReallocation] = field(default_factory=list)
-    """Samples that moved to balance the workers."""
+    """Moves of samples that balance the workers."""
     destinations: dict[int, str] = field(default_factory=dict)
-    """Sample -> worker that it was last to go to, to balance the workers."""
+    """Sample -> destination of its last balancing move."""
     scored: list[WorkInterval] = field(default_factory=list)
-    """When generation workers scored."""
+    """Intervals in which generation workers scored."""
     learned: dict[str, float] | None = None
-    """Metrics of what was learned from the iteration; None: nothing yet."""
+    """Metrics of what was learned from the iteration; None before that."""
     planned: FusionChoice | None = None
-    """The choice that was made ahead for what `planning` names."""
+    """Choice made ahead for the iteration in `planning`."""
 
     def begin_iteration(self) -> None:
-        """Forget what belongs to an iteration: nothing is chosen, nothing was moved."""
+        """Reset the state of an iteration: no choice, no moves."""
         self.choice, self.moved = NO_FUSION, MigrationCounts()
         self.moved_at, self.busy, self.learned, self.planned = {}, {}, None, None
         self.observed, self.decoded, self.scored = [], [], []
@@ -123,12 +122,12 @@ class FusionState:
 
 
 def fusion_state(spec: RLHFJobSpec) -> FusionState:
-    """Return the state of a job in which nothing was measured or learned yet."""
+    """Return the initial state of a job."""
     return FusionState(nominal_costs(spec), LengthModel.prior(spec.rollout.max_response_tokens))
 
 
 def nominal_costs(spec: RLHFJobSpec) -> StageCosts:
-    """Return costs under which moving a KV cache is cheaper than building it again."""
+    """Return costs under which moving a KV cache is cheaper than rebuilding it."""
     return StageCosts.measured(
         decode=NOMINAL,
         prefill=NOMINAL,

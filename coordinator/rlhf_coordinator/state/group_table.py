@@ -1,11 +1,11 @@
-"""The group table of an iteration: which task of which prompt's group waits, is open, or is leased to a worker.
+"""The group table of an iteration: tasks whose unit is a prompt's group, and whether they wait, are open or are leased.
 
-The unit of such a task is a group: all samples of one prompt. It is open once every sample of the group has what the
-task needs, goes to one worker in one lease, and is done when that worker gave a result for each of them. What came of
-a group that is not complete is forgotten with its lease: a judge that compares is never mixed with another's answer.
-A sample that failed is in no group any more; the others are a group without it.
-Rule: pure, and a part of the ledger, which alone uses it. Leases of the samples are the scoring table's, under attempts
-of their own; this knows which of them belong together.
+The unit of such a task is a group: all samples of one prompt. A task is open once every sample of the group has the
+fields that it needs. It goes to one worker in one lease, and is done when that worker returned a result for each
+sample. Results of an incomplete group are dropped with its lease, so answers of two comparing judges are never mixed. A
+failed sample is no longer in a group; the others form a group without it.
+Rule: pure, and a part of the ledger, which uses it. The scoring table has the leases of the samples, with separate
+attempts; this table knows which of them belong together.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -17,24 +17,24 @@ from rlhf_coordinator.state.sample import Sample, SampleState
 GroupTask = tuple[int, str]
 """(group, name of the task)."""
 Results = Mapping[int, bytes | None]
-"""Sample -> float32 values; None: abstained."""
+"""Sample -> float32 values; None for an abstention."""
 
 
 @dataclass
 class GroupLease:
-    """A group that one worker has for one task."""
+    """A group that one worker has leased for one task."""
 
     members: tuple[int, ...]
     results: dict[int, bytes | None] = field(default_factory=dict)
-    """Those that came, by sample."""
+    """Results so far, by sample."""
 
 
 class GroupTable:
     """The group tasks of one iteration."""
 
     def __init__(self, tasks: Sequence[Task], group_size: int) -> None:
-        """`tasks`: all scoring tasks of the graph; those of scope GROUP are this table's. `group_size`: samples of one
-        prompt, next to each other."""
+        """`tasks`: all scoring tasks of the graph; this table has those of scope GROUP. `group_size`: consecutive
+        samples of one prompt."""
         self.names = frozenset(task.name for task in tasks if task.scope is Scope.GROUP)
         maker = {made: task.name for task in tasks for made in task.produces}
         self._after = {
@@ -48,7 +48,7 @@ class GroupTable:
         self._done: set[GroupTask] = set()
 
     def open(self) -> Collection[GroupTask]:
-        """Return what can be leased, in the order in which it became so."""
+        """Return the open tasks, in the order in which they opened."""
         return self._open.keys()
 
     def group_of(self, index: int) -> int:
@@ -60,7 +60,7 @@ class GroupTable:
         return [sample for sample in samples[group * self._size : (group + 1) * self._size] if not sample.failed]
 
     def refresh(self, index: int, samples: Sequence[Sample]) -> None:
-        """Open the tasks of a sample's group that have become possible: something of the sample is known now."""
+        """Open the tasks of a sample's group that became possible after a change of the sample."""
         if not self.names:
             return
         group = self.group_of(index)
@@ -73,15 +73,17 @@ class GroupTable:
                 self._open[item] = None
 
     def lease(self, group: int, task: str, samples: Sequence[Sample]) -> list[Sample]:
-        """Take a task that is open; return the samples that belong to it."""
+        """Lease an open task; return its samples."""
         del self._open[group, task]
         members = self.members(group, samples)
         self._leased[group, task] = GroupLease(tuple(sample.index for sample in members))
         return members
 
     def collect(self, index: int, task: str, values: bytes | None) -> Results | None:
-        """Take in the result of one sample; return those of all once the last has come, and None before. A second
-        result of a sample is passed over."""
+        """Store the result of one sample; return all results with the last one, and None before.
+
+        A second result of a sample is ignored.
+        """
         item = self.group_of(index), task
         lease = self._leased[item]
         lease.results.setdefault(index, values)
@@ -92,13 +94,13 @@ class GroupTable:
         return {member: lease.results[member] for member in lease.members}
 
     def give_back(self, index: int, task: str) -> tuple[int, ...]:
-        """Open a leased task again, whose results are forgotten; return its samples."""
+        """Reopen a leased task and drop its results; return its samples."""
         item = self.group_of(index), task
         self._open[item] = None
         return self._leased.pop(item).members
 
     def restore(self, task: str, indices: Collection[int]) -> None:
-        """Take in that a task is done for these samples, as was written down. Raises ValueError when it cannot be."""
+        """Mark a task as done for these samples, from the journal. Raises ValueError if it cannot be."""
         item = self.group_of(min(indices)), task
         if item not in self._open:
             raise ValueError(f"task {task} of prompt group {item[0]} is not open")
@@ -106,7 +108,7 @@ class GroupTable:
         self._done.add(item)
 
     def drop(self, group: int) -> None:
-        """Nothing of a group is to be done any more."""
+        """Drop all tasks of a group."""
         for of_group in [item for item in (*self._open, *self._leased) if item[0] == group]:
             self._open.pop(of_group, None)
             self._leased.pop(of_group, None)

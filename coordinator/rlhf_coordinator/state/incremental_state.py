@@ -1,8 +1,8 @@
-"""What is scored of unfinished samples, and where: what incremental scoring goes by in an iteration, and its counts.
+"""The state of incremental scoring in an iteration: which prefixes are scored where, and its counts.
 
-Rule: plain data, outside the ledger: it is made of what workers said last and may be wrong, which costs time and
-changes nothing else. The scheduler reads it (`incremental_dispatch`); `fusion.incremental_scoring` and
-`fusion.counterfactual` change it. Gone with the process.
+Rule: plain data, outside the ledger. It reflects the last reports of workers and may be wrong, which only costs time.
+The scheduler reads it (`incremental_dispatch`); `fusion.incremental_scoring` and `fusion.counterfactual` change it.
+Lost with the process.
 """
 
 from collections import Counter
@@ -13,7 +13,7 @@ from rlhf_planner.inter_stage.incremental_gain import PassSums
 
 @dataclass(frozen=True, slots=True)
 class HeldPrefix:
-    """How much of a sample a worker has scored: tokens, prompt included."""
+    """The number of tokens of a sample that a worker has scored, including the prompt."""
 
     worker: str
     tokens: int
@@ -21,47 +21,49 @@ class HeldPrefix:
 
 @dataclass
 class IncrementalState:
-    """The state of incremental scoring in a job; all but `chosen` and `planned` is of the iteration in progress."""
+    """The state of incremental scoring in a job; all but `chosen` and `planned` belongs to the iteration in
+    progress."""
 
     chosen: bool = False
-    """Mode Auto: the counterfactual of an earlier iteration says that it is worth it."""
+    """In mode Auto, whether the counterfactual of an earlier iteration shows a gain."""
     planned: bool | None = None
-    """The same for the next iteration; None: no counterfactual was computed since."""
+    """The same for the next iteration; None without a newer counterfactual."""
     predicted: float | None = None
-    """Mode Auto: seconds that this iteration gains by it, by its counterfactual; None: that did not come in time."""
+    """In mode Auto, the predicted gain of this iteration in seconds; None if its counterfactual came too late."""
     held: dict[int, HeldPrefix] = field(default_factory=dict)
-    """Sample -> the worker that holds a scored prefix of it."""
+    """Sample -> the worker with a scored prefix of it."""
     asked: dict[int, HeldPrefix] = field(default_factory=dict)
-    """Sample -> the worker that was asked for a prefix, and has not answered."""
+    """Sample -> the worker that was asked for a prefix and has not answered."""
     full: dict[str, int] = field(default_factory=dict)
-    """Worker -> samples that it held when one found no room: it is given new ones only below that."""
+    """Worker -> its number of samples when its cache was full; it gets new ones only below that."""
     cache_bytes: dict[str, int] = field(default_factory=dict)
-    """Worker -> bytes of keys and values that it holds, as it said last."""
+    """Worker -> bytes of keys and values in its last report."""
     max_bytes: int = 0
-    """The most that a worker held in this iteration."""
+    """Largest such number of bytes in this iteration."""
     dropped: int = 0
-    """Prefixes that were lost: to make room, with their worker, or because another worker scored the sample."""
+    """Prefixes that were lost: to make space, with their worker, or because another worker scored the sample."""
     early_tokens: int = 0
-    """Tokens of scored samples that had been scored before their sample ended, over all tasks that can be."""
+    """Tokens of scored samples that were scored before their sample ended, over all incremental tasks."""
     tokens: int = 0
     """All tokens of these samples, over the same tasks."""
     begun: dict[int, float] = field(default_factory=dict)
-    """Sample -> when it was first leased to be decoded."""
+    """Sample -> moment of its first lease for decoding."""
     finished: dict[int, float] = field(default_factory=dict)
-    """Sample -> when its response was complete."""
+    """Sample -> moment when its response was complete."""
     scored: dict[int, float] = field(default_factory=dict)
-    """Sample -> when it had its last score."""
+    """Sample -> moment of its last score."""
     places: dict[int, list[tuple[float, str]]] = field(default_factory=dict)
-    """Sample -> (since when, who decodes it; empty: it was queued again), in order, as this process saw it."""
+    """Sample -> (moment, worker that decodes it from then on; empty when queued again), in order, as seen by this
+    process."""
     last_tasks: Counter[str] = field(default_factory=Counter)
-    """Task -> samples of which it was the last result."""
+    """Task -> number of samples whose last result it was."""
     joined: dict[str, float] = field(default_factory=dict)
-    """Worker -> when it was first given something to score."""
+    """Worker -> moment when it first got scoring work."""
     passes: dict[str, PassSums] = field(default_factory=dict)
-    """Task -> what its passes took, as its workers observed."""
+    """Task -> sums of its passes, from observations."""
 
     def begin_iteration(self) -> None:
-        """Forget what belongs to an iteration: samples and weights are others now."""
+        """Reset the state of an iteration: samples and weights have changed."""
         self.held, self.asked, self.full, self.cache_bytes = {}, {}, {}, {}
         self.begun, self.finished, self.joined, self.passes = {}, {}, {}, {}
         self.scored, self.last_tasks, self.places = {}, Counter(), {}
@@ -70,11 +72,11 @@ class IncrementalState:
         self.adopt()
 
     def adopt(self) -> None:
-        """Put what was planned into force."""
+        """Apply the plan."""
         self.chosen = self.chosen if self.planned is None else self.planned
         self.planned = None
 
     def loads(self) -> Counter[str]:
-        """Return worker -> samples that it holds or was asked for."""
+        """Return worker -> number of samples that it has or was asked for."""
         places = {index: item.worker for index, item in (*self.held.items(), *self.asked.items())}
         return Counter(places.values())

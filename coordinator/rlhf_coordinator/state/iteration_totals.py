@@ -1,7 +1,7 @@
-"""How many iterations the job was to have, as of each of them: the user may change it while the job runs.
+"""The number of iterations of the job, as of each iteration: the user may change it while the job runs.
 
-Rule: written down, and added to only. Learning rates fall towards the end of the job, so a batch that is trained again
-must be told the number it was trained with the first time.
+Rule: stored, and append-only. Learning rates fall towards the end of the job, so a repeated training of a batch needs
+the number that the first one used.
 """
 
 from collections.abc import Sequence
@@ -10,22 +10,24 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class IterationTotals:
-    """`since` holds (iteration, iterations of the job from that one on), in order."""
+    """`since` contains (iteration, number of iterations of the job from that one on), in order."""
 
     since: tuple[tuple[int, int], ...] = ()
 
     def iterations_at(self, iteration: int) -> int:
-        """Return how many iterations the job was to have when `iteration` was trained; 0: not known."""
+        """Return the number of iterations of the job when `iteration` was trained; 0 if unknown."""
         return next((total for first, total in reversed(self.since) if first <= iteration), 0)
 
     def now(self, iterations: int, begun: int) -> "IterationTotals":
-        """Return the totals of a job that now has `iterations`. `begun` is the last iteration that may have been
-        trained with another number."""
+        """Return the totals of a job that now has `iterations`.
+
+        `begun` is the last iteration that may have been trained with another number.
+        """
         if self.since and self.since[-1][1] == iterations:
             return self
         return IterationTotals((*self.since, (begun + 1 if self.since else 0, iterations)))
 
 
 def read_iteration_totals(stored: Sequence[Sequence[int]]) -> IterationTotals:
-    """Return the totals that were written down."""
+    """Return the stored totals."""
     return IterationTotals(tuple((int(first), int(total)) for first, total in stored))

@@ -1,7 +1,7 @@
-"""What the scheduler decides from: the job's constants, and everything that is observed of it at one moment.
+"""The input of the scheduler: the job's constants, and its observed state at one moment.
 
-Rule: the scheduler reads this and never changes it. Actions, event handlers and what runs in the background
-(`fusion`, `training`) change it.
+Rule: the scheduler reads this and never changes it. Actions, event handlers and background tasks (`fusion`, `training`)
+change it.
 """
 
 import json
@@ -27,19 +27,20 @@ from rlhf_coordinator.state.speculation_state import SpeculationState
 from rlhf_planner.schedule.serial import METHOD as SERIAL
 
 RETRIES: Final = 2
-"""Of a scoring task in a job without a reward; a reward's own default."""
+"""Retries of a scoring task in a job without a reward; the default of a reward."""
 
 
 @dataclass(frozen=True)
 class JobContext:
-    """What does not change while a coordinator runs."""
+    """Constants of a coordinator process."""
 
     job: RLHFJob
     graph: Graph
     schedule: str
     """The serial schedule table, a `rlhf_common.schedule.ScheduleTable` as JSON."""
     awaits_workers: bool = False
-    """An absent worker may have no node yet. Others see to that, so its absence never fails the job."""
+    """Whether an absent worker may still wait for a node. Its absence then never fails the job, because others handle
+    it."""
 
     @property
     def spec(self) -> RLHFJobSpec:
@@ -53,30 +54,32 @@ class JobContext:
 
     @cached_property
     def calls(self) -> frozenset[str]:
-        """Names of the scoring tasks that call user code instead of running a model: they keep no device busy."""
+        """Names of the scoring tasks that call user code instead of running a model: they use no device."""
         return frozenset(task.name for task in self.tasks if task.rewards and self._reward(task).own_model is None)
 
     def _reward(self, task: Task) -> Reward:
         return self.spec.models.reward_of(task).reward
 
     def retries(self, task: Task) -> int:
-        """Return how often a task that failed on a sample is tried again: its reward's number, or the highest of any
-        reward for what is none."""
+        """Return how often a task that failed on a sample is retried.
+
+        This is its reward's number, or, for a task that is no reward, the highest number of any reward.
+        """
         given = [self.spec.models.reward_of(task)] if task.rewards else self.spec.models.all_rewards
         return max((each.reward.retries for each in given), default=RETRIES)
 
     def abstains(self, task: Task) -> bool:
-        """Return whether a task that failed for the last time on a sample abstains, and the job goes on."""
+        """Return whether a task abstains after its last failure on a sample, so that the job continues."""
         return task.rewards and self._reward(task).on_failure == "Abstain"
 
     @cached_property
     def scored_models(self) -> tuple[ModelRole, ...]:
-        """Models that inference workers hold and training changes: they need every new version."""
+        """Models of inference workers that training changes: they need every new version."""
         return tuple(dict.fromkeys(task.model for task in self.tasks if task.model in self.graph.trained))
 
     @cached_property
     def draft_model(self) -> str:
-        """Folder from which a draft model starts that is trained with the policy; empty: none is."""
+        """Folder of the initial draft model that is trained with the policy; empty without one."""
         draft = self.spec.generation.speculation.draft_model
         return draft.path if draft is not None and draft.train == "Enabled" else ""
 
@@ -85,8 +88,10 @@ class JobContext:
         return iteration + 1 >= self.spec.iterations
 
     def ends_whole(self, iteration: int) -> bool:
-        """Return whether all of an iteration must be trained before anything goes on: a checkpoint or an evaluation is
-        due after it, or none follows it. It depends on the job alone."""
+        """Return whether an iteration must be trained completely before the next one starts.
+
+        This holds if a checkpoint or an evaluation is due after it, or if it is the last. It depends on the job alone.
+        """
         spec, version = self.spec, iteration + 1
         checkpoint = spec.checkpoints is not None and spec.checkpoints.due(version)
         evaluation = spec.evaluation is not None and spec.evaluation.due(version, spec.iterations)
@@ -95,7 +100,7 @@ class JobContext:
     def folder(self, model: str) -> str:
         """Return the folder of version 0 of a model role."""
         source = self.spec.models.source(ModelRole(model))
-        assert source is not None  # what calls user code has no weights to load
+        assert source is not None  # tasks that call user code have no weights to load
         return source.path
 
 
@@ -106,46 +111,46 @@ def job_context(job: RLHFJob, schedule: str, *, awaits_workers: bool = False) ->
 
 @dataclass
 class CheckpointState:
-    """The newest checkpoint, and the one that is being written."""
+    """The newest checkpoint, and the one being saved."""
 
     newest: int = 0
-    """Version of the newest complete checkpoint; 0: there is none."""
+    """Version of the newest complete checkpoint; 0 without one."""
     folder: str = ""
     """Folder of the newest complete checkpoint."""
     best: str = ""
-    """Folder of the checkpoint with the best evaluation; empty: none has one."""
+    """Folder of the checkpoint with the best evaluation; empty without one."""
     made_ns: int = 0
-    """When that was complete, in nanoseconds since the Unix epoch; 0: not known."""
+    """Time when the newest checkpoint was complete, in nanoseconds since the Unix epoch; 0 if unknown."""
     stage: Literal["idle", "saving", "finalizing"] = "idle"
     tries: int = 0
-    """How many failed in a row."""
+    """Number of consecutive failed attempts."""
     not_before: float = 0.0
-    """Seconds of the monotonic clock before which none is begun."""
+    """Moment of the monotonic clock before which no attempt begins."""
 
 
 @dataclass
 class ScheduleState:
-    """The schedule that training runs, and how far the choice of a better one is."""
+    """The schedule in training, and the progress of choosing a better one."""
 
     stage: Literal["stages", "searching", "tables", "decided"] = "decided"
     method: str = SERIAL
     table: str = ""
-    """The table in force, as JSON; empty: the serial one of the context."""
+    """Table in force, as JSON; empty for the serial one of the context."""
     predicted: float = 0.0
-    """Seconds that a mini-batch is expected to take under it; 0: not known."""
+    """Predicted seconds of a mini-batch under it; 0 if unknown."""
     forecast: list[dict[tuple[str, str, str], tuple[float, float]]] = field(default_factory=list)
-    """Per row of the table: (span name, stage, micro-batch) -> (start, end), in seconds from the start of
-    a mini-batch."""
+    """For each row of the table: (span name, stage, micro-batch) -> (start, end), in seconds from the start of a
+    mini-batch."""
     measurement_id: int = 0
     results: dict[str, pb.MeasureResult] = field(default_factory=dict)
-    """What each rank measured, by the name of its worker."""
+    """Measurements of each rank, by the name of its worker."""
     candidates: dict[str, Any] = field(default_factory=dict)
-    """Method -> the table that the search found for it, and what it predicts of that."""
+    """Method -> the table that the search found, with its predictions."""
     timed: tuple[str, ...] = ()
     """Methods whose mini-batches are timed."""
 
     def take(self, record: dict[str, Any]) -> None:
-        """Go by a choice that was written down."""
+        """Apply a stored choice."""
         self.stage, self.method, self.table = "decided", record["method"], record["table"]
         self.predicted = record["predicted"].get(self.method, 0.0)
         names = [pipe["name"] for pipe in json.loads(self.table)["pipelines"]]
@@ -160,16 +165,16 @@ class ScheduleState:
 
 @dataclass(frozen=True)
 class OpenReport:
-    """What is known of an iteration that was closed before its batch, or its critics, were trained."""
+    """The report of an iteration that was closed before its batch, or its critics, were trained."""
 
     iteration: int
     metrics: dict[str, float]
-    """All but those of training."""
+    """All metrics but those of training."""
 
 
 @dataclass(frozen=True)
 class StopOrder:
-    """Somebody asked the job to stop."""
+    """A request to stop the job."""
 
     checkpoint: bool
     reason: str
@@ -177,28 +182,28 @@ class StopOrder:
 
 @dataclass
 class JobState:
-    """Everything that is observed of a job at one moment. Times are seconds of one monotonic clock."""
+    """The observed state of a job at one moment. Times are seconds of one monotonic clock."""
 
     fleet: Fleet
     ledger: Ledger
     fusion: FusionState
     prompt_tokens: Sequence[int] = ()
-    """Tokens of the prompt of each sample of the iteration, by index."""
+    """Number of prompt tokens of each sample of the iteration, by index."""
     prompt_lines: Sequence[int] = ()
-    """Line of the prompt file of each sample, by index."""
+    """Line in the prompt file of each sample, by index."""
     trained: bool = False
-    """The journal says that the ledger's iteration was trained on."""
+    """Whether the journal says that the ledger's iteration was trained."""
     critic_update_pending: bool = False
-    """Of that training only the policy's part, which is published first, is done."""
+    """Whether only the policy's part of that training, which is published first, is done."""
     overlaps_training: bool = False
-    """The ledger's iteration is closed before its batch is trained on, which the next one decodes beside."""
+    """Whether the ledger's iteration is closed before its batch is trained, while the next one decodes."""
     open_report: OpenReport | None = None
-    """Of the iteration before."""
+    """Report of the previous iteration."""
     critic_overlap: CriticOverlapState = field(default_factory=CriticOverlapState)
     groups_dropped: int = 0
-    """Groups that were dropped in this iteration and counted."""
+    """Groups of this iteration that were dropped and counted."""
     refill_told: bool = False
-    """What became of this iteration's dropped groups was said."""
+    """Whether the fate of this iteration's dropped groups was reported."""
     checkpoint: CheckpointState = field(default_factory=CheckpointState)
     schedule: ScheduleState = field(default_factory=ScheduleState)
     incremental: IncrementalState = field(default_factory=IncrementalState)
@@ -207,16 +212,16 @@ class JobState:
     evaluation: EvaluationState = field(default_factory=EvaluationState)
     iteration_totals: IterationTotals = field(default_factory=IterationTotals)
     group_epoch: int = 0
-    """The highest epoch of a training group that was ever seen: each group that forms has a higher one."""
+    """Highest epoch of a training group so far: each new group has a higher one."""
     group_failures: int = 0
-    """How many times in a row the training group restarted without a lost rank to explain it."""
+    """Number of consecutive restarts of the training group without a lost rank as the cause."""
     stop: StopOrder | None = None
     failure: pb.Failure | None = None
-    """What ends the job, if anything does."""
+    """Failure that ends the job, if any."""
     deadline: float | None = None
-    """When the job fails for taking too long; None: never."""
+    """Moment when the job fails because it took too long; None for never."""
     ever_ready: bool = False
-    """This coordinator has leased samples, or seen training: the job is not starting any more."""
+    """Whether this coordinator has leased samples or seen training, which ends the start of the job."""
 
     @property
     def iteration(self) -> int:
@@ -225,22 +230,24 @@ class JobState:
 
     @property
     def version(self) -> int:
-        """The weight version that the job has reached: that of every batch that is complete and closed, or trained."""
+        """The weight version of the job: that of every batch that is complete and closed, or trained."""
         return self.iteration + self.trained
 
     @property
     def batch_handed_on(self) -> bool:
-        """Whether the batch is complete, and nothing more is drawn or scored by the iteration's weights before it is
+        """Whether the batch is complete, and the iteration's weights draw and score nothing more before it is
         closed."""
         return self.overlaps_training and self.ledger.all_scored
 
     @property
     def workers_version(self) -> int:
-        """The weight version by which workers decode and score now, or that they load for the next iteration."""
+        """The weight version with which workers decode and score, or that they load for the next iteration."""
         return self.version if self.trained or self.batch_handed_on else self.ledger.version
 
     @property
     def may_be_saved(self) -> bool:
-        """Whether a checkpoint of the job's version would be all that the iteration in progress needs: not where it
-        decodes by weights of the version before, which are in no file then."""
+        """Whether a checkpoint of the job's version would contain everything that the iteration in progress needs.
+
+        This is false where it decodes with the previous version's weights, which no file would contain.
+        """
         return self.trained or self.ledger.version == self.iteration

@@ -1,26 +1,26 @@
-"""The sample ledger of one iteration: every sample is in exactly one state, and nothing is lost or counted twice.
+"""The sample ledger of one iteration: every sample is in exactly one state, and none is lost or counted twice.
 
   queued -> decoding@worker -> generated -> scored -> trained
     |         |   ^  `-> migrating -> queued (with its tokens), or decoding@destination (with its KV cache)
     |         `---'  worker lost: back to queued with the tokens it reported
-    `-> failed: no worker could decode it (`decode_failures`), and the iteration goes on without it
-  scored -> dropped: all responses to its prompt are worth the same (`batch_refill`); the ledger grows by others
+    `-> failed: no worker could decode it (`decode_failures`), and the iteration continues without it
+  scored -> dropped: all responses to its prompt have the same reward (`batch_refill`); the ledger gets other samples
   any but trained -> cut: enough other prompts were finished first (`spec.rollout.oversample`); where samples are
-    carried (`spec.rollout.maxStaleness`) the next iteration begins with what is known of them
+    carried (`spec.rollout.maxStaleness`) the next iteration begins with their known tokens
 
-Fencing: every lease of a sample (to decode it, or to score some of its tasks) has a higher attempt than the one before.
-What a worker says of a sample under another attempt than that of its lease is ignored. Attempts of a coordinator start
-at its epoch times 2^16, so leases of an earlier coordinator never match. Tokens may be kept from whoever held them
-last, because they depend on (random_key, position) alone.
-A sample that migrates with its KV cache is its source's until the source answers, or the destination says anything of
-it under the attempt it was promised: that is the one moment at which it becomes the destination's.
+Fencing: every lease of a sample (for decoding, or for some of its scoring tasks) has a higher attempt than the previous
+one. A worker's message about a sample under another attempt than that of its lease is ignored. Attempts of a
+coordinator start at its epoch times 2^16, so leases of an earlier coordinator never match. Tokens from the last holder
+of a sample may be kept, because they depend only on (random_key, position).
+A sample that migrates with its KV cache belongs to its source until the source answers, or until the destination sends
+a message about it under the promised attempt. At that moment it becomes the destination's.
 
-The ledger owns the states (`sample_states`) and refuses what is out of order. Here are decoding, migration, failures
-and cuts; what follows a finished response is in `scoring_ledger`. Who decodes is in the decoding table, who scores in
-the scoring table, and which tasks of whole groups can be done in the group table.
-Rule: pure; no clock, no I/O. What a worker says under a stale attempt changes nothing, and the answer says so; an order
-that no state allows raises ValueError. Must never invent a result.
-When the process dies the ledger is rebuilt from the journal: finished responses and scores survive, the rest is queued.
+The ledger owns the states (`sample_states`) and refuses invalid transitions. This module covers decoding, migration,
+failures and cuts; `scoring_ledger` covers the steps after a finished response. The decoding table knows who decodes,
+the scoring table who scores, and the group table which tasks of whole groups are possible.
+Rule: pure; no clock, no I/O. A message under a stale attempt changes nothing, and the return value says so; a call that
+no state allows raises ValueError. Must never invent a result.
+After a restart the ledger is rebuilt from the journal: finished responses and scores survive, the rest is queued.
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -38,18 +38,19 @@ from rlhf_coordinator.state.scoring_ledger import ScoringLedger
 
 @dataclass(frozen=True, slots=True)
 class Reclaimed:
-    """What was taken back from a lost or reconnecting worker."""
+    """The revoked leases of a lost or reconnecting worker."""
 
     queued: tuple[int, ...]
-    """Samples back in the queue."""
+    """Samples that are back in the queue."""
     tasks: tuple[tuple[int, str], ...]
-    """(sample, task) open again."""
+    """(sample, task) pairs that are open again."""
 
 
 def interleave_prompt_groups(spec: RLHFJobSpec) -> int:
-    """Return the number of samples of a prompt that are interleaved with those of other prompts in the queue; 1: none.
+    """Return the number of samples of a prompt that are interleaved with those of other prompts in the queue; 1 for
+    none.
 
-    Siblings that begin together have said equally much at any time, so none can be drafted by what another said.
+    Siblings that begin together are always equally long, so none could draft from the tokens of another.
     """
     speculation = spec.generation.speculation
     drafted = speculation.mode != "Disabled" and "Siblings" in speculation.drafters
@@ -71,36 +72,36 @@ class Ledger(ScoringLedger):
         spare: int = 0,
         greedy_baseline: bool = False,
     ) -> None:
-        """`tasks`: the scoring tasks of the graph, each producing one field. `coordinator_epoch`: counts the processes
-        of the job's coordinator. `siblings`: see `interleave_prompt_groups`. `group_size`: samples of one prompt.
-        `refill`: how the iteration grows. `spare`: so many of the samples are to be cut off, by whole prompts, before
+        """`tasks`: the scoring tasks of the graph, each producing one field. `coordinator_epoch`: number of the job's
+        coordinator processes so far. `siblings`: see `interleave_prompt_groups`. `group_size`: samples of one prompt.
+        `refill`: the rule by which the iteration grows. `spare`: number of samples to cut off, by whole prompts, before
         the batch is complete. `greedy_baseline`: whether the last sample of each prompt is one."""
         super().__init__(
             iteration, size, tasks, coordinator_epoch, siblings, group_size, refill, spare, greedy_baseline
         )
         self.tokens = 0
-        """Response tokens known, over all samples."""
+        """Number of known response tokens, over all samples."""
         self.returned = 0
-        """Leases to decode that were taken back (worker lost, reconnected, or migrated without KV cache)."""
+        """Number of revoked decode leases (worker lost, reconnected, or migration without KV cache)."""
         self.faulted: dict[int, None] = {}
-        """Samples that decoding failed on, by when it first did."""
+        """Samples with decode failures, in the order of their first failure."""
         self.migrated = 0
-        """Samples moved from a live worker to another, or to the queue for another."""
+        """Number of samples moved from a live worker to another, or to the queue for another."""
         self.carried: tuple[CarriedSample, ...] = ()
-        """What its first samples were taken up as, in their order."""
+        """Carried samples that became the first samples, in their order."""
 
     # ---------------------------------------------------------------- reading
 
     def queued(self, limit: int) -> list[int]:
-        """Return the next samples to lease: those with most tokens first (they end last), then by their turn."""
+        """Return the next samples to lease: those with most tokens first (they end last), then by place and index."""
         return self._decoding.queued(limit)
 
     def isolated(self) -> list[int]:
-        """Return the queued samples that are to be decoded alone, on a worker that holds nothing else."""
+        """Return the queued samples that must be decoded alone, on a worker without other samples."""
         return self._decoding.isolated()
 
     def holds_isolated(self, worker: str) -> bool:
-        """Return whether this worker decodes a sample that is to be alone."""
+        """Return whether this worker decodes an isolated sample."""
         return any(self.samples[index].isolated for index in self._decoding.decoding_on(worker))
 
     def decodes(self, index: int, attempt: int, worker: str) -> bool:
@@ -108,30 +109,32 @@ class Ledger(ScoringLedger):
         return 0 <= index < len(self.samples) and self.samples[index].decoding == Lease(worker, attempt)
 
     def decoding_on(self, worker: str) -> int:
-        """Return how many samples this worker decodes, those on their way out included."""
+        """Return the number of samples that this worker decodes, including those that leave it."""
         return len(self._decoding.decoding_on(worker))
 
     def arriving_on(self, worker: str) -> int:
-        """Return how many samples are on their way to this worker with their KV cache."""
+        """Return the number of samples that move to this worker with their KV cache."""
         return len(self._decoding.arriving_on(worker))
 
     def held_by(self, worker: str) -> Collection[int]:
-        """Return the samples that this worker decodes, those on their way out included, by index."""
+        """Return the samples that this worker decodes, including those that leave it, by index."""
         return sorted(self._decoding.decoding_on(worker))
 
     def bound_for(self, worker: str) -> Collection[int]:
-        """Return the samples on their way to this worker with their KV cache, by index."""
+        """Return the samples that move to this worker with their KV cache, by index."""
         return sorted(self._decoding.arriving_on(worker))
 
     def take_places(self) -> list[tuple[int, str]]:
-        """Return (sample, who decodes it from then on; empty: it is queued again) of every change since this was asked
-        last, in order."""
+        """Return the changes of place since the last call, in order.
+
+        Each is (sample, the worker that decodes it from then on; empty when it was queued again).
+        """
         return self._decoding.take_places()
 
     # ---------------------------------------------------------------- generation
 
     def assign(self, index: int, worker: str) -> int:
-        """Lease a queued sample to a worker to decode; return the attempt."""
+        """Lease a queued sample to a worker for decoding; return the attempt."""
         sample = self.samples[index]
         self._require(sample, SampleState.QUEUED)
         self._decoding.dequeue(sample)
@@ -139,7 +142,7 @@ class Ledger(ScoringLedger):
         return self._decoding.lease(sample, worker)
 
     def progress(self, index: int, attempt: int, worker: str, offset: int, more: PackedResponse) -> int:
-        """Add tokens that were decoded; return how many are new (0 when the message is stale or says nothing new)."""
+        """Add decoded tokens; return the number of new ones (0 when the message is stale or has none)."""
         sample = self._held(index, attempt, worker)
         known = len(sample.response) if sample else 0
         if sample is None or offset > known or offset + len(more) <= known:
@@ -148,7 +151,7 @@ class Ledger(ScoringLedger):
         return len(sample.response) - known
 
     def finish(self, index: int, attempt: int, worker: str, response: PackedResponse, reason: str, text: str) -> bool:
-        """Take in a whole response; return False when it is stale."""
+        """Store a whole response; return False when it is stale."""
         sample = self._held(index, attempt, worker)
         if sample is None:
             return False
@@ -157,10 +160,11 @@ class Ledger(ScoringLedger):
         return True
 
     def reclaim(self, worker: str, held: Mapping[int, tuple[int, PackedResponse]] | None = None) -> Reclaimed:
-        """Take back all that a worker has: it is lost, or brought `held` (sample -> attempt, tokens) to a new session.
+        """Revoke all leases of a worker that is lost, or that brought `held` (sample -> attempt, tokens) to a new
+        session.
 
-        Tokens of `held` are kept if the sample is now queued and nobody decoded it under a later attempt since. What
-        was on its way to this worker stays its source's; what was on its way out of it goes back to the queue.
+        Tokens of `held` are kept if the sample is now queued and was not decoded under a later attempt. A sample that
+        was moving to this worker stays with its source; one that was leaving it returns to the queue.
         """
         given = dict(held or {})
         queued = self.held_by(worker)
@@ -178,7 +182,7 @@ class Ledger(ScoringLedger):
     # ---------------------------------------------------------------- samples that decoding fails on
 
     def record_failure(self, worker: str, why: str, retries: int) -> None:
-        """Record the end of a worker as a failure of every sample that it decodes, before they are reclaimed."""
+        """Count the end of a worker as a failure of every sample that it decodes, before they are reclaimed."""
         held = self.held_by(worker)
         for index in held:
             self._fault(self.samples[index], worker, why, retries, proven=len(held) == 1)
@@ -186,7 +190,7 @@ class Ledger(ScoringLedger):
     def failed_on(
         self, index: int, attempt: int, worker: str, response: PackedResponse, why: str, retries: int
     ) -> bool:
-        """Queue a sample that a worker could not go on with, its tokens kept; return False when that is stale."""
+        """Queue a sample on which a worker failed, and keep its tokens; return False when the message is stale."""
         sample = self._held(index, attempt, worker)
         if sample is None:
             return False
@@ -196,7 +200,7 @@ class Ledger(ScoringLedger):
         return True
 
     def give_up(self, index: int) -> None:
-        """Let the iteration go on without a queued sample; nothing of its response is kept, or trained on."""
+        """Leave a queued sample out of the iteration; nothing of its response is kept or trained on."""
         sample = self.samples[index]
         self._require(sample, SampleState.QUEUED)
         self._decoding.dequeue(sample)
@@ -209,8 +213,10 @@ class Ledger(ScoringLedger):
         self._judge(index)
 
     def cut(self, groups: Iterable[int]) -> list[tuple[int, Lease]]:
-        """Let the iteration go on without these prompts; return (sample, lease) of who decodes them, or is about to.
-        Raises ValueError when it is more than are to be cut off."""
+        """Leave these prompts out of the iteration; return (sample, lease) of current and future decoders.
+
+        Raises ValueError for more prompts than remain to be cut off.
+        """
         decoded: list[tuple[int, Lease]] = []
         for group in groups:
             if not self.groups_to_cut:
@@ -227,13 +233,14 @@ class Ledger(ScoringLedger):
         return decoded
 
     def carry_over(self) -> tuple[CarriedSample, ...]:
-        """Return what is known of the samples that were cut off, in their order; final once the batch is complete."""
+        """Return the carried form of the samples that were cut off, in their order; final once the batch is
+        complete."""
         return tuple(CarriedSample.of(sample) for sample in self.samples if sample.state is SampleState.CUT)
 
     # ---------------------------------------------------------------- migration
 
     def withdraw(self, index: int) -> tuple[str, int]:
-        """Mark a decoding sample as on its way out of its worker; return (worker, attempt) for the request."""
+        """Mark a decoding sample as leaving its worker; return (worker, attempt) for the request."""
         sample = self.samples[index]
         self._require(sample, SampleState.DECODING)
         assert sample.decoding is not None
@@ -241,7 +248,7 @@ class Ledger(ScoringLedger):
         return sample.decoding.worker, sample.decoding.attempt
 
     def withdrawn(self, index: int, attempt: int, worker: str, response: PackedResponse) -> bool:
-        """Queue a migrating sample that came back with its tokens for another worker; return False when it is stale."""
+        """Queue a migrating sample that returned with its tokens; return False when the message is stale."""
         sample = self._leaving(index, attempt, worker)
         if sample is None:
             return False
@@ -250,7 +257,8 @@ class Ledger(ScoringLedger):
         return True
 
     def unknown(self, index: int, attempt: int, worker: str) -> bool:
-        """Queue a migrating sample that its worker does not know, with the tokens known; return False when stale."""
+        """Queue a migrating sample that its worker does not know, with its known tokens; return False when the message
+        is stale."""
         sample = self._leaving(index, attempt, worker)
         if sample is not None:
             self._requeue(sample, sample.response)
@@ -267,7 +275,8 @@ class Ledger(ScoringLedger):
         return sample.decoding, self._decoding.promise(sample, destination)
 
     def moved(self, index: int, source: Lease, destination: Lease, response: PackedResponse) -> bool:
-        """The source says that the destination has it now, with these tokens; return False when that is stale."""
+        """Record the source's message that the destination has the sample, with these tokens; return False when it is
+        stale."""
         sample = self._leaving(index, source.attempt, source.worker)
         if sample is not None and sample.arriving is None:
             self._requeue(sample, response)  # the destination was lost meanwhile
@@ -280,8 +289,10 @@ class Ledger(ScoringLedger):
         return True
 
     def stayed(self, index: int, source: Lease) -> bool:
-        """The source says that it keeps the sample; return False when that is stale: somebody else has it, or it is
-        finished."""
+        """Record the source's message that it still has the sample.
+
+        Return False when the message is stale: another worker has the sample, or it is finished.
+        """
         sample = self._leaving(index, source.attempt, source.worker)
         if sample is None:
             return False
@@ -293,14 +304,14 @@ class Ledger(ScoringLedger):
     # ---------------------------------------------------------------- rebuilding from the journal
 
     def restore_response(self, index: int, response: PackedResponse, reason: str, text: str) -> None:
-        """Take in a finished response of an earlier coordinator."""
+        """Restore a finished response of an earlier coordinator."""
         sample = self.samples[index]
         self._require(sample, SampleState.QUEUED)
         self._decoding.dequeue(sample)
         self._generated(sample, response, reason, text)
 
     def restore_tokens(self, index: int, response: PackedResponse) -> None:
-        """Take in what is known of an unfinished response."""
+        """Restore the known tokens of an unfinished response."""
         sample = self.samples[index]
         self._require(sample, SampleState.QUEUED)
         self._decoding.dequeue(sample)
@@ -308,7 +319,7 @@ class Ledger(ScoringLedger):
         self._decoding.enqueue(sample)
 
     def resume_partial(self, carried: Sequence[CarriedSample]) -> None:
-        """Let the first samples be those that an earlier iteration carried over. To be called before any is decoded."""
+        """Make carried samples the first samples of the iteration. Call this before any is decoded."""
         self.carried = tuple(carried)
         for index, one in enumerate(self.carried):
             sample = self.samples[index]
@@ -325,7 +336,8 @@ class Ledger(ScoringLedger):
     # ---------------------------------------------------------------- inside
 
     def _held(self, index: int, attempt: int, worker: str) -> Sample | None:
-        """The sample if this worker has it under this attempt; hearing of it from where it was to go moves it there."""
+        """Return the sample if this worker has it under this attempt; a message of its destination moves it there
+        first."""
         if not 0 <= index < len(self.samples):
             return None
         sample = self.samples[index]
@@ -334,7 +346,7 @@ class Ledger(ScoringLedger):
         return sample if self.decodes(index, attempt, worker) else None
 
     def _leaving(self, index: int, attempt: int, worker: str) -> Sample | None:
-        """The sample if it is on its way out of this worker, where it was under this attempt."""
+        """Return the sample if it is leaving this worker, which has it under this attempt."""
         own = self.decodes(index, attempt, worker)
         return self.samples[index] if own and self.samples[index].state is SampleState.MIGRATING else None
 
@@ -356,7 +368,7 @@ class Ledger(ScoringLedger):
         self._decoding.enqueue(sample)
 
     def _lengthen(self, sample: Sample, response: PackedResponse) -> None:
-        """What is known never shrinks."""
+        """Replace the known response by a longer one; known tokens never shrink."""
         if len(response) > len(sample.response):
             self.tokens += len(response) - len(sample.response)
             sample.response = response

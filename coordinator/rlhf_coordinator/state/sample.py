@@ -1,6 +1,6 @@
-"""One sample: its state, the response so far, who works on it, and what is known of it.
+"""One sample: its state, the response so far, its workers, and its known fields.
 
-Rule: plain data; only the ledger and its scoring table change it.
+Rule: plain data; the ledger and its scoring table change it.
 """
 
 from collections import Counter
@@ -13,11 +13,11 @@ from rlhf_common.samples import Episode, Lease, VersionSpan
 from rlhf_coordinator.state.decode_failures import NO_FAULTS, DecodeFailures
 
 ITEM_BYTES: Final = 4
-"""Tokens are int32 and everything else is float32."""
+"""Bytes of an item: tokens are int32 and everything else is float32."""
 
 
 class SampleState(StrEnum):
-    """The one state a sample is in."""
+    """The state of a sample."""
 
     QUEUED = "queued"
     DECODING = "decoding"
@@ -26,31 +26,31 @@ class SampleState(StrEnum):
     SCORED = "scored"
     TRAINED = "trained"
     FAILED = "failed"
-    """No worker could decode it; the iteration goes on without it."""
+    """No worker could decode it; the iteration continues without it."""
     DROPPED = "dropped"
-    """All responses to its prompt are worth the same, and another prompt takes its place."""
+    """All responses to its prompt have the same reward, and another prompt replaces it."""
     CUT = "cut"
-    """Its prompt is beyond those of the batch, and others were finished first; the iteration goes on without it."""
+    """Other prompts filled the batch first; the iteration continues without it."""
 
 
 class Origin(NamedTuple):
-    """Where a sample was begun: its prompt and its random key follow from that, wherever it is gone on with."""
+    """The iteration and number in which a sample began; its prompt and its random key follow from them."""
 
     iteration: int
     sample: int
-    """Its number in that iteration."""
+    """Number of the sample in that iteration."""
 
 
 @dataclass(frozen=True, slots=True)
 class PackedResponse:
-    """A response, or the part of one that exists: parallel packed arrays and the weight versions that sampled them."""
+    """A response, or its known part: parallel packed arrays and the weight versions that sampled them."""
 
     tokens: bytes = b""
     """int32, little endian."""
     log_probabilities: bytes = b""
     """float32, little endian, one per token."""
     versions: tuple[VersionSpan, ...] = ()
-    """First tokens first; their tokens sum to the length."""
+    """Spans in the order of the tokens; their tokens sum to the length."""
 
     def __len__(self) -> int:
         return len(self.tokens) // ITEM_BYTES
@@ -65,7 +65,7 @@ class PackedResponse:
         )
 
     def continues(self, carried: "PackedResponse", version: int) -> bool:
-        """Return whether it is what was carried, or the beginning of that, and then tokens of one version alone."""
+        """Return whether it consists of the carried response, or a beginning of it, and then tokens of one version."""
         known = min(len(carried), len(self))
         more = len(self) - known
         wanted = join_spans(first_tokens(carried.versions, known), (VersionSpan(version, more),) if more else ())
@@ -75,76 +75,76 @@ class PackedResponse:
 
 @dataclass(slots=True)
 class Sample:
-    """One sample and all that is known of it."""
+    """One sample and its known fields."""
 
     index: int
     origin: Origin
-    """Of this iteration, unless it was carried into it."""
+    """Origin in this iteration, unless the sample was carried into it."""
     greedy: bool = False
-    """It is decoded greedily: what others are held against, and not trained on."""
+    """Whether it is decoded greedily: a baseline for the others, not trained on."""
     state: SampleState = SampleState.QUEUED
     attempt: int = 0
-    """Number of the last lease, of any kind."""
+    """Number of the last lease, for decoding or scoring."""
     decoding: Lease | None = None
     arriving: Lease | None = None
-    """Migrating with its KV cache: whose it will be."""
+    """Future lease of a sample that migrates with its KV cache."""
     immovable: bool = False
-    """Its KV cache could not be moved once: it is moved by its tokens."""
+    """Whether moving its KV cache failed once: from then on only its tokens move."""
     response: PackedResponse = field(default_factory=PackedResponse)
     finish_reason: str = ""
     text: str = ""
     carried: PackedResponse = field(default_factory=PackedResponse)
-    """What an earlier iteration drew of its response."""
+    """Part of its response that an earlier iteration drew."""
     fields: dict[str, bytes] = field(default_factory=dict)
     """Field name of the graph -> float32 values."""
     reward_metrics: dict[str, dict[str, float]] = field(default_factory=dict)
-    """Task -> what its reward gave beside its number, by name."""
+    """Task -> extra values of its reward, by name."""
     abstained: bool = False
     scoring: dict[str, Lease] = field(default_factory=dict)
-    """Task in progress -> who does it."""
+    """Task in progress -> its lease."""
     open_tasks: set[str] = field(default_factory=set)
-    """Tasks of its own that nobody does yet."""
+    """Own tasks that are not leased."""
     group_tasks: set[str] = field(default_factory=set)
-    """Tasks of its prompt's group whose result it does not have."""
+    """Tasks of its prompt's group whose result it lacks."""
     failures: Counter[str] = field(default_factory=Counter)
-    """Task -> failed tries."""
+    """Task -> number of failed attempts."""
     failed_on: dict[str, str] = field(default_factory=dict)
-    """Task -> worker of the last failed try; the next one goes elsewhere if it can."""
+    """Task -> worker of the last failed attempt; the next one goes elsewhere if possible."""
     not_before: float = 0.0
-    """Its failed tasks are not tried again before this time."""
+    """Moment before which its failed tasks are not retried."""
     faults: DecodeFailures = NO_FAULTS
-    """What failed while it was decoded."""
+    """Decode failures of the sample."""
     given_up: bool = False
-    """It failed, whatever became of it after that."""
+    """Whether it ever failed, regardless of its current state."""
     isolated: bool = False
-    """It is decoded alone, after the others."""
+    """Whether it is decoded alone, after the others."""
     decoded_by: list[str] = field(default_factory=list)
-    """Workers it was decoded on, in order."""
+    """Workers that decoded it, in order."""
     drafted_tokens: int = 0
-    """That were drafted for it and verified, where it ended."""
+    """Draft tokens verified for it on the worker where it ended."""
     accepted_tokens: int = 0
-    """Of them."""
+    """Accepted tokens among them."""
     episode: Episode | None = None
-    """What an environment said of the whole response, where the job has one."""
+    """Environment's result for the whole response, where the job has an environment."""
 
     @property
     def failed(self) -> bool:
-        """Whether the iteration goes on without it."""
+        """Whether the iteration continues without it."""
         return self.state is SampleState.FAILED
 
     @property
     def left_out(self) -> bool:
-        """Whether nothing of it is trained on: it failed, or was cut off."""
+        """Whether it is excluded from training because it failed or was cut off."""
         return self.state in (SampleState.FAILED, SampleState.CUT)
 
     @property
     def unfinished(self) -> bool:
-        """Whether it has no complete response, and may still get one."""
+        """Whether it has no complete response yet, but may get one."""
         return self.state in (SampleState.QUEUED, SampleState.DECODING, SampleState.MIGRATING)
 
 
 def first_tokens(versions: Sequence[VersionSpan], tokens: int) -> tuple[VersionSpan, ...]:
-    """Return the spans of the first so many tokens."""
+    """Return the spans of the first `tokens` tokens."""
     kept: list[VersionSpan] = []
     for version, count in versions:
         if tokens <= 0:
@@ -155,7 +155,7 @@ def first_tokens(versions: Sequence[VersionSpan], tokens: int) -> tuple[VersionS
 
 
 def join_spans(left: tuple[VersionSpan, ...], right: tuple[VersionSpan, ...]) -> tuple[VersionSpan, ...]:
-    """Return spans after one another; neighbours of one version become one."""
+    """Concatenate spans; merge neighbours of one version."""
     if left and right and left[-1].version == right[0].version:
         merged = VersionSpan(left[-1].version, left[-1].tokens + right[0].tokens)
         return (*left[:-1], merged, *right[1:])
@@ -163,7 +163,7 @@ def join_spans(left: tuple[VersionSpan, ...], right: tuple[VersionSpan, ...]) ->
 
 
 def joined(versions: Sequence[VersionSpan]) -> tuple[VersionSpan, ...]:
-    """Return the same spans, of which neighbours have different versions."""
+    """Return the same spans with neighbours of one version merged."""
     result: list[VersionSpan] = []
     for span in versions:
         if result and result[-1].version == span.version:

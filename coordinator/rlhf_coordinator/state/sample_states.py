@@ -1,7 +1,7 @@
-"""The samples of an iteration and the state of each, by which an iteration is known to be generated, or scored.
+"""The samples of an iteration and the state of each, from which it follows whether all are generated or scored.
 
-Rule: pure, and the lowest part of the ledger, which alone changes it: what a state means, and how a sample comes from
-one to the next, is said there. The numbers of samples by state always sum to the size of the iteration.
+Rule: pure, and the base of the ledger, which changes it and defines the states and their transitions. The numbers of
+samples by state always sum to the size of the iteration.
 """
 
 from collections import Counter
@@ -11,11 +11,11 @@ from rlhf_coordinator.state.decoding_table import DecodingTable
 from rlhf_coordinator.state.sample import Origin, PackedResponse, Sample, SampleState
 
 ATTEMPTS_PER_COORDINATOR: Final = 1 << 16
-"""Leases of one sample by one coordinator process: far more than the few that a sample has at most."""
+"""Most leases of one sample by one coordinator process: far more than occur."""
 
 
 class SampleStates:
-    """The samples of one iteration, of which so many in a row are of one prompt."""
+    """The samples of one iteration; `group_size` consecutive ones share a prompt."""
 
     def __init__(
         self,
@@ -27,9 +27,10 @@ class SampleStates:
         spare: int,
         greedy_baseline: bool,
     ) -> None:
-        """As of a `Ledger`; every sample is queued."""
+        """Arguments as for `Ledger`. All samples start queued."""
         self.iteration = self.version = iteration
-        """`version`: of the weights that draw and score its samples; one before where training is behind."""
+        """`version` is the version of the weights that draw and score its samples; one lower where it decodes beside
+        training."""
         self._first_attempt = coordinator_epoch * ATTEMPTS_PER_COORDINATOR
         self._counts: Counter[SampleState] = Counter({SampleState.QUEUED: size})
         self._decoding = DecodingTable(size, siblings)
@@ -37,16 +38,16 @@ class SampleStates:
         self.samples = [self._new(index) for index in range(size)]
 
     def counts(self) -> dict[str, int]:
-        """Return state -> samples in it; the numbers sum to the size of the batch."""
+        """Return state -> number of samples in it; the numbers sum to the size of the iteration."""
         return {state.value: self._counts[state] for state in SampleState}
 
     def count(self, *states: SampleState) -> int:
-        """Return how many samples are in any of these states."""
+        """Return the number of samples in any of these states."""
         return sum(self._counts[state] for state in states)
 
     @property
     def unfinished(self) -> int:
-        """How many samples have no complete response."""
+        """Number of samples without a complete response."""
         return self.count(SampleState.QUEUED, SampleState.DECODING, SampleState.MIGRATING)
 
     @property
@@ -56,17 +57,17 @@ class SampleStates:
 
     @property
     def all_scored(self) -> bool:
-        """Whether every sample has every field that it needs; training starts in no other state."""
+        """Whether every sample has every field that it needs; training requires this."""
         done = (SampleState.SCORED, SampleState.TRAINED, SampleState.FAILED, SampleState.DROPPED, SampleState.CUT)
         return self.count(*done) == len(self.samples) and not self.groups_to_cut
 
     @property
     def groups_to_cut(self) -> int:
-        """How many prompts are still to be cut off."""
+        """Number of prompts still to be cut off."""
         return (self._spare - self.count(SampleState.CUT)) // self.group_size
 
     def finished_groups(self) -> list[int]:
-        """Return the prompts whose samples are all generated, or failed, and not cut off."""
+        """Return the prompts whose samples are all generated or failed, and not cut off."""
         waiting = {SampleState.QUEUED, SampleState.DECODING, SampleState.MIGRATING, SampleState.CUT}
         groups = len(self.samples) // self.group_size
         return [group for group in range(groups) if not any(one.state in waiting for one in self.members_of(group))]
@@ -76,7 +77,7 @@ class SampleStates:
         return self.samples[group * self.group_size : (group + 1) * self.group_size]
 
     def continued_by(self, index: int, response: PackedResponse) -> bool:
-        """Return whether a response was drawn by the iteration's weights, but for what its sample was carried with."""
+        """Return whether the iteration's weights drew the response, apart from a carried beginning."""
         carried = self.samples[index].carried if 0 <= index < len(self.samples) else PackedResponse()
         return response.continues(carried, self.version)
 
@@ -87,7 +88,7 @@ class SampleStates:
 
     @property
     def trainable(self) -> list[Sample]:
-        """Of the samples that were not cut off those that training is for: all but greedy baselines."""
+        """The samples that were not cut off and may be trained on: all but greedy baselines."""
         return [sample for sample in self.kept if not sample.greedy]
 
     def _new(self, index: int) -> Sample:
@@ -104,7 +105,7 @@ class SampleStates:
         sample.state = state
 
     def _grow(self, size: int) -> None:
-        """Queue new samples until there are so many."""
+        """Queue new samples until there are `size`."""
         for new in range(len(self.samples), size):
             self.samples.append(self._new(new))
             self._counts[SampleState.QUEUED] += 1

@@ -1,9 +1,9 @@
-"""The part of the ledger that is about finished responses: who scores them, what came of it, and what is trained on.
+"""The part of the ledger about finished responses: their scoring, their results, and the batch for training.
 
-Tasks of a sample's own are in the scoring table, which of those of whole groups can be done is in the group table, and
-a group whose responses are all worth the same is dropped as soon as the last of them is scored (`batch_refill`).
-Rule: pure. What a worker says under a stale attempt changes nothing, and the answer says so. Must never invent a
-result: a failed task is open.
+The scoring table has the tasks of single samples, and the group table those of whole groups. A group whose responses
+all have the same reward is dropped as soon as the last of them is scored (`batch_refill`).
+Rule: pure. A message under a stale attempt changes nothing, and the return value says so. Must never invent a result: a
+failed task is open.
 """
 
 from collections.abc import Collection, Iterable, Sequence
@@ -33,7 +33,7 @@ class ScoringLedger(SampleStates):
         spare: int,
         greedy_baseline: bool,
     ) -> None:
-        """As of a `Ledger`."""
+        """Arguments as for `Ledger`."""
         super().__init__(iteration, size, coordinator_epoch, siblings, group_size, spare, greedy_baseline)
         self._scoring = ScoringTable(tasks)
         self._groups = GroupTable(tasks, group_size)
@@ -43,7 +43,7 @@ class ScoringLedger(SampleStates):
 
     @property
     def retried(self) -> int:
-        """How many scoring tries failed and were or will be repeated."""
+        """Number of failed scoring attempts that were or will be repeated."""
         return self._scoring.retried
 
     def unscored(self) -> Collection[int]:
@@ -51,7 +51,8 @@ class ScoringLedger(SampleStates):
         return self._scoring.unscored()
 
     def open_groups(self) -> Collection[GroupTask]:
-        """Return the (group, task) pairs that can be leased: every sample of the group has what the task needs."""
+        """Return the (group, task) pairs that can be leased: every sample of the group has the fields that the task
+        needs."""
         return self._groups.open()
 
     def members(self, group: int) -> list[Sample]:
@@ -63,18 +64,20 @@ class ScoringLedger(SampleStates):
         return task in self._groups.names
 
     def scoring_on(self, worker: str, tasks: Collection[str] | None = None) -> int:
-        """Return how many tasks this worker does: all, or those of these names."""
+        """Return the number of tasks that this worker has leased: all, or those with these names."""
         leased = self._scoring.tasks_on(worker)
         return len(leased) if tasks is None else sum(task in tasks for _, task in leased)
 
     def tries(self, index: int, task: str) -> int:
-        """Return how often a task failed on a sample, or on any sample of its group where that is its unit."""
+        """Return how often a task failed on a sample, or on any sample of its group where the group is its unit."""
         members = self.members(self._groups.group_of(index)) if self.is_of_group(task) else [self.samples[index]]
         return max(sample.failures[task] for sample in members)
 
     def batch(self) -> list[tuple[Sample, bool]]:
-        """Return the samples that are trained on, in their order, and whether each is masked out; all of the iteration
-        but those of groups that were dropped or cut off."""
+        """Return the samples of the batch in their order, and whether each is masked out.
+
+        Samples of groups that were dropped or cut off are not part of it.
+        """
         if not self.refill.rule.rounds:
             return [(sample, sample.failed) for sample in self.kept]
         return [
@@ -86,29 +89,34 @@ class ScoringLedger(SampleStates):
     # ---------------------------------------------------------------- scoring and training
 
     def assign_scores(self, index: int, tasks: Iterable[str], worker: str) -> int:
-        """Lease open tasks of a generated sample's own to a worker, all under one new attempt; return the attempt."""
+        """Lease open tasks of a generated sample to a worker, all under one new attempt; return the attempt."""
         sample = self.samples[index]
         self._require(sample, SampleState.GENERATED)
         return self._scoring.lease(sample, tasks, worker)
 
     def score(self, index: int, attempt: int, worker: str, task: str, values: bytes | None) -> bool:
-        """Take in a task's result (float32; None: abstained); return False when it is stale. The last result makes the
-        sample scored."""
+        """Store a task's result (float32; None for an abstention); return False when it is stale.
+
+        The last result makes the sample scored.
+        """
         if not self._scores(index, attempt, worker, task):
             return False
         self._settle(self.samples[index], self._scoring.score(self.samples[index], task, values))
         return True
 
     def assign_group(self, group: int, task: str, worker: str) -> dict[int, int]:
-        """Lease an open task of a prompt's group to a worker; return sample -> attempt of each of its samples."""
+        """Lease an open task of a prompt's group to a worker; return sample -> attempt for each of its samples."""
         members = self._groups.lease(group, task, self.samples)
         return {sample.index: self._scoring.lease(sample, (task,), worker) for sample in members}
 
     def score_in_group(
         self, index: int, attempt: int, worker: str, task: str, values: bytes | None
     ) -> tuple[bool, Results]:
-        """Take in the result that a group task has for one sample. Return whether it is not stale, and the results of
-        all samples of the group once the last has come: only then are they taken, all at once."""
+        """Store the result of a group task for one sample.
+
+        Return whether it is current, and the results of all samples of the group with the last one: they take effect
+        together.
+        """
         if not self._scores(index, attempt, worker, task):
             return False, {}
         results = self._groups.collect(index, task, values)
@@ -118,9 +126,9 @@ class ScoringLedger(SampleStates):
         return True, results or {}
 
     def fail_score(self, index: int, attempt: int, worker: str, task: str, not_before: float) -> int:
-        """A task failed on a sample and is open again, to be tried from `not_before` on.
+        """Reopen a task that failed on a sample, for a retry from `not_before` on.
 
-        Return its failed tries so far; 0 when the message is stale.
+        Return its failed attempts so far; 0 when the message is stale.
         """
         if not self._scores(index, attempt, worker, task):
             return 0
@@ -131,8 +139,10 @@ class ScoringLedger(SampleStates):
         return self._scoring.fail(self.samples[index], task, worker, not_before)
 
     def train(self) -> None:
-        """The whole batch was trained on, but greedy baselines and what failed; only once, and only when all is
-        scored."""
+        """Mark the whole batch as trained, except greedy baselines and failed samples.
+
+        It is valid once, when all samples are scored.
+        """
         if not self.all_scored or self.count(SampleState.TRAINED):
             raise ValueError(f"iteration {self.iteration}: cannot be trained, its samples are {self.counts()}")
         for sample in self.samples:
@@ -142,13 +152,13 @@ class ScoringLedger(SampleStates):
     # ---------------------------------------------------------------- rebuilding from the journal
 
     def restore_score(self, index: int, task: str, values: bytes | None) -> None:
-        """Take in a score of an earlier coordinator."""
+        """Restore a score of an earlier coordinator."""
         sample = self.samples[index]
         self._require(sample, SampleState.GENERATED)
         self._settle(sample, self._scoring.restore(sample, task, values))
 
     def restore_group(self, task: str, results: Results) -> None:
-        """Take in what an earlier coordinator was given for all samples of a group."""
+        """Restore the results of an earlier coordinator for all samples of a group."""
         for index in results:
             self._require(self.samples[index], SampleState.GENERATED)
         self._groups.restore(task, results.keys())
@@ -161,7 +171,7 @@ class ScoringLedger(SampleStates):
         return 0 <= index < len(self.samples) and self.samples[index].scoring.get(task) == Lease(worker, attempt)
 
     def _reclaim_tasks(self, worker: str) -> tuple[tuple[int, str], ...]:
-        """Open all tasks again that a worker has; return them."""
+        """Reopen all tasks of a worker; return them."""
         tasks = self._scoring.reclaim(worker, self.samples)
         for group, task in sorted(
             {(self._groups.group_of(index), task) for index, task in tasks if self.is_of_group(task)}
@@ -170,7 +180,7 @@ class ScoringLedger(SampleStates):
         return tasks
 
     def _settle(self, sample: Sample, complete: bool) -> None:
-        """Something of a sample is known now: it may be all, or all that its group waits for."""
+        """Update a sample and its group after one of its fields became known."""
         if complete:
             self._move(sample, SampleState.SCORED)
         self._groups.refresh(sample.index, self.samples)
@@ -178,8 +188,8 @@ class ScoringLedger(SampleStates):
             self._judge(sample.index)
 
     def _judge(self, index: int) -> None:
-        """Drop the group of a sample if it is complete and teaches nothing, and let the iteration grow by what takes
-        its place."""
+        """Drop the group of a sample if it is complete and has equal rewards, and let the iteration grow by its
+        replacement."""
         group = self._groups.group_of(index)
         members = self.members(group)
         if not self.refill.drops(group, members):

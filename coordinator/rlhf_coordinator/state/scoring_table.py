@@ -1,10 +1,9 @@
-"""The scoring table of an iteration: which task of which finished sample is open, leased to a worker, or done.
+"""The scoring table of an iteration: which tasks of which finished samples are open, leased, or done.
 
-Rule: pure, and a part of the ledger, which alone uses it: the ledger knows the states of samples, this knows their
-tasks. Every lease has a higher attempt than the one before; a failed task is open again. Of tasks whose unit is a
-prompt's group it holds the leases and the results of each sample; when they are open the group table knows.
-Several rewards become one number when the last task of a sample is done, so it does not depend on the order in which
-they came.
+Rule: pure, and a part of the ledger, which uses it: the ledger knows the states of samples, this table knows their
+tasks. Every lease has a higher attempt than the previous one; a failed task is open again. For tasks whose unit is a
+prompt's group it has the leases and results of each sample; the group table knows when they are open. Several rewards
+become one number when the last task of a sample is done, so it does not depend on the order of their results.
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -19,8 +18,10 @@ from rlhf_coordinator.state.sample import Sample
 
 
 class ScoringTable:
-    """The tasks that score the samples of one iteration. A sample is complete when it has no task that is open or
-    leased, and lacks none of its group."""
+    """The tasks that score the samples of one iteration.
+
+    A sample is complete when it has no open or leased task, and no missing task of its group.
+    """
 
     def __init__(self, tasks: Sequence[Task]) -> None:
         """`tasks`: the scoring tasks of the graph, each producing one field."""
@@ -30,18 +31,18 @@ class ScoringTable:
         self._unscored: dict[int, None] = {}
         self._leased: dict[str, set[tuple[int, str]]] = {}
         self.retried = 0
-        """Scoring tries that failed and were or will be repeated."""
+        """Number of failed scoring attempts that were or will be repeated."""
 
     def unscored(self) -> Collection[int]:
         """Return the samples with open tasks, in the order in which they finished."""
         return self._unscored.keys()
 
     def tasks_on(self, worker: str) -> Collection[tuple[int, str]]:
-        """Return the tasks that a worker does: (sample, task)."""
+        """Return the leased tasks of a worker: (sample, task)."""
         return self._leased.get(worker, ())
 
     def open_all(self, sample: Sample) -> None:
-        """A response is finished: all tasks of its own are open, and it lacks those of its group."""
+        """Open all tasks of a finished response, and mark those of its group as missing."""
         sample.open_tasks = set(self._own)
         sample.group_tasks = set(self._field_of) - self._own
         if sample.open_tasks:
@@ -60,12 +61,13 @@ class ScoringTable:
         return sample.attempt
 
     def score(self, sample: Sample, task: str, values: bytes | None) -> bool:
-        """Take in the result of a leased task (float32; None: abstained). Return whether the sample is complete."""
+        """Store the result of a leased task (float32; None for an abstention). Return whether the sample is
+        complete."""
         self._end_lease(sample, task)
         return self._store(sample, task, values)
 
     def restore(self, sample: Sample, task: str, values: bytes | None) -> bool:
-        """Take in the result of an open task, as it was written down. Return whether the sample is complete."""
+        """Restore the result of an open task from the journal. Return whether the sample is complete."""
         if task in self._own:
             sample.open_tasks.remove(task)
             if not sample.open_tasks:
@@ -73,7 +75,7 @@ class ScoringTable:
         return self._store(sample, task, values)
 
     def fail(self, sample: Sample, task: str, worker: str, not_before: float) -> int:
-        """Open a task again that failed on a worker, to be tried from `not_before` on. Return its failed tries."""
+        """Reopen a task that failed on a worker, for a retry from `not_before` on. Return its failed attempts."""
         self._end_lease(sample, task)
         self._open(sample, task)
         sample.failures[task] += 1
@@ -83,7 +85,7 @@ class ScoringTable:
         return sample.failures[task]
 
     def reclaim(self, worker: str, samples: Sequence[Sample]) -> tuple[tuple[int, str], ...]:
-        """Open all tasks again that a worker has; return them. `samples`: all of the iteration, by index."""
+        """Reopen all tasks of a worker; return them. `samples`: all samples of the iteration, by index."""
         tasks = tuple(sorted(self.tasks_on(worker)))
         for index, task in tasks:
             self._end_lease(samples[index], task)
@@ -98,7 +100,7 @@ class ScoringTable:
         self._end_lease(sample, task)
 
     def drop(self, sample: Sample) -> None:
-        """Nothing of a sample is to be scored any more: its tasks are neither open nor leased."""
+        """Drop all open and leased tasks of a sample."""
         for task in tuple(sample.scoring):
             self._end_lease(sample, task)
         sample.open_tasks, sample.group_tasks = set(), set()
@@ -121,7 +123,7 @@ class ScoringTable:
         return complete
 
     def _combine(self, sample: Sample) -> None:
-        """Give a complete sample what its rewards come to together; it abstains where all of them did."""
+        """Combine the rewards of a complete sample; it abstains if all of them did."""
         given: dict[RewardPart, dict[str, float]] = {}
         for task, part in self._parts.items():
             of_field = given.setdefault(replace(part, name=""), {})

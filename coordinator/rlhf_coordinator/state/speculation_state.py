@@ -1,8 +1,8 @@
-"""What drafts did in the job, and what was learned of them.
+"""The counts of drafts in the job, and what was learned from them.
 
-Rule: plain data, outside the ledger: made of what workers tell, and nothing that is decided of samples goes by it.
-Event handlers add to it, `speculation.learned` writes down what is learned. What is counted of an iteration is gone
-with the process; what was learned is read again.
+Rule: plain data, outside the ledger: it comes from workers' reports, and no decision about samples depends on it. Event
+handlers add to it, `speculation.learned` stores what is learned. The counts of an iteration are lost with the process;
+what was learned is read again.
 """
 
 from collections import Counter
@@ -12,41 +12,41 @@ from typing import Final
 from rlhf_planner.speculation.learned_drafts import LearnedDrafts
 
 SWITCHES_SHOWN: Final = 5
-"""Times that drafting was switched off or on, of which the status tells."""
+"""Most switches of drafting in the status."""
 
 
 @dataclass
 class DraftTotals:
-    """Steps of engines that speculate, and what became of drafts."""
+    """Steps of speculating engines, and the results of drafts."""
 
     steps: int = 0
     drafted_steps: int = 0
-    """That verified drafts."""
+    """Steps that verified drafts."""
     probes: int = 0
-    """That measured what was not chosen."""
+    """Steps that measured an alternative to the current choice."""
     samples: int = 0
-    """Of all steps, added up."""
+    """Samples in steps, summed over all steps."""
     tokens: int = 0
-    """That were drawn."""
+    """Tokens that the steps drew."""
     seconds: float = 0.0
-    """Of all steps, drafting included; so are the three below."""
+    """Seconds of all steps, including drafting; the next three are parts of it."""
     draft_seconds: float = 0.0
     verify_seconds: float = 0.0
     regret_seconds: float = 0.0
-    """Beyond what the best alternative on record would have taken."""
+    """Seconds beyond the estimated time of the best alternative."""
     drafted: Counter[tuple[str, int]] = field(default_factory=Counter)
-    """(drafter, position) -> tokens that were verified."""
+    """(drafter, position) -> verified tokens."""
     accepted: Counter[tuple[str, int]] = field(default_factory=Counter)
-    """The same of those that were right."""
+    """(drafter, position) -> accepted tokens."""
 
     @property
     def tokens_per_step(self) -> float:
-        """Return the tokens that a sample gets of a step, mean; 0: there was no step."""
+        """Return the mean number of tokens per sample and step; 0 without a step."""
         return self.tokens / self.samples if self.samples else 0.0
 
     @property
     def acceptance(self) -> float:
-        """Return the share of drafted tokens that were accepted; 0: none was drafted."""
+        """Return the share of drafted tokens that were accepted; 0 without drafts."""
         drafted = self.drafted.total()
         return self.accepted.total() / drafted if drafted else 0.0
 
@@ -56,32 +56,32 @@ class DraftTotals:
         return self.drafted_steps / self.steps if self.steps else 0.0
 
     def of_drafter(self, drafter: str) -> tuple[int, int]:
-        """Return how many tokens of a drafter were verified, and accepted."""
+        """Return the numbers of verified and accepted tokens of a drafter."""
         drafted = sum(count for (name, _), count in self.drafted.items() if name == drafter)
         return drafted, sum(count for (name, _), count in self.accepted.items() if name == drafter)
 
 
 @dataclass
 class SpeculationState:
-    """Of one job."""
+    """State of speculation in one job."""
 
     learned: LearnedDrafts = field(default_factory=LearnedDrafts)
     iteration: DraftTotals = field(default_factory=DraftTotals)
-    """Of the iteration in progress."""
+    """Counts of the iteration in progress."""
     before: DraftTotals = field(default_factory=DraftTotals)
-    """Of the one before."""
+    """Counts of the previous iteration."""
     on: bool | None = None
-    """Whether steps were drafted for, as was said last; None: nothing was said."""
+    """Whether drafting was on in the last report; None without a report."""
     said_at: float = 0.0
-    """When, in seconds of the monotonic clock."""
+    """Moment of the last report, in seconds of the monotonic clock."""
     switches: list[str] = field(default_factory=list)
-    """What was said, newest first."""
+    """Reported switches, newest first."""
 
     def begin_iteration(self) -> None:
-        """Count anew."""
+        """Reset the counts."""
         self.before, self.iteration = self.iteration, DraftTotals()
 
     def say(self, text: str, now: float, *, on: bool) -> None:
-        """Note that drafting was switched, in words."""
+        """Record a reported switch of drafting."""
         self.on, self.said_at = on, now
         self.switches = [text, *self.switches][:SWITCHES_SHOWN]

@@ -1,6 +1,6 @@
-"""What is on disk: the journal, checkpoints and prompts, and the position that they say.
+"""The files of a job: the journal, checkpoints and prompts, and the position that follows from them.
 
-Owns file formats, and the order in which bytes become durable.
-Rule: a file is whole under its final name or it is not there; damage is found by a checksum and named. What is read
-back goes through the ledger, as it did the first time. Must never change the running job: it knows none.
+It owns file formats, and the order in which bytes become durable.
+Rule: a file is complete under its final name or absent; a checksum detects damage, and the error names the file. Data
+that is read back goes through the ledger, as it did the first time. This package does not know the running job.
 """

@@ -1,7 +1,7 @@
-"""One safetensors file of several: PEFT reads an adapter from one, and each training rank writes its own stage's.
+"""Joins several safetensors files into one: PEFT reads an adapter from one file, but each rank writes its own stage's.
 
-Rule: bytes of tensors are copied as they are; only the header is made anew. The parts were checked against what their
-ranks reported before. Raises OSError and ValueError; what is half-written lies in a temporary folder.
+Rule: bytes of tensors are copied unchanged; only the header is new. The parts were compared with their ranks' reports
+before. Raises OSError and ValueError; an incomplete file lies in a temporary folder.
 """
 
 import json
@@ -11,15 +11,16 @@ from pathlib import Path
 from typing import Any, Final
 
 _LENGTH_BYTES: Final = 8
-"""Of the length of the header, before it."""
+"""Bytes of the length field before the header."""
 _ALIGNMENT: Final = 8
-"""Bytes that a header is padded to, so that data starts aligned."""
+"""Multiple of bytes to which a header is padded, so that data starts aligned."""
 _MAX_HEADER: Final = 100 * 1024 * 1024
-"""Bytes of a header, as the format's own library limits it."""
+"""Largest header in bytes, the limit of the format's own library."""
 
 
 def join(parts: Sequence[Path], target: Path) -> None:
-    """Write all tensors of `parts` into `target`, in their order. ValueError when two parts hold one tensor."""
+    """Write all tensors of `parts` into `target`, in their order. Raises ValueError when two parts have the same
+    tensor."""
     merged: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     end, starts = 0, []
     for part in parts:
@@ -42,7 +43,7 @@ def join(parts: Sequence[Path], target: Path) -> None:
 
 
 def _header(file: Path) -> tuple[dict[str, Any], int]:
-    """Return the header, and where the data of the tensors begins."""
+    """Return the header, and the offset of the tensors' data."""
     with file.open("rb") as stream:
         length = int.from_bytes(stream.read(_LENGTH_BYTES), "little")
         if length > _MAX_HEADER:

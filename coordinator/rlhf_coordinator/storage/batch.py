@@ -1,7 +1,7 @@
-"""An iteration's scored batch as the training ranks fetch it, from the ledger in memory or from the journal's segment.
+"""An iteration's scored batch for the training ranks, from the ledger in memory or from the journal's segment.
 
-Rule: both ways go through a Ledger, so a replayed batch is byte for byte the one that was trained on first.
-Must never return an incomplete batch.
+Rule: both ways use a Ledger, so a replayed batch is byte for byte the one that was trained first. Must never return an
+incomplete batch.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -22,11 +22,11 @@ from rlhf_coordinator.storage.prompts import PromptSet
 from rlhf_coordinator.storage.sample_codec import carried_samples, episode_of, response_of, train_sample, unpacked
 
 FINISHED: Final[FinishReason] = "stop"
-"""How a response of the prompt file ended: by its end-of-sequence token."""
+"""Finish reason of a response of the prompt file, which ends with its end-of-sequence token."""
 
 
 def of_evaluation(record: Record) -> int | None:
-    """Return the weight version whose evaluation a record belongs to; None: it is of the batch."""
+    """Return the weight version whose evaluation a record belongs to; None for a record of the batch."""
     kind = record.WhichOneof("record")
     if kind not in ("finished", "scored", "failed"):
         return None
@@ -35,22 +35,23 @@ def of_evaluation(record: Record) -> int | None:
 
 
 def finished_responses(records: Iterable[Record]) -> Iterator[pb.FinishedSample]:
-    """Yield the responses of a batch that a segment of the journal holds. Those of evaluations are left out: the number
-    of such a sample is none of the batch, whose prompts it would be looked for among."""
+    """Yield the responses of a batch in a segment of the journal.
+
+    Responses of evaluations are left out, because their sample numbers do not belong to the batch and its prompts.
+    """
     for record in records:
         if record.WhichOneof("record") == "finished" and of_evaluation(record) is None:
             yield record.finished
 
 
 def apply_record(ledger: Ledger, record: Record) -> None:
-    """Bring a journaled response or score, or that a sample failed, back into a ledger; one of an evaluation belongs in
-    no batch."""
+    """Restore a journaled response, score or failure of a sample into a ledger; ignore records of an evaluation."""
     if of_evaluation(record) is None:
         restore_record(ledger, record)
 
 
 def restore_record(ledger: Ledger, record: Record, first: int = 0) -> None:
-    """Bring a record back into the ledger that it belongs to, whose sample 0 has the number `first` in records."""
+    """Restore a record into its ledger, whose sample 0 has the number `first` in records."""
     kind = record.WhichOneof("record")
     if kind == "finished":
         message = record.finished
@@ -86,7 +87,7 @@ def restore_record(ledger: Ledger, record: Record, first: int = 0) -> None:
 
 
 def refill_rule(records: Sequence[Record], otherwise: RefillRule = NO_REFILL) -> RefillRule:
-    """Return the rule by which a journaled iteration grows; `otherwise` where nothing of it is written yet."""
+    """Return the rule by which a journaled iteration grows; `otherwise` if the records contain none yet."""
     if not records or not records[0].HasField("begun"):
         return otherwise
     written = records[0].begun.refill
@@ -94,7 +95,7 @@ def refill_rule(records: Sequence[Record], otherwise: RefillRule = NO_REFILL) ->
 
 
 def take_given(ledger: Ledger, prompts: PromptSet) -> Ledger:
-    """Return a new iteration's ledger with the responses that the prompt file holds for its samples, where it does."""
+    """Return a new iteration's ledger with the responses that the prompt file contains for its samples."""
     for sample in ledger.samples:
         given = prompts.response(ledger.iteration, sample.index)
         if given is not None:
@@ -117,9 +118,11 @@ def replayed(
     spare: int = 0,
     greedy_baseline: bool = False,
 ) -> Ledger:
-    """Return the complete ledger of a journaled iteration. `group_size`: samples of one prompt; `spare`: samples of
-    `size` beyond the batch; `greedy_baseline`: whether the last sample of each prompt is one. Raises JobError
-    when its segment is gone or damaged."""
+    """Return the complete ledger of a journaled iteration.
+
+    `group_size`: samples of one prompt; `spare`: samples of `size` beyond the batch; `greedy_baseline`: whether the
+    last sample of each prompt is one. Raises JobError when the segment is missing or damaged.
+    """
     rule = refill_rule(records)
     made = Ledger(
         iteration, size, tasks, 0, group_size=group_size, refill=rule, spare=spare, greedy_baseline=greedy_baseline
@@ -134,7 +137,7 @@ def replayed(
 
 
 def batch_parts(ledger: Ledger, prompts: PromptSet) -> Iterator[pb.BatchPart]:
-    """Yield the batch in sample order, in parts of about CHUNK_BYTES. Its samples are numbered anew, without gaps."""
+    """Yield the batch in sample order, in parts of about CHUNK_BYTES. Its samples are renumbered without gaps."""
     if not ledger.all_scored:
         raise ValueError(f"iteration {ledger.iteration} is not scored yet: {ledger.counts()}")
     batch = ledger.batch()

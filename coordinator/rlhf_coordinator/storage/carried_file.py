@@ -1,11 +1,10 @@
-"""The file of carried samples in a checkpoint, written and read.
+"""The file of carried samples in a checkpoint.
 
-A checkpoint of version v holds the samples with which iteration v begins. They are one framed record, whose checksum is
-among those of the checkpoint, so a new run folder that resumes from it loses nothing. `checkpoint.json` holds the part
-of the job's identity (`SHAPE`) from which the prompts of these samples follow. Where that has changed the samples are
+A checkpoint of version v contains the samples with which iteration v begins. They are one framed record, whose checksum
+is among those of the checkpoint, so a new run folder that resumes from it loses nothing. `checkpoint.json` contains the
+part of the job's identity (`SHAPE`) that determines the prompts of these samples. If that has changed, the samples are
 left out, with a warning.
-Rule: the form of the record is that of the journal (`sample_codec`). Must never return a sample whose prompt would be
-another one.
+Rule: the record has the journal's format (`sample_codec`). Must never return a sample whose prompt would differ.
 """
 
 from collections.abc import Mapping, Sequence
@@ -21,7 +20,7 @@ from rlhf_coordinator.storage.tokenizer_files import IDENTITY
 
 FILE: Final = "carried.log"
 FACT: Final = "carries"
-"""Of `checkpoint.json`: the identity of the job that carried them."""
+"""Key in `checkpoint.json`: the identity of the job that carried the samples."""
 SHAPE: Final = (
     "spec.seed",
     "spec.rollout.batchSize",
@@ -30,17 +29,19 @@ SHAPE: Final = (
     "spec.prompts (settings and contents)",
     "spec.prompts.shuffle",
 )
-"""Of the identity of a job: by which a sample's prompt and key follow from where it was begun."""
+"""Fields of a job's identity that determine a sample's prompt and key from its origin."""
 
 
 def write(folder: Path, version: int, carried: Sequence[CarriedSample]) -> None:
-    """Write what the iteration `version` begins with into the folder of a checkpoint. Raises OSError."""
+    """Write the first samples of iteration `version` into the folder of a checkpoint. Raises OSError."""
     (folder / FILE).write_bytes(frame(Record(begun=Begun(iteration=version, carried=carried_messages(carried)))))
 
 
 def read(checkpoint: Checkpoint, identity: Mapping[str, Any]) -> tuple[tuple[CarriedSample, ...], list[str]]:
-    """Return what the iteration after a checkpoint begins with, and a sentence where something is left out.
-    `identity`: of the job that goes on."""
+    """Return the first samples of the iteration after a checkpoint, and a warning if samples are left out.
+
+    `identity`: identity of the resuming job.
+    """
     path = checkpoint.folder / FILE
     if not path.is_file():
         return (), []

@@ -1,8 +1,9 @@
-"""Chats of the prompt file as text: the prompt with the beginning of the answer, and what is to be said.
+"""Chats of the prompt file as text: the prompt with the beginning of the answer, and the responses.
 
-Rule: the rendered prompt holds what the record says, or its line is refused: a prompt that the policy does not answer,
-messages and tools that the template leaves out. What may be meant (an earlier answer without its reasoning, a key that
-the template does not read, text that is rendered already) is warned of. Responses: `chat_responses`.
+Rule: the rendered prompt contains everything in the record, or its line is refused: a prompt that the policy does not
+answer, messages and tools that the template leaves out. Possibly intended deviations cause a warning (an earlier answer
+without its reasoning, a key that the template does not read, text that is already rendered). Responses:
+`chat_responses`.
 """
 
 import json
@@ -20,12 +21,12 @@ from rlhf_coordinator.storage.prompt_places import Place
 from rlhf_coordinator.storage.prompt_warnings import PromptWarnings
 
 OF_TURN: Final = ("tool_calls", "reasoning_content", "reasoning", "thinking")
-"""Keys of a message that are part of what it says."""
+"""Keys of a message that are part of its content."""
 _ROLES: Final = (*OF_SYSTEM, "user", "assistant", "tool")
 _ASSISTANTS: Final = ("assistant", "model", "gpt", "chatgpt", "bot", "chatbot", "ai")
-"""Names, in any case, by which data sets call the assistant."""
+"""Names, in any case, that data sets use for the assistant."""
 _REASONING: Final = ("reasoning_content", "reasoning", "thinking")
-"""Of them, names of the same thing: transformers gives templates what a message has under any of them."""
+"""Synonyms among these keys: transformers gives templates a message's reasoning under any of them."""
 
 
 class ChatLines:
@@ -35,12 +36,12 @@ class ChatLines:
         self._prompts, self._template, self._warnings = prompts, template, warnings
         self._marks = ChatMarks(template)
         self._hidden_in: dict[tuple[object, ...], frozenset[int]] = {}
-        """Roles and keys of a chat's messages -> numbers of those that the template leaves out."""
+        """Roles and keys of a chat's messages -> numbers of the messages that the template leaves out."""
         self._responses = ResponseWriter(template, warnings)
         self._remedy = f"give a template with {prompts.field}.chatTemplateFile"
 
     def prompt(self, place: Place, record: Mapping[str, Any]) -> ChatPrompt:
-        """Return a record's prompt, rendered. Raises JobError."""
+        """Return the rendered prompt of a record. Raises JobError."""
         key = self._prompts.prompt_key
         try:
             messages, tools = self._prompts.conversation(record[key]), tools_of(record)
@@ -60,7 +61,7 @@ class ChatLines:
         return ChatPrompt(place, tuple(messages), tuple(tools), text)
 
     def response(self, prompt: ChatPrompt, key: str, value: object) -> ResponseText:
-        """Return what a record's value says as the answer to its prompt. Raises JobError."""
+        """Return the answer to a prompt in a record's value. Raises JobError."""
         place = prompt.place
         try:
             said = [{"role": "assistant", "content": value}] if isinstance(value, str) else messages_of(value, key)
@@ -75,7 +76,7 @@ class ChatLines:
         return self._responses.write(prompt, key, said)
 
     def _check_turns(self, place: Place, key: str, messages: Sequence[Message]) -> None:
-        """Refuse a chat that ends with the assistant's message; warn of one in which no one asks anything."""
+        """Refuse a chat that ends with the assistant's message; warn about one without a user's message."""
         if messages[-1]["role"].casefold() in _ASSISTANTS:
             raise place.bad(
                 f"ends with a message of the assistant under {key!r}, which the policy would not go on with but "
@@ -101,7 +102,7 @@ class ChatLines:
     def _check_tools(
         self, place: Place, messages: list[Message], tools: Sequence[Mapping[str, Any]], text: str
     ) -> None:
-        """Refuse tools that the template leaves out; warn where it leaves out what one of them says."""
+        """Refuse tools that the template leaves out; warn where it leaves out a part of one."""
         if not self._template.reads(TOOLS) or text == self._template.render(
             place, messages, add_generation_prompt=True
         ):
@@ -119,8 +120,10 @@ class ChatLines:
                 self._warnings.add(place, what, f"see that this is meant, or {self._remedy}")
 
     def _check_written(self, prompt: ChatPrompt, key: str) -> None:
-        """Refuse a prompt of which the template leaves out or changes what others than the assistant say. Words of the
-        system by which a template is switched, such as /no_think, are not written but count."""
+        """Refuse a prompt if the template leaves out or changes a message of another role than the assistant.
+
+        System messages that only switch a template, such as /no_think, are not written but count.
+        """
         place, text = prompt.place, prompt.text
         hidden = self._hidden(prompt)
         for number, message in enumerate(prompt.messages):
@@ -142,8 +145,11 @@ class ChatLines:
             )
 
     def _hidden(self, prompt: ChatPrompt) -> frozenset[int]:
-        """Return the messages that the template leaves out, tried with a stand-in for each text: a short text may stand
-        elsewhere in the prompt. Chats of the same roles and keys are tried once."""
+        """Return the numbers of the messages that the template leaves out.
+
+        The test uses a stand-in for each text, because a short text may occur elsewhere in the prompt. Chats with the
+        same roles and keys are tested once.
+        """
         shape = (*((message["role"], *sorted(message)) for message in prompt.messages), bool(prompt.tools))
         if shape not in self._hidden_in:
             names = [f"{PROBE}-{number}." for number in range(len(prompt.messages))]
@@ -151,12 +157,12 @@ class ChatLines:
             try:
                 text = self._template.render(prompt.place, tried, add_generation_prompt=True, tools=prompt.tools)
             except JobError:
-                text = "".join(names)  # it reads what the texts say
+                text = "".join(names)  # the template reads the content of the texts
             self._hidden_in[shape] = frozenset(number for number, name in enumerate(names) if name not in text)
         return self._hidden_in[shape]
 
     def _counts(self, prompt: ChatPrompt, message: Message) -> bool:
-        """Return whether the prompt would be another one without a message."""
+        """Return whether the prompt would differ without a message."""
         others = [other for other in prompt.messages if other is not message]
         without = self._template.render(prompt.place, others, add_generation_prompt=True, tools=prompt.tools)
         return without != prompt.text
@@ -169,7 +175,7 @@ class ChatLines:
             self._warnings.add(place, what, "write one of them, unless the model was trained with that role")
 
     def _warn_of_nulls(self, place: Place, calls: Sequence[Mapping[str, Any]]) -> None:
-        """Warn of nulls in the arguments of a table's tool calls: each row has every key of the others."""
+        """Warn about nulls in the arguments of a table's tool calls: each row has every key of the others."""
         for call in calls if place.unit == "row" else ():
             if None in call["function"]["arguments"].values():
                 what = f"has null in arguments of {call['function']['name']}, and the policy reads it"
@@ -193,7 +199,7 @@ def _called(message: Message) -> list[str]:
 
 
 def _texts_of(function: Mapping[str, Any]) -> Iterator[str]:
-    """Yield what a tool says of itself: its name, its description, and the names of its parameters."""
+    """Yield the texts of a tool's description: its name, its description, and the names of its parameters."""
     yield str(function.get("name", ""))
     if isinstance(description := function.get("description"), str):
         yield description
@@ -203,8 +209,10 @@ def _texts_of(function: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _is_in(content: str, text: str, *, spaces: bool = False) -> bool:
-    """Return whether a text holds a content, as it stands or as a JSON string, without the space around it. `spaces`:
-    whether the space within it must be the same."""
+    """Return whether a text contains a content, literally or as a JSON string, ignoring space around it.
+
+    `spaces`: whether the space within it must be equal.
+    """
     content = content.strip()
     quoted = (json.dumps(content, ensure_ascii=escaped)[1:-1] for escaped in (False, True))
     if content in text or any(one in text for one in quoted):

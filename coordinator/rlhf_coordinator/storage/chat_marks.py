@@ -1,7 +1,7 @@
-"""The marks of a chat template: what it writes around messages, by which a text is known that is rendered already.
+"""The marks of a chat template, which it writes around messages; they reveal a text that is already rendered.
 
-Rule: a mark is read off the template, as it renders a message of the user; tags that only answers have, such as
-<think>, are none, because prompts may speak of them.
+Rule: the marks come from the template's rendering of a user message. Tags that occur only in answers, such as <think>,
+are no marks, because prompts may mention them.
 """
 
 import re
@@ -14,7 +14,7 @@ from rlhf_coordinator.storage.chat_template import ChatTemplate
 from rlhf_coordinator.storage.prompt_places import Place
 
 PROBE: Final = "rlhf-probe-5d1c"
-"""Stands for a text when a template is tried; no template writes it of its own."""
+"""Stand-in for a text when a template is tested; no template writes it itself."""
 _MARK: Final = re.compile(r"<[^<>\s]+>|\[/?[A-Z_]+\]")
 _NOWHERE: Final = Place(Path())
 
@@ -26,7 +26,7 @@ class ChatMarks:
         self._template = template
 
     def first_in(self, text: str) -> str:
-        """Return the first mark that a text holds; empty where it holds none."""
+        """Return the first mark in a text; empty without one."""
         marks, (opening, answer) = self._pattern, self._openings
         found = marks.search(text) if marks is not None else None
         if found is not None:
@@ -36,28 +36,31 @@ class ChatMarks:
 
     @cached_property
     def unwritten(self) -> str:
-        """What the template writes before an answer and behind no prompt, as it does not read add_generation_prompt;
-        empty where there is nothing of the kind."""
+        """The text that the template writes before an answer, but not after a prompt, if it ignores
+        add_generation_prompt.
+
+        Empty where there is no such text.
+        """
         asked = [{"role": "user", "content": PROBE}]
         try:
             begun, text = (self._template.render(_NOWHERE, asked, add_generation_prompt=asks) for asks in (True, False))
             answer = {"role": "assistant", "content": PROBE}
             whole = self._template.render(_NOWHERE, [*asked, answer], add_generation_prompt=False)
         except JobError:
-            return ""  # a line will say why
+            return ""  # the error of a line will explain it
         before = whole.rpartition(PROBE)[0]
         ignored = begun == text and PROBE in before and before.startswith(begun)
         return before[len(begun) :].strip() if ignored else ""
 
     @cached_property
     def _around(self) -> tuple[str, str, str]:
-        """What the template writes before a message of the user, after it, and to begin the answer."""
+        """The texts that the template writes before a user message, after it, and at the beginning of the answer."""
         asked = [{"role": "user", "content": PROBE}]
         try:
             text = self._template.render(_NOWHERE, asked, add_generation_prompt=False)
             begun = self._template.render(_NOWHERE, asked, add_generation_prompt=True)
         except JobError:
-            return "", "", ""  # a line will say why
+            return "", "", ""  # the error of a line will explain it
         before, _, after = text.partition(PROBE)
         return before, after, begun.removeprefix(text) or after
 
@@ -69,6 +72,6 @@ class ChatMarks:
 
     @cached_property
     def _openings(self) -> tuple[str, str]:
-        """The last line before the user's text and the first of the answer, where they are words: `user:`."""
+        """The last line before the user's text and the first of the answer, if they are words: `user:`."""
         before, _, answer = self._around
         return before.strip().rpartition("\n")[2], answer.strip()

@@ -1,11 +1,10 @@
-"""Responses of the prompt file behind their rendered prompts: what the line says, as it stands, and the turn's end.
+"""Responses of the prompt file after their rendered prompts: the texts of the line, unchanged, and the end of the turn.
 
-The template says what stands around the texts of a response: it is tried with a stand-in for each of them. The chat
-with the texts themselves must be the same but for these, or the template drops, doubles or changes what it is given,
-and the line is refused. Then the texts follow the prompt as the policy would go on with it: a tag that both the prompt
-ends in and the response begins with is written once.
-Rule: what is trained on is what the line says. The template decides about the marks around it and nothing else; space
-at the ends stays as the line has it.
+The template determines the text around the texts of a response: it is rendered with a stand-in for each of them. The
+chat with the real texts must be equal except for these. Otherwise the template drops, doubles or changes its input, and
+the line is refused. Then the texts follow the prompt as the policy would continue it: a tag at the end of the prompt
+and at the beginning of the response is written once.
+Rule: the trained text is the text of the line, including space at its ends. The template adds only the marks around it.
 """
 
 import json
@@ -21,25 +20,25 @@ from rlhf_coordinator.storage.prompt_places import Place
 from rlhf_coordinator.storage.prompt_warnings import PromptWarnings
 
 _TEXTS: Final = ("reasoning_content", "reasoning", "thinking", "content")
-"""Keys of a message whose texts are trained on; the first three are names of one thing."""
+"""Keys of a message whose texts are trained on; the first three are synonyms."""
 _TAG: Final = re.compile(r"\s*(<[^<>\s/|]+>|\[[A-Z_]+\])")
 """An opening tag at the beginning of a text."""
 _OPEN: Final = re.compile(r"<([^<>\s/|]+)>\s*$")
 """An opening tag at the end of a prompt."""
 _THOUGHT: Final = re.compile("think|thought|reason")
-"""In the name of a tag that opens reasoning; other tags may stand before every answer as the mark of its turn."""
+"""Pattern for names of tags that open reasoning; other tags may mark the turn before every answer."""
 _CLOSED: Final = re.compile(r"</(\w*(?:think|thought|reason)\w*)>")
 """A tag that ends reasoning."""
 _SHOWN: Final = 80
-"""Characters of a text that an error shows."""
+"""Longest part of a text in an error, in characters."""
 
 
 @dataclass(frozen=True, slots=True)
 class ResponseText:
-    """A response that a line holds."""
+    """A response in a line."""
 
     text: str
-    """The text that the model is to say."""
+    """The text that the model learns to say."""
     written: str
     """The text after the prompt as the policy reads it: a chat template may end the turn in its own way."""
 
@@ -61,43 +60,43 @@ class _Text:
 
     text: str
     own: bool
-    """Whether the assistant says it; what others say, templates may write as JSON."""
+    """Whether the assistant says it; templates may write texts of others as JSON."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Matched:
-    """A rendered chat, cut up at the texts of its answer."""
+    """A rendered chat, split at the texts of its answer."""
 
     around: list[str]
-    """The pieces before, between and behind the texts."""
+    """The parts before, between and after the texts."""
     texts: list[str]
     spaces: bool
-    """Whether the chat leaves out space at the ends of a text."""
+    """Whether the chat omits space at the ends of a text."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Response:
-    """The text of a response in its chat, cut up: before the first text, and from there on."""
+    """The text of a response in its chat, split before the first text."""
 
     before: str
     first: str
-    """The first text, as the line has it."""
+    """The first text, unchanged from the line."""
     rest: str
-    """What follows it: the other texts, as the line has them, and what the template writes around them."""
+    """The rest: the other texts, unchanged from the line, and the template's text around them."""
 
 
 class ResponseWriter:
-    """Writes responses by one template."""
+    """Writes responses with one template."""
 
     def __init__(self, template: ChatTemplate, warnings: PromptWarnings) -> None:
         self._template, self._warnings = template, warnings
         self._usual = PROBE, ""
-        """What the template wrote between prompt and text, and behind it, the last time; at first what never occurs."""
+        """The template's text before and after the last response; initially a text that never occurs."""
         self._begins_unasked: bool | None = None
-        """Whether the template begins an answer though none is asked for; None: not tried yet."""
+        """Whether the template begins an answer without add_generation_prompt; None before the first test."""
 
     def write(self, prompt: ChatPrompt, key: str, said: Sequence[Message]) -> ResponseText:
-        """Return the messages of an answer under a key. Raises JobError."""
+        """Return the messages of an answer under a key as text. Raises JobError."""
         text = "".join(message["content"] for message in said)
         whole = self._render(prompt, said)
         simple = len(said) == 1 and said[0].keys() <= {"role", "content"} and not _TAG.match(text)
@@ -116,7 +115,7 @@ class ResponseWriter:
         return self._template.render(prompt.place, messages, add_generation_prompt=False, tools=prompt.tools)
 
     def _parts(self, prompt: ChatPrompt, key: str, said: Sequence[Message], whole: str) -> _Response:
-        """Return the chat with the answer, cut at its first text. Raises JobError unless it shows every text."""
+        """Return the chat with the answer, split at its first text. Raises JobError unless it shows every text."""
         shown = _after_common(whole, prompt.text)
         called = [leaf for message in said for call in message.get("tool_calls", ()) for leaf in _said_by(call)]
         if not all(leaf in shown or _quoted(leaf) in shown for leaf in called):
@@ -139,7 +138,7 @@ class ResponseWriter:
         return _Response(before, first, rest + self._end(prompt, before, after))
 
     def _end(self, prompt: ChatPrompt, before: str, after: str) -> str:
-        """Return what ends the last turn, without the next answer, which some templates begin unasked."""
+        """Return the end of the last turn, without the next answer, which some templates begin without being asked."""
         if self._begins_unasked is None:
             render, messages = self._template.render, list(prompt.messages)
             asked = render(prompt.place, messages, add_generation_prompt=False, tools=prompt.tools)
@@ -149,8 +148,10 @@ class ResponseWriter:
         return _after_common(after[::-1], prompt.text[::-1])[::-1]
 
     def _behind(self, prompt: ChatPrompt, key: str, parts: _Response, *, structured: bool) -> str:
-        """Return what follows the rendered prompt. `structured`: the template writes reasoning or a call first, and so
-        the tags around it."""
+        """Return the text after the rendered prompt.
+
+        `structured`: the template writes reasoning or a call first, and therefore the tags around it.
+        """
         if structured:
             if not parts.before.startswith(prompt.text):
                 raise _refused(prompt.place, key, parts.before[-_SHOWN:])
@@ -165,8 +166,8 @@ class ResponseWriter:
         return extra + self._first(prompt, key, parts) + parts.rest
 
     def _first(self, prompt: ChatPrompt, key: str, parts: _Response) -> str:
-        """Return the first text without a tag that the prompt ends in. Raises JobError for one that the prompt has
-        closed already."""
+        """Return the first text without a tag at the end of the prompt. Raises JobError for a tag that the prompt has
+        closed."""
         place, text = prompt.place, parts.first
         tag = _TAG.match(text)
         if tag is not None and prompt.text.rstrip().endswith(tag[1]):
@@ -207,7 +208,7 @@ def _first_text(said: Sequence[Message]) -> str:
 
 
 def _stand_ins(said: Sequence[Message]) -> tuple[dict[str, _Text], list[Message]]:
-    """Return stand-in -> text of the messages, and the messages with stand-ins in the place of texts."""
+    """Return stand-in -> text of the messages, and the messages with stand-ins in place of texts."""
     texts: dict[str, _Text] = {}
     tried = []
     for message in said:
@@ -221,8 +222,10 @@ def _stand_ins(said: Sequence[Message]) -> tuple[dict[str, _Text], list[Message]
 
 
 def _split(text: str, names: Sequence[str]) -> tuple[list[str], list[str]] | None:
-    """Return stand-ins in the order of a text, and what is before, between and behind them; None where one of them is
-    missing, or there twice."""
+    """Return the stand-ins in the order of a text, and the parts before, between and after them.
+
+    Return None if one is missing or occurs twice.
+    """
     if any(text.count(name) != 1 for name in names):
         return None
     order = sorted(names, key=text.index)
@@ -230,7 +233,7 @@ def _split(text: str, names: Sequence[str]) -> tuple[list[str], list[str]] | Non
 
 
 def _matched(whole: str, texts: Sequence[_Text], between: Sequence[str]) -> _Matched | None:
-    """Return a chat cut up at its texts; None where it does not have them as they are."""
+    """Return a chat split at its texts; None if it does not contain them unchanged."""
     at, around, written, spaces = 0, list[str](), list[str](), False
     for text, before in zip(texts, between, strict=False):
         for opening, shown, meant in _forms(text, before):
@@ -246,8 +249,10 @@ def _matched(whole: str, texts: Sequence[_Text], between: Sequence[str]) -> _Mat
 
 
 def _forms(text: _Text, before: str) -> Iterator[tuple[str, str, str]]:
-    """Yield (what the template writes before a text, the text as it writes it, the text that is meant), the nearest
-    first. Before a text that begins with a tag, what it writes for one without may be missing from that tag on."""
+    """Yield (the template's text before a text, the text in its rendering, the intended text), nearest first.
+
+    If the text begins with a tag, the template's text before it may end where that tag would begin.
+    """
     openings, tag = [before], _TAG.match(text.text)
     if tag is not None and tag[1] in before:
         openings.append(before[: before.rindex(tag[1])])
@@ -277,12 +282,12 @@ def _leaves(value: Any) -> Iterator[str]:
 
 
 def _quoted(text: str) -> str:
-    """Return a text as JSON strings have it, without the quotation marks."""
+    """Return a text in the form of a JSON string, without the quotation marks."""
     return json.dumps(text, ensure_ascii=False)[1:-1]
 
 
 def _after_common(text: str, other: str) -> str:
-    """Return a text without the beginning that it has in common with another."""
+    """Return a text without the prefix that it shares with another."""
     if text.startswith(other):
         return text[len(other) :]
     return text[next((at for at, pair in enumerate(zip(text, other, strict=False)) if pair[0] != pair[1]), len(text)) :]

@@ -1,8 +1,8 @@
-"""The chat template that prompts are rendered by: that of the actor's tokenizer or a file's, with arguments.
+"""The chat template for prompts: that of the actor's tokenizer or of a file, with arguments.
 
-Rule: an argument that the template does not read is an error, as nobody would notice that it does nothing; so is the
-date of the day, by which prompts would be others tomorrow. Must never change the tokenizer: what is published and saved
-keeps the template that it came with.
+Rule: an argument that the template does not read is an error, because it would silently have no effect. So is the
+current date, because prompts would change from day to day. Must never change the tokenizer: published and saved models
+keep the template that they came with.
 """
 
 import re
@@ -18,7 +18,7 @@ from rlhf_coordinator.failures import JobError
 from rlhf_coordinator.storage.prompt_places import Place
 
 LARGEST: Final = 1 << 20
-"""Bytes of a template; the longest that models come with have some ten thousand."""
+"""Largest template in bytes; the longest templates of models have some ten thousand."""
 OWN_ARGUMENTS: Final = frozenset(
     {
         *("conversation", "messages", "chat_template", "add_generation_prompt", "continue_final_message", "self"),
@@ -26,14 +26,14 @@ OWN_ARGUMENTS: Final = frozenset(
         *("return_tensors", "return_dict", "return_assistant_tokens_mask", "sanitize_control_tokens", "strftime_now"),
     }
 )
-"""What the coordinator says itself, and what is about tokens and not the text."""
+"""Arguments that the coordinator sets itself, and those about tokens instead of text."""
 
 
 class ChatTemplate:
-    """A template that is ready to render."""
+    """A template ready to render."""
 
     def __init__(self, prompts: Prompts, tokenizer: Any) -> None:
-        """Read the file, where there is one, and check the arguments. Raises JobError (exit code 22)."""
+        """Read the file, if there is one, and check the arguments. Raises JobError (exit code 22)."""
         self._tokenizer, self._prompts = tokenizer, prompts
         self._arguments: dict[str, Any] = dict(prompts.chat_template_arguments or {})
         given = template_text(prompts)
@@ -55,7 +55,7 @@ class ChatTemplate:
         if given:
             self._arguments["chat_template"] = given
         if self.reads(DATE):
-            # The name hides the function, so that a template which asks for the date fails.
+            # The name hides the function, so that a template that asks for the date fails.
             self._arguments[DATE] = DATE
 
     def reads(self, name: str) -> bool:
@@ -63,7 +63,7 @@ class ChatTemplate:
         return re.search(rf"\b{re.escape(name)}\b", self._text) is not None
 
     def reads_key(self, name: str) -> bool:
-        """Return whether the template reads a key of messages by that name; a variable of the name is another thing."""
+        """Return whether the template reads this key of messages; a variable of the same name does not count."""
         return re.search(rf"""\.\s*{re.escape(name)}\b|(['"]){re.escape(name)}\1""", self._text) is not None
 
     def render(
@@ -74,13 +74,13 @@ class ChatTemplate:
         add_generation_prompt: bool,
         tools: Sequence[dict[str, Any]] = (),
     ) -> str:
-        """Return messages as the model reads them. Raises JobError naming their place."""
+        """Return messages in the model's format. Raises JobError naming their place."""
         arguments = self._arguments | {"tools": list(tools)} if tools else self._arguments
         try:
             text = self._tokenizer.apply_chat_template(
                 messages, add_generation_prompt=add_generation_prompt, tokenize=False, **arguments
             )
-        except Exception as error:  # templates are user data and raise anything
+        except Exception as error:  # templates are user data and may raise anything
             if isinstance(error, TypeError) and DATE in arguments:
                 raise self._dated() from error
             raise place.bad(f"is refused by the chat template: {error}") from error
@@ -104,7 +104,7 @@ class ChatTemplate:
 
 
 def template_text(prompts: Prompts) -> str:
-    """Return the content of the template's file; nothing where there is none. Raises JobError."""
+    """Return the content of the template's file; empty without one. Raises JobError."""
     if prompts.chat_template_file is None:
         return ""
     path, field = Path(prompts.chat_template_file), "chatTemplateFile"

@@ -1,10 +1,11 @@
-"""Checkpoint folders: made whole or not at all, found again, pruned. The coordinator's side; ranks write the big files.
+"""Checkpoint folders: written completely or not at all, discovered, pruned. Ranks write the large files.
 
-`<path>/iteration-000010/` holds version 10, the outcome of 10 iterations. It is written as `.tmp-iteration-000010`,
-checked against the sizes and SHA-256 sums that the ranks reported, completed (weight index, what the model's folder has
-besides its weights, `checkpoint.json`), made durable, and renamed. Of a model given by hub id the ranks write that too,
-as they have loaded it: nothing is downloaded here. A process killed at any line leaves only a `.tmp-` folder, which the
-next one removes. Discovery checks every file of a folder, newest first; a damaged one is named and passed over.
+`<path>/iteration-000010/` contains version 10, the result of 10 iterations. It is written as `.tmp-iteration-000010`
+and compared with the sizes and SHA-256 sums that the ranks reported. It is completed (weight index, other files of the
+model's folder, `checkpoint.json`), made durable, and renamed. For a model given by hub id the ranks also write these
+other files, because they have loaded it: nothing is downloaded here. A process killed at any line leaves only a `.tmp-`
+folder, which the next one removes. Discovery checks every file of a folder, newest first; a damaged one is reported and
+skipped.
 Must never touch a folder under a final name except to replace a damaged one or to prune.
 """
 
@@ -33,12 +34,12 @@ from rlhf_coordinator.storage.journal import sync_folder, write_atomically
 FIELD: Final = "spec.checkpoints.path"
 _NAME: Final = re.compile(r"iteration-(\d{6,})")
 BEST_FILE: Final = "best.json"
-"""Names the checkpoint of the best evaluation, beside the checkpoints."""
+"""File beside the checkpoints that names the checkpoint of the best evaluation."""
 _FACTS: Final = "checkpoint.json"
 _HASH_THREADS: Final = 4
-"""Hashing releases the interpreter; more than a few threads only compete for the disk."""
+"""Threads for hashing, which releases the interpreter lock; more would only compete for the disk."""
 _HASH_BLOCK: Final = 1 << 22
-"""Bytes read at once."""
+"""Bytes to read at once."""
 
 
 @dataclass(frozen=True)
@@ -50,13 +51,13 @@ class Checkpoint:
 
     @property
     def facts(self) -> dict[str, Any]:
-        """What is written down of it. Raises OSError and ValueError."""
+        """The content of `checkpoint.json`. Raises OSError and ValueError."""
         content: dict[str, Any] = json.loads((self.folder / _FACTS).read_bytes())
         return content
 
     @property
     def made_ns(self) -> int:
-        """When it was complete, in nanoseconds since the Unix epoch; 0 where the file system does not say."""
+        """Time when it was complete, in nanoseconds since the Unix epoch; 0 if the file system does not know."""
         try:
             return (self.folder / _FACTS).stat().st_mtime_ns
         except OSError:
@@ -77,7 +78,7 @@ def prepare(path: Path, version: int) -> Path:
 
 
 def discard(temporary: Path) -> None:
-    """Remove a temporary folder, whatever is in it."""
+    """Remove a temporary folder with its content."""
     shutil.rmtree(temporary, ignore_errors=True)
 
 
@@ -89,11 +90,10 @@ def finish(
     sources: Mapping[str, str],
     facts: Mapping[str, Any],
 ) -> Checkpoint:
-    """Complete, check and publish a folder that the ranks have written, and return it; `sources`: model role -> its
-    first folder.
+    """Complete, check and publish a folder that the ranks have written, and return it.
 
-    Raises JobError when a file is not what its rank reported, or nobody has the model's configuration; OSError when the
-    disk does not take it.
+    `sources`: model role -> its initial folder. Raises JobError when a file differs from its rank's report, or the
+    model's configuration is missing; OSError when a write fails.
     """
     files = [file for result in results for file in result.files]
     sums = {file.path: (file.bytes, file.sha256) for file in files}
@@ -113,8 +113,7 @@ def finish(
 
 
 def discover(path: Path, at_most: int | None = None) -> tuple[Checkpoint | None, list[str]]:
-    """Return the newest complete checkpoint of a version up to `at_most`, and a sentence for each damaged one that is
-    newer."""
+    """Return the newest complete checkpoint of a version up to `at_most`, and a warning for each newer damaged one."""
     problems: list[str] = []
     for version in versions(path):
         if at_most is not None and version > at_most:
@@ -135,7 +134,7 @@ def versions(path: Path) -> list[int]:
 
 
 def verify(folder: Path) -> str | None:
-    """Return what is wrong with a checkpoint folder; None when every file is as it was written."""
+    """Return the defect of a checkpoint folder; None when every file is intact."""
     try:
         content = json.loads((folder / _FACTS).read_bytes())
         sums = {name: (int(entry["bytes"]), str(entry["sha256"])) for name, entry in content["files"].items()}
@@ -149,7 +148,7 @@ def verify(folder: Path) -> str | None:
 
 
 def name_best(path: Path, version: int, reward: float) -> None:
-    """Write down which checkpoint has the best evaluation, in BEST_FILE. Raises OSError."""
+    """Record in BEST_FILE which checkpoint has the best evaluation. Raises OSError."""
     facts = {"folder": folder_of(path, version).name, "version": version, "reward": reward}
     write_atomically(path / BEST_FILE, json.dumps(facts).encode() + b"\n")
 
@@ -157,7 +156,7 @@ def name_best(path: Path, version: int, reward: float) -> None:
 def prune(path: Path, newest: int, keep: int, spared: Collection[int] = ()) -> list[int]:
     """Remove all but the `keep` newest up to version `newest` and those `spared`; return the newest ones, newest first.
 
-    A folder ahead of `newest` is a damaged one that was passed over: it takes no place, and is replaced in its turn.
+    A folder ahead of `newest` is a damaged one that was skipped: it does not count, and will be replaced.
     """
     known = [version for version in versions(path) if version <= newest]
     for version in (old for old in known[keep:] if old not in spared):
@@ -168,14 +167,16 @@ def prune(path: Path, newest: int, keep: int, spared: Collection[int] = ()) -> l
 
 
 def remove_leftovers(path: Path) -> None:
-    """Remove what processes that died in the middle left behind."""
+    """Remove leftovers of processes that died during a write."""
     for item in path.glob(".tmp-*") if path.is_dir() else ():
         shutil.rmtree(item, ignore_errors=True)
 
 
 def _index(folder: Path, weights: Sequence[pb.CheckpointFile], sums: dict[str, tuple[int, str]]) -> None:
-    """Make a Hugging Face folder of the stages' files: an index, or the single file's usual name; of adapters a PEFT
-    folder, which has one file."""
+    """Turn the stages' files into a Hugging Face folder: an index, or the single file's usual name.
+
+    Adapters become a PEFT folder, which has one file.
+    """
     if (folder / ADAPTER_CONFIG).is_file():
         parts = [folder.parent / file.path for file in weights]
         try:
@@ -199,7 +200,7 @@ def _index(folder: Path, weights: Sequence[pb.CheckpointFile], sums: dict[str, t
 
 
 def _add_source_files(folder: Path, model: str, source: str) -> None:
-    """Copy what the source folder has besides its weights and the ranks have not written."""
+    """Copy the other files of the source folder that the ranks have not written."""
     local = local_folder(source)
     field = DRAFT_MODEL_FIELD if model == DRAFT_MODEL else f"{ModelRole(model).manifest_path}.path"
     try:
@@ -214,7 +215,7 @@ def _add_source_files(folder: Path, model: str, source: str) -> None:
 
 
 def _mismatch(folder: Path, sums: Mapping[str, tuple[int, str]]) -> str | None:
-    """Return what is wrong with the first file that differs from (bytes, sha256); None when none does."""
+    """Return the first difference of a file from its (bytes, sha256); None without one."""
     for name, (size, _) in sums.items():
         if not (folder / name).is_file():
             return f"{name} is missing"

@@ -1,11 +1,11 @@
-"""Responses that the prompt file holds, as tokens that follow the prompt's; and a ledger that has them from the start.
+"""Responses of the prompt file as tokens after those of the prompt, and a ledger that contains them from the start.
 
-The tokens are those of prompt and response written together, without the prompt's, so that a word's space is where the
-model will see it; where the two would share a token, the response is tokenized alone, as generation would have gone on
-after the prompt. All of them stay, those that end a turn too; each response ends in a token at which generation stops:
-what the model is to learn includes where to stop.
-Rule: a response depends on its line and the tokenizer alone, so nothing of it is journaled: who comes back makes the
-same ledger again.
+The tokens are those of prompt and response tokenized together, without the prompt's, so that the space of a word is
+where the model will see it. If the two would share a token, the response is tokenized alone, as generation would have
+continued the prompt. All tokens stay, including those that end a turn. Each response ends in a token at which
+generation stops, because the model also learns where to stop.
+Rule: a response depends on its line and the tokenizer alone, so nothing of it is journaled: a restarted coordinator
+builds the same ledger.
 """
 
 from collections.abc import Sequence
@@ -25,7 +25,7 @@ class GivenResponse:
     """A response of the prompt file."""
 
     tokens: bytes
-    """int32, little endian, the end-of-sequence token included."""
+    """Token ids as int32, little endian, including the end-of-sequence token."""
     text: str
 
 
@@ -39,8 +39,8 @@ def tokenized_responses(
 ) -> list[tuple[GivenResponse, ...]]:
     """Return the responses of each line.
 
-    `prompts`: the tokens of its prompt; `special`: whether the tokenizer adds its special tokens, as it did to the
-    prompts; `stops`: ids at which generation stops, beside the tokenizer's end. Raises JobError where the tokenizer has
+    `prompts`: the tokens of its prompt; `special`: whether the tokenizer adds its special tokens, as for the prompts;
+    `stops`: ids at which generation stops, in addition to the tokenizer's end. Raises JobError where the tokenizer has
     no end-of-sequence token.
     """
     end = tokenizer.eos_token_id
@@ -66,7 +66,7 @@ def tokenized_responses(
 
 
 def text_ids(tokenizer: Any, texts: Sequence[str], *, special: bool) -> list[list[int]]:
-    """Return the tokens of texts that go on; `special`: whether they begin as the tokenizer begins a text. Raises
+    """Return the tokens of continued texts; `special`: whether they begin with the tokenizer's first tokens. Raises
     JobError."""
     if not special:
         return list(tokenizer(list(texts), add_special_tokens=False)["input_ids"])
@@ -78,10 +78,10 @@ def text_ids(tokenizer: Any, texts: Sequence[str], *, special: bool) -> list[lis
 
 
 def _ended(ids: list[int], end: int, stops: frozenset[int], template_tokenizer: Any | None) -> list[int]:
-    """Return the tokens of a response, with one at their end at which generation stops.
+    """Return the tokens of a response, ending with one at which generation stops.
 
-    A chat template may write white space after the end of the last turn, which is no part of the response:
-    `template_tokenizer` decodes it, and is None where no template wrote the tokens. All else stays.
+    A chat template may write white space after the end of the last turn, which is not part of the response:
+    `template_tokenizer` decodes it, and is None where no template wrote the tokens. All other tokens stay.
     """
     last = next((at for at in range(len(ids) - 1, -1, -1) if ids[at] in stops), None)
     if last is None:

@@ -1,6 +1,6 @@
-"""The prompts of a job, read by its policy's tokenizer and judged by its policy's limits.
+"""The prompts of a job, read with its policy's tokenizer and checked against its policy's limits.
 
-Rule: needs no weights, so that `rlhf validate --for local` reads prompts as the start of a job does.
+Rule: it needs no weights, so that `rlhf validate --for local` reads prompts as the start of a job does.
 """
 
 import json
@@ -24,7 +24,7 @@ class PromptReader:
         self._limits = read_policy_limits(spec, self._tokenizer)
 
     def training(self) -> list[Prompt]:
-        """Return the prompts that are trained on. Raises JobError."""
+        """Return the training prompts. Raises JobError."""
         spec, rollout = self._spec, self._spec.rollout
         keys = spec.algorithm.fields.response_keys
         sizes = rollout.max_prompt_tokens, keys, rollout.max_response_tokens
@@ -34,7 +34,7 @@ class PromptReader:
         return prompts
 
     def evaluation(self) -> list[Prompt]:
-        """Return the prompts of an evaluation that has files of its own, else none. Raises JobError."""
+        """Return the prompts of an evaluation with its own files; empty otherwise. Raises JobError."""
         settings, rollout = self._spec.evaluation, self._spec.rollout
         if settings is None or (held_out := settings.held_out(self._spec.prompts)) is None:
             return []

@@ -1,12 +1,14 @@
-"""The journal: what survives the coordinator. One append-only segment of framed records per iteration, and `job.json`.
+"""The journal: the durable state of the coordinator. One append-only segment of framed records per iteration, and
+`job.json`.
 
 Frame: length (uint32), CRC-32 of the payload (uint32), payload (a `journal.proto` Record), little endian. Records are
-written at once, so a killed process loses nothing it acted on; they are flushed to the disk at commits (before training
-starts, when it is done, when an iteration closes), so a lost machine loses at most samples that are decoded again.
-A torn or damaged tail is cut off when a segment is opened to go on, and that is a copy under the same name: what an
-earlier coordinator still writes goes into a file that nobody reads. Segments older than the oldest kept checkpoint are
-pruned: before that, a training group that starts anew replays them.
-Must never rewrite a record, and never hold anything that is not plain data.
+written at once, so a killed process loses nothing on which it acted. They are flushed to the disk at commits (before
+training starts, when it is done, when an iteration closes), so a lost machine loses at most samples that are decoded
+again.
+A torn or damaged tail is cut off when a segment is opened for continuation. This works on a copy that takes over the
+name: later writes of an earlier coordinator go into a file that has no name any more. Segments older than the oldest
+remaining checkpoint are pruned; newer ones are needed when a training group restarts and replays them. Must never
+rewrite a record, and must contain only plain data.
 """
 
 import json
@@ -30,7 +32,7 @@ _FIELD: Final = "RLHF_RUN_DIR"
 
 
 def frame(record: Record) -> bytes:
-    """Return the bytes of one record on disk."""
+    """Return a record's bytes on disk."""
     payload = record.SerializeToString()
     return _FRAME.pack(len(payload), zlib.crc32(payload)) + payload
 
@@ -38,7 +40,7 @@ def frame(record: Record) -> bytes:
 def unframe(data: bytes) -> Iterator[tuple[Record, int]]:
     """Yield (record, offset after it) for every whole record, up to the first torn or damaged one.
 
-    A record is never empty, so a tail of zeros, which some file systems leave behind, is not one either.
+    A record is never empty, so a tail of zeros, which some file systems leave behind, is no record.
     """
     offset = 0
     while offset + _FRAME.size <= len(data):
@@ -78,10 +80,10 @@ def write_atomically(path: Path, data: bytes) -> None:
 
 
 class Journal:
-    """The journal folder of a run. Methods raise JobError (exit code 23) when the disk does not take a record."""
+    """The journal folder of a run. Methods raise JobError (exit code 23) when a write fails."""
 
     def __init__(self, folder: Path, lock: JournalLock | None = None) -> None:
-        """`lock`: by which this process has the folder for itself; it ends when another has it by now."""
+        """`lock`: this process's lock on the folder; the process ends when another coordinator has taken it."""
         self.folder, self.lock = folder, lock
         self.bytes_written = 0
         self._segment: BinaryIO | None = None
@@ -92,14 +94,14 @@ class Journal:
             raise storage_error("the journal", folder, error, _FIELD) from error
 
     def check(self) -> None:
-        """End the process when the journal is another coordinator's; called before something is made durable."""
+        """End the process when another coordinator has the journal; called before data is made durable."""
         if self.lock is not None:
             self.lock.check()
 
     # ---------------------------------------------------------------- the job's own facts
 
     def job(self) -> dict[str, Any]:
-        """Return what `write_job` wrote last; {} in a fresh journal."""
+        """Return the facts of the last `write_job`; {} in a fresh journal."""
         path = self.folder / _JOB_FILE
         try:
             facts = json.loads(path.read_bytes())
@@ -136,7 +138,7 @@ class Journal:
             return []
 
     def begin(self, begun: Begun) -> None:
-        """Begin a new segment (over a leftover that held no whole record) and close the one before."""
+        """Begin a new segment (over a leftover without a whole record) and close the previous one."""
         self.check()
         path = self.path(begun.iteration)
         try:
@@ -148,7 +150,7 @@ class Journal:
         self.append(Record(begun=begun))
 
     def resume(self, iteration: int) -> None:
-        """Go on with a segment after its last whole record."""
+        """Continue a segment after its last whole record."""
         path, end = self.path(iteration), 0
         data = path.read_bytes()
         for _, offset in unframe(data):
@@ -161,7 +163,7 @@ class Journal:
         self._open(path, end)
 
     def append(self, record: Record) -> None:
-        """Hand a record to the operating system: it survives this process from here on."""
+        """Pass a record to the operating system: it survives this process from here on."""
         assert self._segment is not None, "no segment is open"
         data = frame(record)
         end = self._segment.tell()
@@ -174,7 +176,7 @@ class Journal:
         self.bytes_written += len(data)
 
     def commit(self) -> None:
-        """Make everything appended survive the machine."""
+        """Flush all appended records, so that they survive the machine."""
         assert self._segment is not None, "no segment is open"
         self.check()
         try:

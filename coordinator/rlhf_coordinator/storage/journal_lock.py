@@ -1,13 +1,13 @@
-"""One coordinator per journal: the folder's lock, held until the process ends.
+"""One coordinator per journal: the folder's lock, which lasts until the process ends.
 
-A pod that is deleted by force is gone from the API server at once, while its coordinator may still save its last
-checkpoint, or run on a node that nobody reaches; the next one must not write the same journal meanwhile, so it waits.
-Rule: the lock is the kernel's (flock), so it goes with its process however that dies, on this machine, on a volume of
-the node, and over NFS. A file server takes it from a node that it does not hear of for its lease (90 s on NFS 4), and
-that node may come back: so whoever gets the lock writes its own name into it, whoever has it looks for that name before
-it makes anything durable and every few seconds, and ends at once when it finds another. What it wrote in between went
-into files that the next one has replaced (`journal.Journal.resume`). A volume that knows no locks is used without one,
-and a warning says so; `doubt_of` says whether other nodes see the lock, for those who would force a pod away.
+A pod that is deleted by force disappears from the API server at once. Its coordinator may still save its last
+checkpoint, or run on an unreachable node. The next coordinator must not write the same journal meanwhile, so it waits.
+Rule: the lock is the kernel's (flock), so it ends with its process, on this machine, on a volume of the node, and over
+NFS. A file server revokes it from a node that is silent for its lease (90 s on NFS 4), and that node may return.
+Therefore a coordinator that gets the lock writes its name into it. It reads that name before it makes anything durable
+and every few seconds, and ends at once when it finds another. Its writes in between went into files that the next
+coordinator has replaced (`journal.Journal.resume`). A volume without locks is used without one, with a warning.
+`doubt_of` says whether other nodes see the lock, for users who want to remove a pod by force.
 """
 
 import errno
@@ -30,38 +30,40 @@ log = logging.getLogger("coordinator")
 
 LOCK_FILE: Final = "coordinator.lock"
 PATIENCE_SECONDS: Final = 360.0
-"""The 300 s of grace that a coordinator's pod has for its last checkpoint, and a minute."""
+"""Seconds to wait for the lock: the 300 s of grace of a coordinator's pod for its last checkpoint, and a minute."""
 RETRY_SECONDS: Final = 0.5
-"""Between two tries to get the lock."""
+"""Seconds between two attempts to get the lock."""
 WATCH_SECONDS: Final = 5.0
-"""Between two checks whose lock it is: one small read, and far below the lease of a file server."""
+"""Seconds between two checks of the owner: one small read, and far below the lease of a file server."""
 UNKNOWN: Final = frozenset({errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP})
-"""What a volume without locks says."""
+"""Errors of a volume without locks."""
 ONE_NODE: Final = frozenset({"ext2", "ext3", "ext4", "xfs", "btrfs", "f2fs", "zfs", "overlay", "tmpfs"})
-"""File systems of a disk, which one node at a time has."""
+"""File systems of a disk, which one node uses at a time."""
 SHARED: Final = frozenset({"nfs", "nfs4", "ceph", "lustre", "gpfs", "ocfs2", "gfs2"})
-"""File systems of many nodes whose flock is seen by all of them, unless a mount option says otherwise."""
+"""File systems of several nodes, all of which see a flock, unless a mount option says otherwise."""
 LOCAL_OPTIONS: Final = frozenset({"nolock", "local_lock=flock", "local_lock=all", "localflock", "noflock"})
-"""Mount options by which a lock is this node's own."""
+"""Mount options that make a lock local to the node."""
 MOUNTS: Final = Path("/proc/self/mountinfo")
 _FIELD: Final = "RLHF_RUN_DIR"
 
 
 @dataclass(frozen=True)
 class JournalLock:
-    """The lock of a journal that this process has got."""
+    """The lock of a journal that this process owns."""
 
     path: Path
     descriptor: int
     name: str
-    """What it wrote into the file; empty when the volume knows no locks."""
+    """Name of this process in the file; empty when the volume has no locks."""
     doubt: str = ""
-    """Why another node might not see it."""
+    """Reason why another node might not see the lock; empty without one."""
 
     @property
     def ours(self) -> bool:
-        """Return whether nobody else got it meanwhile. The file is opened anew each time: that is when NFS asks its
-        server."""
+        """Return whether this process still owns the lock.
+
+        The file is opened again each time, because NFS asks its server only then.
+        """
         if not self.name:
             return True
         try:
@@ -72,7 +74,7 @@ class JournalLock:
             raise storage_error("the journal", self.path.parent, error, _FIELD) from error
 
     def check(self, end: Callable[[int], NoReturn] = os._exit) -> None:
-        """End the process when the lock is another's: it must not write one more byte."""
+        """End the process when another one owns the lock: it must not write one more byte."""
         if self.ours:
             return
         log.error("JournalTaken: %s has another coordinator's name by now; this one was cut off, and ends", self.path)
@@ -89,7 +91,7 @@ def hold(
 ) -> JournalLock:
     """Wait until no other process has the journal in `folder`, and return its lock.
 
-    Raises JobError when the other one does not end (exit code 75: not a failure of the job) or the disk refuses (23).
+    Raises JobError when the other process does not end (exit code 75: not a failure of the job) or the disk fails (23).
     """
     path, warned = folder / LOCK_FILE, False
     try:
@@ -120,7 +122,7 @@ def hold(
 
 
 def doubt_of(folder: Path, mounts: Path = MOUNTS) -> str:
-    """Return why another node that has the volume of `folder` might not see a lock in it; empty when it does."""
+    """Return why another node with the volume of `folder` might not see a lock in it; empty when it does."""
     try:
         mount = _mount_of(folder.resolve(), mounts.read_text())
     except OSError as error:

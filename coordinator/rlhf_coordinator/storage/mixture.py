@@ -1,10 +1,10 @@
-"""The order in which prompts are taken from several sources: which source the n-th prompt is from, and which of it.
+"""The order of prompts from several sources: the source of the n-th prompt, and its index in the source.
 
-Sources take turns in cycles of as many prompts as their weights sum to (divided by what these have in common), and in
-each a source has exactly its weight. A source with the share p has its j-th turn between turns (j - 1) / p and j / p,
-and of those whose time has come the one whose time ends first is taken (earliest deadline first, by which all are in
-time). So after any number n of prompts a source has had n p of them, give or take less than one.
-Rule: a pure function of weights; it knows no seed, no file and no iteration.
+A cycle has as many turns as the weights sum to (divided by their common divisor), and each source has exactly its
+weight of them. A source with share p has its j-th turn between turns (j - 1) / p and j / p. Among the sources whose
+interval has begun, the one whose interval ends first is taken (earliest deadline first, which meets all deadlines).
+After any number n of prompts a source has therefore had n p of them, give or take less than one.
+Rule: a pure function of weights, without a seed, a file or an iteration.
 """
 
 from collections.abc import Sequence
@@ -12,7 +12,7 @@ from math import gcd
 
 
 class Mixture:
-    """Turns of sources with whole weights from 1."""
+    """Turns of sources with integer weights from 1."""
 
     def __init__(self, weights: Sequence[int]) -> None:
         common = gcd(*weights)
@@ -25,13 +25,13 @@ class Mixture:
             seen[source] += 1
 
     def place(self, number: int) -> tuple[int, int]:
-        """Return (source, which of it, from 0) of the prompt with a number from 0."""
+        """Return (source, index in the source, from 0) of the prompt with a number from 0."""
         cycles, turn = divmod(number, len(self._turns))
         source = self._turns[turn]
         return source, cycles * self._weights[source] + self._ranks[turn]
 
     def counts(self, count: int) -> list[int]:
-        """Return how many of the first `count` prompts are from each source."""
+        """Return the numbers of prompts from each source among the first `count`."""
         cycles, rest = divmod(count, len(self._turns))
         result = [cycles * weight for weight in self._weights]
         for source in self._turns[:rest]:

@@ -1,6 +1,6 @@
-"""What the policy can read, and where it stops: known from its tokenizer and JSON files, before weights are loaded.
+"""The policy's input limits and stop tokens, from its tokenizer and JSON files, before weights are loaded.
 
-Rule: the same facts by which engines check requests and end responses (`rlhf_common.model_files.model_limits`).
+Rule: engines check requests and end responses with the same values (`rlhf_common.model_files.model_limits`).
 """
 
 import json
@@ -22,10 +22,10 @@ _GENERATION: Final = "generation_config.json"
 
 @dataclass(frozen=True, slots=True)
 class PolicyLimits:
-    """Limits of the policy; those of a policy that is not known limit nothing."""
+    """Limits of the policy; an unknown policy has none."""
 
     vocabulary: int | None = None
-    """Width of the logits: ids of tokens are smaller."""
+    """Width of the logits; token ids are smaller."""
     positions: int | None = None
     """Longest sequence in tokens."""
     stops: frozenset[int] = frozenset()
@@ -33,11 +33,11 @@ class PolicyLimits:
     stop_strings: tuple[str, ...] = ()
     """Strings at which generation stops."""
     start: tuple[int, ...] = ()
-    """Ids of tokens with which the tokenizer begins a text."""
+    """Ids of the tokens with which the tokenizer begins a text."""
     unknown: int | None = None
-    """Id of the token that stands for characters that the tokenizer does not know."""
+    """Id of the token for characters that the tokenizer does not know."""
     generates: bool = False
-    """Whether the job samples responses, as long as the manifest allows."""
+    """Whether the job samples responses, up to the length that the manifest allows."""
 
 
 def read_policy_limits(spec: RLHFJobSpec, tokenizer: Any) -> PolicyLimits:
@@ -82,7 +82,7 @@ def _start(tokenizer: Any) -> tuple[int, ...]:
 
 
 def _unknown(tokenizer: Any) -> int | None:
-    """Return the id of the unknown token, unless it has another meaning, too."""
+    """Return the id of the unknown token, unless it also has another meaning."""
     known = {tokenizer.eos_token_id, tokenizer.bos_token_id, tokenizer.pad_token_id}
     return None if tokenizer.unk_token_id in known else tokenizer.unk_token_id
 
@@ -92,7 +92,7 @@ def _end_of(config: Any) -> Any:
 
 
 def _generation_config(source: str) -> dict[str, Any] | None:
-    """Return the content of generation_config.json; None where a model has none. Raises what reading it raises."""
+    """Return the content of generation_config.json; None where a model has none. Raises the errors of reading it."""
     from transformers.utils import cached_file
 
     path = cached_file(

@@ -1,6 +1,7 @@
-"""Tokenized prompts, kept in the journal's folder: a restarted coordinator is back in a second, without its tokenizer.
+"""A cache of tokenized prompts in the journal's folder: a restarted coordinator is ready in a second, without a
+tokenizer.
 
-Rule: the file is written whole or not at all, and used only under the digest of the prompts it was made from.
+Rule: the file is replaced as a whole, and used only with the digest of the prompts from which it was made.
 """
 
 from collections.abc import Sequence
@@ -18,8 +19,7 @@ def _path(journal: Journal, digest: str) -> Path:
 
 
 def tokenized_before(journal: Journal, digest: str) -> list[Prompt] | None:
-    """Return the prompts as they were tokenized when the journal was begun; None when they were not, or cannot be
-    read."""
+    """Return the prompts tokenized when the journal was begun; None when they are absent or unreadable."""
     try:
         data = _path(journal, digest).read_bytes()
     except OSError:

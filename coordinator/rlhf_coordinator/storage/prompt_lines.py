@@ -1,7 +1,7 @@
-"""What the records of the prompt file say: each one's prompt, and the responses that it holds, as text.
+"""The content of the prompt file's records: each prompt and its responses, as text.
 
-Rule: a bad record is an error that names its place and key, and what would be right (exit code 22); nothing is skipped
-or cut here. Must never tokenize: lengths are judged where tokens are made (`prompts`, `given_responses`).
+Rule: a bad record is an error that names its place and key, and the remedy (exit code 22); nothing is skipped or cut
+here. Must never tokenize: `prompts` and `given_responses`, which create tokens, check lengths.
 """
 
 from collections.abc import Iterator, Sequence
@@ -22,14 +22,14 @@ class PromptLine:
     """One record."""
 
     number: int
-    """From 1: the line of a JSONL file, the row of a table."""
+    """Number from 1: the line of a JSONL file, the row of a table."""
     place: Place
     text: str
-    """The prompt; of a chat, as its template renders it."""
+    """The prompt; for a chat, in its template's rendering."""
     record: str
-    """The JSON object."""
+    """JSON object of the record."""
     responses: tuple[ResponseText, ...]
-    """One for each key that was asked for."""
+    """Responses, one for each requested key."""
 
 
 def read_lines(
@@ -40,8 +40,10 @@ def read_lines(
     response_keys: Sequence[str],
     warnings: PromptWarnings,
 ) -> Iterator[PromptLine]:
-    """Yield what every record of a file says, whose place is `whole`; lines that are doubtful go to `warnings`. Raises
-    JobError naming the first bad one."""
+    """Yield the content of every record of a file; doubtful lines add to `warnings`.
+
+    `whole` is the file's place. Raises JobError naming the first bad record.
+    """
     chats = ChatLines(prompts, ChatTemplate(prompts, tokenizer), warnings) if prompts.chat_template else None
     for record in read_records(prompts, file, whole, response_keys):
         yield _line(record, prompts, chats, response_keys)

@@ -1,6 +1,6 @@
-"""Where a prompt stands, for errors: a file, and a line or a row of it.
+"""The place of a prompt, for errors: a file, and a line or a row of it.
 
-Rule: what is wrong with prompts is said with the place and what would be right (exit code 22), by `Place.bad` alone.
+Rule: an error about prompts (exit code 22) names the place and the remedy; `Place.bad` creates it.
 """
 
 from dataclasses import dataclass
@@ -12,19 +12,19 @@ from rlhf_coordinator.failures import JobError
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """A line of a JSONL file, a row of a table, or with number 0 the file or folder itself."""
+    """A line of a JSONL file, a row of a table, or, with number 0, the file or folder itself."""
 
     path: Path
     number: int = 0
-    """From 1."""
+    """Number from 1."""
     unit: str = "line"
-    """What is counted: line or row."""
+    """Unit of the number: line or row."""
     field: str = "spec.prompts.path"
-    """Of the manifest, that names the file."""
+    """Field of the manifest that names the file."""
 
     def __str__(self) -> str:
         return f"{self.path} {self.unit} {self.number}" if self.number else f"{self.path}"
 
     def bad(self, what: str) -> JobError:
-        """Return the error of this place; `what` goes on after its name."""
+        """Return the error of this place; `what` continues the sentence after its name."""
         return JobError("BadData", f"{self} {what}", field=self.field, exit_code=ExitCode.BAD_DATA)

@@ -1,8 +1,8 @@
-"""The records of a prompt file, whatever its format: JSON objects, each with its place and its text.
+"""The records of a prompt file in any format: JSON objects, each with its place and its text.
 
 Lines of a JSONL file are records; so are rows of tables (`prompt_tables`), with their columns as keys.
-Rule: a bad record is an error that names its place; nothing is skipped but blank lines, and nothing is cut. Whoever
-reads records must never ask of which format they are.
+Rule: a bad record is an error that names its place; only blank lines are skipped, and nothing is cut. Readers of
+records must not depend on the format.
 """
 
 import hashlib
@@ -22,11 +22,11 @@ from rlhf_coordinator.storage.prompt_tables import PARQUET_MARK, table_rows
 from rlhf_coordinator.storage.table_folder import is_table, tables_of
 
 _BLOCK: Final = 1 << 20
-"""Bytes of a file that are read at once, to be hashed."""
+"""Bytes of a file to read at once for hashing."""
 SHOWN: Final = 80
-"""Characters of a path that are shown; enough to find it in the line."""
+"""Longest JSON path in an error, in characters."""
 _ESCAPE: Final = "\\u"
-"""Every half of a surrogate pair in a line begins with this, as the line itself is UTF-8."""
+"""Beginning of every half of a surrogate pair in a line, because the line itself is UTF-8."""
 HALF_PAIR_REMEDY: Final = "write the whole character, or its two escapes one after the other"
 
 
@@ -35,11 +35,11 @@ class PromptRecord:
     """One record."""
 
     number: int
-    """From 1: the line of a JSONL file, the row of a table or of all tables of a folder."""
+    """Number from 1: the line of a JSONL file, the row of a table or of all tables of a folder."""
     place: Place
     data: dict[str, Any]
     text: str
-    """The JSON object; of a line that is taken whole, as it is written there."""
+    """JSON object as text; for a line that is taken whole, the unchanged line."""
 
 
 def places(prompts: Prompts) -> list[tuple[PromptSource, Place]]:
@@ -56,7 +56,7 @@ def read_records(
 ) -> Iterator[PromptRecord]:
     """Yield the records of a file of the prompts, whose place is `whole`. Raises JobError naming the first bad one.
 
-    Each has the prompt and `response_keys`, and of the other keys those of `prompts.columns`, or all.
+    Each has the prompt and `response_keys`. Other keys are included if `prompts.columns` lists them or is empty.
     """
     key = file.prompt_key or prompts.prompt_key
     needed = {key: "prompts.promptKey"}
@@ -64,7 +64,7 @@ def read_records(
     needed |= {name: "prompts.columns" for name in prompts.columns if name not in needed}
     number = 0
     for place, record, text in _objects(whole, needed, prompts.columns):
-        # Lines count blank ones, too; rows of a folder go on counting from file to file.
+        # Lines include blank ones; rows of a folder are numbered across its files.
         number = max(number + 1, place.number)
         if key == prompts.prompt_key:
             yield PromptRecord(number, place, record, text)
@@ -79,7 +79,7 @@ def read_records(
 def _objects(
     whole: Place, needed: Mapping[str, str], columns: Sequence[str]
 ) -> Iterator[tuple[Place, dict[str, Any], str]]:
-    """Yield the place, the object and the text of each record; with `columns` it has what is needed, and no more."""
+    """Yield the place, the object and the text of each record; with `columns` only the needed keys."""
     if whole.path.is_dir() or is_table(whole.path):
         for path in tables_of(whole) if whole.path.is_dir() else [whole.path]:
             for row in table_rows(replace(whole, path=path), needed, all_columns=not columns):
@@ -98,8 +98,8 @@ def _objects(
 
 
 def content(whole: Place) -> Iterator[bytes]:
-    """Yield what a file holds, byte for byte, or the name and digest of each file of a folder. Raises JobError when it
-    cannot be read."""
+    """Yield the bytes of a file, or the name and digest of each file of a folder. Raises JobError for an unreadable
+    one."""
     if whole.path.is_dir():
         for path in tables_of(whole):
             yield os.fsencode(path.name) + b"\0" + content_digest(replace(whole, path=path))
@@ -113,7 +113,7 @@ def content(whole: Place) -> Iterator[bytes]:
 
 
 def content_digest(whole: Place) -> bytes:
-    """Return the SHA-256 of what a file or folder holds. Raises JobError."""
+    """Return the SHA-256 of the content of a file or folder. Raises JobError."""
     digest = hashlib.sha256()
     for block in content(whole):
         digest.update(block)

@@ -1,7 +1,7 @@
 """Tables of prompts: the rows of a parquet or Arrow file, by columns, as JSON objects.
 
-Rule: the file is read by a process of its own (`table_reader`), with a bound on its memory and on how long it may be
-silent; whatever way that ends, but by its last row, is an error of the file. Must never import pyarrow.
+Rule: a separate process reads the file (`table_reader`), with a limit on its memory and on its silence. Any end of that
+process before its last row is an error of the file. Must never import pyarrow.
 """
 
 import contextlib
@@ -19,11 +19,11 @@ from rlhf_coordinator.storage.prompt_places import Place
 from rlhf_coordinator.storage.table_reader import TableRequest
 
 PARQUET_MARK: Final = b"PAR1"
-"""What every parquet file begins with."""
+"""First bytes of every parquet file."""
 SILENCE: Final = 300.0
-"""Seconds without a row: a start on a busy machine, and a volume that hangs for a while."""
+"""Seconds without a row before the reader is ended: enough for a start on a busy machine, or a volume that hangs."""
 _BLOCK: Final = 1 << 20
-"""Bytes that are read from the process at once."""
+"""Bytes to read from the process at once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,13 +33,13 @@ class TableRow:
     place: Place
     data: dict[str, Any]
     text: str
-    """As JSON."""
+    """Row as JSON."""
 
 
 def table_rows(whole: Place, needed: Mapping[str, str], *, all_columns: bool) -> Iterator[TableRow]:
     """Yield the rows of a parquet or Arrow file with the columns that are `needed`, or all of them. Raises JobError.
 
-    `whole`: the file; `needed`: the name of a column, and the field of the manifest that says so.
+    `whole`: the file; `needed`: name of a column -> the field of the manifest that requires it.
     """
     request = json.dumps(asdict(TableRequest(str(whole.path), dict(needed), all_columns)))
     command = [sys.executable, "-P", "-m", "rlhf_coordinator.storage.table_reader", request]
@@ -66,7 +66,7 @@ def table_rows(whole: Place, needed: Mapping[str, str], *, all_columns: bool) ->
 
 
 def _lines(output: int, whole: Place) -> Iterator[bytes]:
-    """Yield the whole lines that come from a pipe. Raises JobError when there are none for SILENCE."""
+    """Yield the whole lines from a pipe. Raises JobError when none arrives within SILENCE."""
     coming = select.poll()
     coming.register(output, select.POLLIN)
     rest = b""

@@ -1,7 +1,7 @@
-"""Warnings of the prompt files: what a line may not mean, with its place and the remedy.
+"""Warnings about probable mistakes in the prompt files, with the place and the remedy.
 
-Rule: a kind of warning gives one sentence, which names the first line and the number of further ones. A warning never
-changes what is read.
+Rule: each kind of warning gives one sentence, which names the first line and the number of other ones. A warning never
+changes the prompts.
 """
 
 from dataclasses import dataclass
@@ -23,7 +23,7 @@ class PromptWarnings:
         self._kinds: dict[tuple[str, str], _Kind] = {}
 
     def add(self, place: Place, what: str, remedy: str) -> None:
-        """Warn of a line. `what` goes on after the name of its place; the same `what` and `remedy` are one kind."""
+        """Warn about a line. `what` continues the sentence after its place; equal `what` and `remedy` are one kind."""
         kind = self._kinds.setdefault((what, remedy), _Kind(place, place))
         if kind.last != place:
             kind.last, kind.further = place, kind.further + 1

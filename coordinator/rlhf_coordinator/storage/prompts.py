@@ -1,17 +1,17 @@
-"""Prompts and their order: says which prompt every sample of every iteration gets.
+"""Prompts and their order: determines the prompt of every sample of every iteration.
 
-Order: sample s of iteration i belongs to group s // n (n samples per prompt); groups count on through the iterations,
-and group number g visits entry g mod N of epoch g // N. Of several sources, `mixture` says whose turn a group is, and
-the turns of a source visit its entries so. With shuffle the order of an epoch is by the 64-bit hash of (seed, epoch,
-entry), and of a source after the first its number, so it depends on nothing else. That hash, and the `random_key` of a
-sample: the first 8 bytes (little endian) of BLAKE2b over unsigned 64-bit little-endian integers, of the key (seed,
-iteration, sample).
-Where prompts that were cut off are carried, an iteration begins `apart` groups after the one before: its first groups
-are the last ones of that, and carried ones stand in their places, each with the prompt that it was begun with.
-A group beyond those of an iteration takes the place of a dropped one. It is the turn of a source, too, and its prompt
-is drawn by the same hash from those that the iteration does not have, in an order of the iteration's own: no other
-iteration gets other prompts by it.
-Rule: a function of prompts and seed; it reads nothing but what a journal's identity is made from.
+Order: sample s of iteration i belongs to group s // n (n samples per prompt). Groups are numbered across iterations,
+and group number g visits entry g mod N of epoch g // N. With several sources, `mixture` assigns each group to a source,
+and the turns of a source visit its entries in this way. With shuffle, the order of an epoch is by the 64-bit hash of
+(seed, epoch, entry), and for a source after the first also its number, so it depends on nothing else. That hash, and
+the `random_key` of a sample, are the first 8 bytes (little endian) of BLAKE2b over unsigned 64-bit little-endian
+integers; the input of the key is (seed, iteration, sample).
+Where prompts that were cut off are carried, an iteration begins `apart` groups after the previous one: its first groups
+are the last ones of that iteration. Carried groups take their places, each with its original prompt.
+A group beyond those of an iteration replaces a dropped one. It takes a turn of a source, too. The same hash draws its
+prompt from those that the iteration does not have, in an order that only this iteration uses: prompts of other
+iterations do not change.
+Rule: a function of prompts and seed; it reads only data that is part of a journal's identity.
 """
 
 import hashlib
@@ -39,7 +39,7 @@ from rlhf_coordinator.storage.mixture import Mixture
 from rlhf_coordinator.storage.prompt_records import content, content_digest, places
 
 REFILL_STREAM: Final = 0x726566696C6C
-"""Keeps the order of prompts that take the place of others apart from every other use of the seed ("refill")."""
+"""Separates the order of replacement prompts from other uses of the seed ("refill")."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,21 +47,21 @@ class Prompt:
     """One record of the prompt file."""
 
     line: int
-    """From 1: the line of a JSONL file, the row of a table; those of later sources go on counting."""
+    """Number from 1: the line of a JSONL file, the row of a table; later sources continue the count."""
     tokens: bytes
-    """int32, little endian."""
+    """Token ids as int32, little endian."""
     text: str
-    """What was tokenized (a chat: as its template renders it)."""
+    """The tokenized text (for a chat, its template's rendering)."""
     record: str
-    """The record's JSON object."""
+    """JSON object of the record."""
     responses: tuple[GivenResponse, ...] = ()
-    """Those that the record holds, in the order of the samples of its group; empty where responses are generated."""
+    """Responses in the record, in the order of its group's samples; empty where responses are generated."""
     filtered: int = 0
-    """Records right before it that were left out as too long; of the last prompt, those after it, too."""
+    """Number of records just before it that were left out as too long; for the last prompt, also those after it."""
     source: int = 0
-    """Which of the sources it is from."""
+    """Index of its source."""
     warnings: tuple[str, ...] = ()
-    """Warnings of the first prompt: what was found when all of them were read (`prompt_warnings`)."""
+    """Warnings from reading all prompts (`prompt_warnings`), on the first prompt."""
 
 
 class PromptSet:
@@ -78,8 +78,8 @@ class PromptSet:
         weights: Sequence[int] = (1,),
         apart: int | None = None,
     ) -> None:
-        """`per_iteration`: prompts of one iteration; `weights`: of the sources, whose prompts are in their order.
-        `apart`: prompts from the first of an iteration to the first of the next; None: all of it."""
+        """`per_iteration`: prompts of one iteration. `weights`: weights of the sources, in the order of their prompts.
+        `apart`: distance between the first prompts of successive iterations; None means `per_iteration`."""
         self._prompts = prompts
         self._mixture = Mixture(weights)
         sizes = Counter(prompt.source for prompt in prompts)
@@ -90,7 +90,7 @@ class PromptSet:
         self._per_iteration = per_iteration
         self._apart = per_iteration if apart is None else apart
         self._samples_per_prompt = samples_per_prompt
-        # The epochs that one iteration goes through, and those of the one before, which may be replayed.
+        # The epochs of one iteration, and those of the previous one, which may be replayed.
         epochs = sum(4 + 2 * per_iteration // size for size in self._sizes)
         self._order_of = lru_cache(maxsize=epochs)(self._order)
         self._drawn_of = lru_cache(maxsize=2 * len(weights))(self._drawn)
@@ -99,8 +99,10 @@ class PromptSet:
         return len(self._prompts)
 
     def first(self, count: int) -> Sequence[Prompt]:
-        """Return so many prompts from the beginning, or all of fewer. Several sources take turns until one is used up;
-        then come the others in order."""
+        """Return the first `count` prompts, or all if there are fewer.
+
+        Several sources take turns until one is used up; then the others follow in order.
+        """
         places = map(self._mixture.place, range(min(count, len(self._prompts))))
         turns = itertools.takewhile(lambda place: place[1] < self._sizes[place[0]], places)
         entries = [self._starts[source] + nth for source, nth in turns]
@@ -109,7 +111,7 @@ class PromptSet:
         return [self._prompts[entry] for entry in entries[:count]]
 
     def passes(self, iteration: int) -> list[float]:
-        """Return how often the prompts of each source were taken on average, up to the end of an iteration."""
+        """Return the mean number of passes over the prompts of each source, up to the end of an iteration."""
         counts = self._mixture.counts(self._taken(iteration))
         return [count / size for count, size in zip(counts, self._sizes, strict=True)]
 
@@ -118,7 +120,7 @@ class PromptSet:
         return sample // self._samples_per_prompt
 
     def epoch(self, iteration: int) -> int:
-        """Return the epoch, from 0, that the last prompt of an iteration belongs to; of several sources the highest."""
+        """Return the epoch, from 0, of the last prompt of an iteration; with several sources, the highest."""
         counts = self._mixture.counts(self._taken(iteration))
         return max((count - 1) // size for count, size in zip(counts, self._sizes, strict=True))
 
@@ -126,7 +128,7 @@ class PromptSet:
         return iteration * self._apart + self._per_iteration
 
     def of(self, iteration: int, sample: int) -> Prompt:
-        """Return the prompt of a sample, by the iteration that began it and its number there."""
+        """Return the prompt of a sample, from the iteration that began it and its number there."""
         return self._prompts[self._entry(iteration, self.group(sample))]
 
     def _entry(self, iteration: int, group: int) -> int:
@@ -143,13 +145,13 @@ class PromptSet:
         return _Drawn(self._seed, iteration, source, size, own & set(range(size)))
 
     def response(self, iteration: int, sample: int) -> GivenResponse | None:
-        """Return the response that the prompt file holds for a sample; None where responses are generated."""
+        """Return the response that the prompt file contains for a sample; None where responses are generated."""
         given = self.of(iteration, sample).responses
         return given[sample % self._samples_per_prompt] if given else None
 
     @property
     def filtered(self) -> list[int]:
-        """Records of each source that were left out as too long."""
+        """Number of records of each source that were left out as too long."""
         left_out = [0] * len(self._sizes)
         for prompt in self._prompts:
             left_out[prompt.source] += prompt.filtered
@@ -157,7 +159,7 @@ class PromptSet:
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """Sentences on what reading the prompts warned of."""
+        """Warnings from reading the prompts."""
         return self._prompts[0].warnings
 
     def _order(self, source: int, epoch: int) -> np.ndarray[Any, np.dtype[np.int64]]:
@@ -169,8 +171,10 @@ class PromptSet:
 
 
 class _Drawn:
-    """Entries of a source in an order of an iteration's own: first those that it does not have, each once; when there
-    are no more, all of them again, and so on."""
+    """Entries of a source in an order of one iteration.
+
+    The entries that the iteration does not have come first, each once; then all of them repeat.
+    """
 
     def __init__(self, seed: int, iteration: int, source: int, entries: int, own: set[int]) -> None:
         self._seed, self._iteration, self._entries, self._seen = seed ^ REFILL_STREAM, iteration, entries, set(own)
@@ -191,12 +195,13 @@ class _Drawn:
 
 
 def random_key(seed: int, iteration: int, sample: int) -> int:
-    """Return the only source, with the position in the response, of a sample's randomness (unsigned, 64 bits)."""
+    """Return the random key of a sample (unsigned, 64 bits); with the position in the response it determines all
+    randomness."""
     return _hash(seed, iteration, sample)
 
 
 def _after_first(source: int) -> tuple[int, ...]:
-    """What a hash has of a source: nothing of the first, which is ordered as the only one is."""
+    """Return the hash salt of a source; empty for the first, so that a single source has the same order."""
     return (source,) if source else ()
 
 
@@ -206,8 +211,10 @@ def _hash(*numbers: int) -> int:
 
 
 def prompts_digest(spec: RLHFJobSpec, prompts: Prompts | None = None) -> str:
-    """Return the SHA-256 of a prompt file, the job's by default, and of how it is read: a journal is never continued
-    with other prompts."""
+    """Return the SHA-256 of a prompt file, the job's by default, and of the settings for reading it.
+
+    A journal is never continued with other prompts.
+    """
     prompts = prompts or spec.prompts
     how: list[object] = [prompts.prompt_key, prompts.chat_template, spec.models.actor.path]
     how.append(spec.rollout.max_prompt_tokens)
@@ -238,9 +245,10 @@ def _rendered_by(prompts: Prompts) -> Iterator[object]:
 
 
 def load_tokenizer(source: str, rank_group: Group = Group.TRAINING) -> Any:
-    """Return the actor's tokenizer, of a folder or of a hub id. Raises JobError (exit code 21) when there is none.
+    """Return the actor's tokenizer, from a folder or a hub id. Raises JobError (exit code 21) when there is none.
 
-    `rank_group`: whose template says what the coordinator mounts and where hub models are. Loads no torch by itself.
+    `rank_group`: the group whose template shows the coordinator's mounts and the location of hub models. Loads no torch
+    by itself.
     """
     field = "spec.models.actor.path"
     if Path(source).is_absolute() and not Path(source).is_dir():

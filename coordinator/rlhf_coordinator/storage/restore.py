@@ -1,8 +1,8 @@
-"""The position of a job: by its journal, by a checkpoint when asked to resume, or the beginning.
+"""The position of a job: from its journal, from a checkpoint if a resume is requested, or the beginning.
 
-A folder with a journal is always continued (that is how a killed coordinator comes back). A fresh journal next to old
-checkpoints is refused unless resuming is asked for: training over them would prune them away. `loop.recovery` says
-what comes after.
+A folder with a journal is always continued: this is how a killed coordinator recovers. A fresh journal next to old
+checkpoints is refused unless a resume is requested, because training would prune them. `loop.recovery` describes the
+next steps.
 """
 
 import logging
@@ -32,22 +32,22 @@ from rlhf_planner.inter_stage.costs import JOB_KEY
 log = logging.getLogger(__name__)
 
 LENGTHS_KEY: Final = "iterations"
-"""Of the facts about the job: its number of iterations, and since which one."""
+"""Key in the facts about the job: its numbers of iterations, each with the first iteration for which it holds."""
 
 
 @dataclass
 class Restored:
-    """What a new coordinator process knows of its job."""
+    """The state with which a new coordinator process starts."""
 
     coordinator_epoch: int
-    """Counts the processes of the job's coordinator, this one included: fences what an earlier one asked for."""
+    """Number of the job's coordinator processes, this one included: fences requests of earlier ones."""
     started_ns: int
     ledger: Ledger
     trained: bool
     training_metrics: dict[str, float]
-    """Of the training that `trained` stands for."""
+    """Metrics of the training that `trained` represents."""
     begun_ns: int | None
-    """When the iteration in progress began; None: its segment does not exist yet."""
+    """Begin of the iteration in progress in nanoseconds since the Unix epoch; None before its segment exists."""
     checkpoint: CheckpointState
     rewards: list[float]
     """Mean reward of every closed iteration of the run."""
@@ -55,32 +55,32 @@ class Restored:
     """(iteration, metrics), given to the trackers again in case they lost it."""
     warnings: list[str] = field(default_factory=list)
     schedule: dict[str, Any] = field(default_factory=dict)
-    """The choice of a training schedule, when one was stored."""
+    """Stored choice of a training schedule, if any."""
     inter_stage: dict[str, Any] = field(default_factory=dict)
-    """What generation and inference cost, when that was stored."""
+    """Stored costs of generation and inference, if any."""
     iteration_totals: IterationTotals = field(default_factory=IterationTotals)
     evaluations: list[EvaluationResult] = field(default_factory=list)
-    """Of all closed iterations of the run."""
+    """Evaluations of all closed iterations of the run."""
     evaluation_records: list[Record] = field(default_factory=list)
-    """What the journal has of the evaluation in progress."""
+    """Journal records of the evaluation in progress."""
     handed_on: tuple[CarriedSample, ...] = ()
-    """What the iteration before handed on to one that has not begun."""
+    """Samples that the previous iteration carries into one that has not begun."""
     critic_update_pending: bool = False
-    """`trained` stands for the policy alone."""
+    """Whether `trained` covers only the policy."""
     critics_apart: bool = False
-    """The iteration in progress chose to train its critics apart."""
+    """Whether the iteration in progress chose to train its critics separately."""
     critic_overlap: dict[str, Any] = field(default_factory=dict)
-    """What training took with and without that, when it was stored."""
+    """Stored training times with and without critic overlap, if any."""
     training_pending: bool = False
-    """The iteration was closed before its batch, or its critics, were trained."""
+    """Whether the iteration was closed before its batch, or its critics, were trained."""
     one_step_off: bool = False
-    """The last closed iteration was closed before its batch was trained on."""
+    """Whether the last closed iteration was closed before its batch was trained."""
     critics_metrics: dict[str, float] | None = None
-    """Of the iteration before, once its critics were trained."""
+    """Metrics of the previous iteration, once its critics were trained."""
     open_report: OpenReport | None = None
-    """Of the iteration before, whose critics were not trained when it was closed, nor since."""
+    """Report of the previous iteration, whose critics were not trained before or after it was closed."""
     trained_result: pb.TrainResult = field(default_factory=pb.TrainResult)
-    """Of the training that `trained` stands for: with advantages and shaped rewards of each sample."""
+    """Result of the training that `trained` represents, with advantages and shaped rewards of each sample."""
 
 
 def restore(
@@ -93,8 +93,10 @@ def restore(
     resume: bool,
     read: Mapping[str, str] | None = None,
 ) -> Restored:
-    """Return the position by journal and checkpoints, and make the new coordinator epoch durable. Raises JobError when
-    the job cannot go on without losing something. `read`: digests, by name, of what else prompts are made from."""
+    """Return the position from journal and checkpoints, and make the new coordinator epoch durable.
+
+    `read`: digests, by name, of the other inputs of prompts. Raises JobError when the job cannot continue without loss.
+    """
     facts = journal.job()
     path = Path(context.spec.checkpoints.path) if context.spec.checkpoints else None
     identity = _identity(context, prompts_sha256) | dict(read or {})
@@ -125,7 +127,7 @@ def restore(
 
 
 def _identity(context: JobContext, prompts_sha256: str) -> dict[str, Any]:
-    """Return what must not change while a journal is continued, by manifest path."""
+    """Return the fields that must not change while a journal is continued, by manifest path."""
     spec = context.spec
     return {
         "spec.algorithm": spec.algorithm.name,
@@ -141,8 +143,8 @@ def _identity(context: JobContext, prompts_sha256: str) -> dict[str, Any]:
 
 
 def _same_job(old: dict[str, Any], new: dict[str, Any], folder: Path) -> None:
-    """Raise JobError unless the job is the one of the journal. A name that the version before did not store is passed
-    over."""
+    """Raise JobError unless the job is the one of the journal. A name that the previous version did not store is
+    ignored."""
     for name, value in new.items():
         if name in old and old[name] != value:
             changed = f"{folder} was begun with {name} = {old[name]!r}, now it is {value!r}"
@@ -162,7 +164,7 @@ def _may_begin(path: Path | None, resume: bool) -> None:
 
 
 def _position(context: JobContext, journal: Journal, prompts: PromptSet, facts: dict[str, Any]) -> Restored:
-    """Return the iteration in progress, rebuilt from its segment; the one before it gives the history."""
+    """Return the iteration in progress, rebuilt from its segment; the previous one gives the history."""
     segments = journal.iterations()
     iteration = segments[-1] if segments else int(facts["base"])
     restored = _read(context, journal, prompts, facts, iteration)
@@ -182,7 +184,8 @@ def _position(context: JobContext, journal: Journal, prompts: PromptSet, facts: 
 
 
 def _take_report(restored: Restored, before: Restored) -> None:
-    """Take in that the iteration before was closed before it was trained: what it came to then is in this segment."""
+    """Restore the report of a previous iteration that was closed before it was trained; its result is in this
+    segment."""
     if before.last_closed is None or not before.training_pending:
         return
     iteration, metrics = before.last_closed
@@ -195,7 +198,7 @@ def _take_report(restored: Restored, before: Restored) -> None:
 def _take_carried(
     restored: Restored, newest: checkpoint.Checkpoint | None, journal: Journal, identity: dict[str, Any]
 ) -> None:
-    """Take in what the checkpoint carries that a job resumes from, before there is a segment of this run folder."""
+    """Restore the carried samples of the checkpoint from which a job resumes, before this run folder has a segment."""
     if newest is None or journal.iterations() or newest.version != restored.ledger.iteration:
         return
     restored.handed_on, left_out = carried_file.read(newest, identity)
@@ -240,8 +243,10 @@ def _read(context: JobContext, journal: Journal, prompts: PromptSet, facts: dict
 
 
 def _base(version: int, newest: checkpoint.Checkpoint | None, journal: Journal, base: int) -> CheckpointState:
-    """Return the checkpoint that a training group starts from: every batch from there up to the job's version can be
-    replayed. Raises JobError when one is missing."""
+    """Return the checkpoint from which a training group starts.
+
+    Every batch from there up to the job's version can be replayed. Raises JobError when one is missing.
+    """
     start = newest.version if newest else 0
     segments = set(journal.iterations())
     missing = [iteration for iteration in range(start, version) if iteration not in segments]

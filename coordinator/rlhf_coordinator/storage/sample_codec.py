@@ -1,7 +1,7 @@
-"""Samples as messages of the wire and the journal, and back: carried samples too.
+"""Conversion between samples, carried ones included, and the messages of the protocol and the journal.
 
-Rule: plain conversion. Must never decide anything, or open a file. The coordinator keeps token ids, log-probabilities
-and scores packed, as they came: int32 and float32, little endian.
+Rule: plain conversion, without decisions or files. The coordinator stores token ids, log-probabilities and scores
+packed, as received: int32 and float32, little endian.
 """
 
 import math
@@ -26,7 +26,7 @@ def packed(dtype: str, data: bytes) -> pb.Array:
 
 
 def unpacked(array: pb.Array, dtype: str) -> bytes:
-    """Return the packed values of a one-dimensional array; ValueError unless dtype, shape and bytes agree."""
+    """Return the packed values of a one-dimensional array. Raises ValueError unless dtype, shape and bytes agree."""
     if array.dtype != dtype or len(array.shape) != 1 or array.shape[0] * _ITEM_BYTES[dtype] != len(array.data):
         got = f"{array.dtype} {list(array.shape)} of {len(array.data)} bytes"
         raise ValueError(f"an array must be {dtype} of one dimension with all its bytes, got {got}")
@@ -34,16 +34,16 @@ def unpacked(array: pb.Array, dtype: str) -> bytes:
 
 
 def key_message(key: SampleKey) -> pb.SampleKey:
-    """Return the wire form of a sample's key."""
+    """Return the message of a sample's key."""
     return pb.SampleKey(iteration=key.iteration, sample=key.sample, attempt=key.attempt)
 
 
 def response_of(tokens: pb.Array, log_probabilities: pb.Array, versions: Iterable[pb.VersionSpan]) -> PackedResponse:
-    """Return a response from its wire form; ValueError when the arrays do not fit one another."""
+    """Return the response in a message. Raises ValueError when the arrays do not match."""
     response = PackedResponse(
         unpacked(tokens, "int32") if tokens.dtype else b"",
         unpacked(log_probabilities, "float32") if log_probabilities.dtype else b"",
-        # One of no token says nothing; a sample that moved before its first token may come with one.
+        # A span without tokens is empty; a sample that moved before its first token may have one.
         tuple(VersionSpan(span.version, span.tokens) for span in versions if span.tokens),
     )
     if any(count < 0 for _, count in response.versions):
@@ -54,7 +54,7 @@ def response_of(tokens: pb.Array, log_probabilities: pb.Array, versions: Iterabl
 
 
 def span_messages(versions: Sequence[tuple[int, int]]) -> list[pb.VersionSpan]:
-    """Return spans of weight versions in their wire form."""
+    """Return the messages of spans of weight versions."""
     return [pb.VersionSpan(version=version, tokens=tokens) for version, tokens in versions]
 
 
@@ -67,8 +67,10 @@ def generate_sample(
     drawing: Drawing = Drawing.ROLLOUT,
     record: str = "",
 ) -> pb.GenerateSample:
-    """Return a sample to decode, with the tokens that it already has; `prompt` is packed int32. `record`: by which its
-    environment is reset, where the job has one."""
+    """Return a sample to decode, with its known tokens; `prompt` is packed int32.
+
+    `record`: input for resetting the sample's environment, where the job has one.
+    """
     message = pb.GenerateSample(
         key=key_message(key),
         prompt=packed("int32", prompt),
@@ -85,7 +87,7 @@ def generate_sample(
 
 
 def prefix_sample(key: SampleKey, tasks: Sequence[str], prompt: bytes, response: bytes) -> pb.PrefixSample:
-    """Return what is known of an unfinished sample, to be scored as far as it goes; both are packed int32."""
+    """Return the known tokens of an unfinished sample, for early scoring; both are packed int32."""
     return pb.PrefixSample(
         key=key_message(key), tasks=tasks, prompt=packed("int32", prompt), response=packed("int32", response)
     )
@@ -100,8 +102,10 @@ def score_sample(
     sample: Sample,
     needs: Iterable[str] = (),
 ) -> pb.ScoreSample:
-    """Return a finished sample to be scored by these tasks; `prompt` is packed int32, `record` its JSON. `needs`: the
-    fields that other tasks made and these need."""
+    """Return a finished sample for scoring by these tasks; `prompt` is packed int32, `record` its JSON.
+
+    `needs`: fields of other tasks that these tasks need.
+    """
     return pb.ScoreSample(
         key=key_message(key),
         tasks=tasks,
@@ -117,8 +121,11 @@ def score_sample(
 
 
 def episode_of(message: pb.FinishedSample, *, wanted: bool = False) -> Episode | None:
-    """Return what an environment said of a response; None: it says nothing. ValueError where its numbers are none, or
-    where one is `wanted` and there is none: a worker of a version without environments took a first turn for all."""
+    """Return an environment's result for a response; None without one.
+
+    Raises ValueError for invalid numbers, and for a missing result if one is `wanted`: a worker of a version without
+    environments then took a first turn for the whole response.
+    """
     episode, name = message.episode, f"sample {message.key.sample}"
     if not message.HasField("episode"):
         if wanted:
@@ -133,13 +140,13 @@ def episode_of(message: pb.FinishedSample, *, wanted: bool = False) -> Episode |
 
 
 def episode_message(episode: Episode) -> pb.Episode:
-    """Return the wire form of what an environment said of a response."""
+    """Return the message of an environment's result for a response."""
     reward, abstained = episode.reward or 0.0, episode.reward is None
     return pb.Episode(turns=episode.turns, reward=reward, abstained=abstained, metrics=episode.metrics)
 
 
 def group_score(iteration: int, sample: Sample, task: str, values: bytes | None) -> pb.ScoredSample:
-    """Return what a group task gave for one sample, as it is written down; `values` None: it abstained."""
+    """Return the journal form of a group task's result for one sample; `values` is None for an abstention."""
     key, metrics = pb.SampleKey(iteration=iteration, sample=sample.index), sample.reward_metrics.get(task)
     message = pb.ScoredSample(key=key, task=task, abstained=values is None, metrics=metrics)
     if values is not None:
@@ -148,10 +155,12 @@ def group_score(iteration: int, sample: Sample, task: str, values: bytes | None)
 
 
 def train_sample(sample: Sample, place: int, group: int, prompt: bytes, *, masked: bool) -> pb.TrainSample:
-    """Return one scored sample as training gets it, at a place of the batch; `prompt` is packed int32. One that is
-    `masked`, such as one that failed and has no response, is left out of the losses as one that abstained is."""
+    """Return one scored sample for training, at a place of the batch; `prompt` is packed int32.
+
+    The losses ignore a `masked` sample, such as a failed one without a response, like an abstained one.
+    """
     fields = {name: packed("float32", values) for name, values in sample.fields.items()}
-    if sample.response.log_probabilities or not sample.response.tokens:  # a response that was given has none
+    if sample.response.log_probabilities or not sample.response.tokens:  # a response of the prompt file has none
         fields[SAMPLED_FIELD] = packed("float32", sample.response.log_probabilities)
     return pb.TrainSample(
         sample=place,
@@ -166,19 +175,19 @@ def train_sample(sample: Sample, place: int, group: int, prompt: bytes, *, maske
 
 
 def carried_messages(carried: Iterable[CarriedSample]) -> list[Carried]:
-    """Return carried samples in the form of the journal."""
+    """Return carried samples in the journal's form."""
     return [_carried_message(one) for one in carried]
 
 
 def carried_samples(records: Sequence[Record]) -> tuple[CarriedSample, ...]:
-    """Return the samples with which the iteration of a segment began."""
+    """Return the carried samples with which the iteration of a segment began."""
     if not records or not records[0].HasField("begun"):
         return ()
     return tuple(_carried_sample(message) for message in records[0].begun.carried)
 
 
 def cut_message(iteration: int, sample: Sample) -> Carried:
-    """Return an unfinished sample that an iteration cuts off, in the form of the journal."""
+    """Return an unfinished sample that an iteration cuts off, in the journal's form."""
     return _carried_message(replace(CarriedSample.of(sample), origin=Origin(iteration, sample.index)))
 
 

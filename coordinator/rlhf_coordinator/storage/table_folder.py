@@ -1,8 +1,8 @@
-"""A folder of tables: which of its files are the prompts, and in which order.
+"""A folder of tables: which of its files contain the prompts, and in which order.
 
-Either what `Dataset.save_to_disk` of the library datasets wrote, whose state.json lists the files; or parquet or Arrow
-files, in the order of their names. Rule: a folder that could mean several sets, or of which a part is missing, is an
-error that says which; files are never chosen by what they happen to be called.
+It is either the output of `Dataset.save_to_disk` of the library datasets, whose state.json lists the files, or parquet
+or Arrow files, in the order of their names. Rule: a folder that is ambiguous, or that lacks a part, is an error that
+names the problem; files are never chosen because of their names.
 """
 
 import json
@@ -15,15 +15,15 @@ from rlhf_coordinator.storage.prompt_places import Place
 PARQUET: Final = ".parquet"
 ARROW: Final = ".arrow"
 MOST_FILES: Final = 4096
-"""Each is read by a process of its own, which takes a part of a second to start."""
+"""Most files: a separate process reads each, and takes a part of a second to start."""
 _LARGEST_STATE: Final = 1 << 20
-"""Bytes of state.json, which has a few words for each file."""
+"""Largest state.json in bytes; it has a few words for each file."""
 _PART_OF: Final = re.compile(r"(.*?)-(\d{5})-of-(\d{5})(?:\.\w+)?$")
-"""How files are named that are parts of a set."""
+"""Names of files that are parts of a set."""
 
 
 def is_table(path: Path) -> bool:
-    """Return whether a file is to be read as a table, which its name says."""
+    """Return whether a file's name marks it as a table."""
     return path.suffix in (PARQUET, ARROW)
 
 
@@ -51,7 +51,7 @@ def _sets(path: Path, names: list[str]) -> str:
 
 
 def _listed(whole: Place) -> list[str]:
-    """Return what state.json lists."""
+    """Return the files in state.json."""
     with (whole.path / "state.json").open("rb") as file:
         data = file.read(_LARGEST_STATE + 1)
     try:
@@ -70,7 +70,7 @@ def _listed(whole: Place) -> list[str]:
 
 
 def _check_parts(whole: Place, names: list[str]) -> None:
-    """Refuse parts of several sets, such as train and test, and a set of which parts are missing."""
+    """Refuse parts of several sets, such as train and test, and a set with missing parts."""
     parts = [match for match in map(_PART_OF.match, names) if match]
     sets = sorted({match[1] for match in parts})
     if len(sets) > 1 or (parts and len(parts) < len(names)):

@@ -1,14 +1,15 @@
-"""A process of its own that reads a table by pyarrow and writes its rows to stdout: a damaged file may end it by a
-signal, or take all its memory, and then the coordinator says so and does not go down with it (`prompt_tables`).
+"""A separate process that reads a table with pyarrow and writes its rows to stdout (`prompt_tables`).
+
+A damaged file may end the process by a signal, or use all its memory; the coordinator then reports that and survives.
 
   python -m rlhf_coordinator.storage.table_reader REQUEST     REQUEST: a JSON object, the fields of `TableRequest`
-  R<JSON object of a row>                                     a line each, in order
-  E<JSON: [row or 0, what is wrong with it]>                  the last line, or
+  R<JSON object of a row>                                     one line per row, in order
+  E<JSON: [row or 0, error]>                                  the last line, or
   Z<number of rows>
 
-Rule: types are judged by the file's schema before any row is read, sizes before they are memory; a column that is no
-JSON is refused by its name, never turned into something like it. A file is read in parts of a few rows. Must import
-nothing of the project, as every start waits for it.
+Rule: types are checked in the file's schema before any row is read, and sizes before they are allocated. A column that
+cannot be JSON is refused by its name, never converted. A file is read in parts of a few rows. Must import nothing of
+the project, because every start waits for it.
 """
 
 import json
@@ -19,36 +20,36 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 LARGEST_ROW: Final = 16 << 20
-"""Bytes of a row: 64 times a prompt of 65,536 tokens, and little enough to hold a part of such rows."""
+"""Largest row in bytes: 64 times a prompt of 65,536 tokens; several such rows fit into memory."""
 MOST_ROWS: Final = 1 << 24
-"""Rows of a table: all of them are held in memory, with their tokens."""
+"""Most rows of a table: all of them are in memory, with their tokens."""
 _STREAM_END: Final = b"\xff\xff\xff\xff\x00\x00\x00\x00"
-"""Last bytes of a stream of Arrow's; without them it could end after any batch."""
+"""Last bytes of an Arrow stream; without them it could end after any batch."""
 ARROW_MARK: Final = b"ARROW1"
-"""What a file of Arrow's random access format begins with; a stream, as the library datasets writes it, does not."""
+"""First bytes of a file in Arrow's random access format; a stream, which the library datasets writes, lacks them."""
 DEEPEST: Final = 16
-"""Lists and structs within each other, which are walked by recursion."""
+"""Deepest nesting of lists and structs, which are walked by recursion."""
 MEMORY: Final = 8 << 30
-"""Bytes of the process: a part of the largest rows, several times."""
+"""Memory limit of the process in bytes: several times a part of the largest rows."""
 _PART: Final = 64
-"""Rows read at once."""
+"""Rows to read at once."""
 _BUFFER: Final = 1 << 20
-"""Bytes of a column that are read from the file at once."""
+"""Bytes of a column to read from the file at once."""
 
 
 @dataclass(frozen=True)
 class TableRequest:
-    """What to read."""
+    """The file and the columns to read."""
 
     path: str
     needed: Mapping[str, str]
-    """Columns that there must be, and the field of the manifest that says so."""
+    """Required columns -> the field of the manifest that requires each."""
     all_columns: bool
-    """Whether others are read, too."""
+    """Whether other columns are read, too."""
 
 
 class BadTableError(Exception):
-    """What is wrong with a row, from 1, or with the file (0), to go on after its name."""
+    """Error of a row, from 1, or of the file (0); the text continues the sentence after its name."""
 
     def __init__(self, row: int, what: str) -> None:
         super().__init__(row, what)
@@ -71,7 +72,7 @@ def rows(request: TableRequest) -> Iterator[str]:
             start += part.num_rows
             if start > MOST_ROWS + 1:
                 raise BadTableError(0, f"has more than {MOST_ROWS} rows: give a part of it")
-    except OSError as error:  # of a file that is cut short, too
+    except OSError as error:  # also for a truncated file
         raise BadTableError(0, f"cannot be read: {error.strerror or error}") from error
     except MemoryError as error:
         raise BadTableError(0, f"cannot be read with {MEMORY} bytes of memory") from error
@@ -80,7 +81,7 @@ def rows(request: TableRequest) -> Iterator[str]:
 
 
 def _parquet_parts(request: TableRequest) -> Iterator[Any]:
-    """Yield the wanted columns of a few rows after the other."""
+    """Yield the wanted columns, a few rows at a time."""
     import pyarrow.parquet
 
     options = {"page_checksum_verification": True, "pre_buffer": False, "buffer_size": _BUFFER}
@@ -97,7 +98,7 @@ def _parquet_parts(request: TableRequest) -> Iterator[Any]:
 
 
 def _arrow_parts(request: TableRequest) -> Iterator[Any]:
-    """The same of a file in either of Arrow's own formats, whose parts are checked, as nothing in it is."""
+    """Yield the same for a file in either Arrow format; its parts are checked, because the format checks nothing."""
     import pyarrow
 
     with pyarrow.OSFile(request.path) as file:
@@ -123,7 +124,7 @@ def _arrow_parts(request: TableRequest) -> Iterator[Any]:
 
 
 def _check_batch(batch: Any, columns: list[str], first: int) -> None:
-    """Raise BadTableError for the first value that is no text, and ArrowInvalid for anything else that is wrong."""
+    """Raise BadTableError for the first value that is no valid text, and ArrowInvalid for any other defect."""
     import pyarrow
 
     try:
@@ -137,7 +138,7 @@ def _check_batch(batch: Any, columns: list[str], first: int) -> None:
 
 
 def _columns(schema: Any, request: TableRequest) -> list[str]:
-    """Return the columns to read, after a look at their types."""
+    """Return the columns to read, after a check of their types."""
     names = list(schema.names)
     for name, field in request.needed.items():
         if name not in names:
@@ -153,7 +154,7 @@ def _columns(schema: Any, request: TableRequest) -> list[str]:
 
 
 def _not_json(kind: Any, depth: int) -> str:
-    """Return the part of a type that JSON does not have; nothing of one that is numbers, strings, lists and structs."""
+    """Return the part of a type that JSON lacks; empty for numbers, strings, lists and structs."""
     from pyarrow import types
 
     if types.is_dictionary(kind):
@@ -177,7 +178,7 @@ def _not_json(kind: Any, depth: int) -> str:
 
 
 def _check_sizes(metadata: Any, columns: list[str]) -> None:
-    """Refuse what would not fit into memory, by what the file says of itself."""
+    """Refuse a file that would not fit into memory, according to its own metadata."""
     if metadata.num_rows > MOST_ROWS:
         raise BadTableError(0, f"has {metadata.num_rows} rows; the most is {MOST_ROWS}: give a part of it")
     for number in range(metadata.num_row_groups):
@@ -230,7 +231,7 @@ def _is_json(value: Any) -> bool:
 
 
 def main(arguments: list[str]) -> None:
-    """Write the rows that are asked for."""
+    """Write the requested rows."""
     _, hard = resource.getrlimit(resource.RLIMIT_AS)
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY if hard == resource.RLIM_INFINITY else min(MEMORY, hard), hard))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))

@@ -1,7 +1,7 @@
-"""Doubts about the tokens of prompts: how they begin and end, what they leave out, and where a turn ends.
+"""Warnings about the tokens of prompts: their begin and end, missing characters, and the end of a turn.
 
-Rule: all of it may be meant, so these are warnings. Only what a template shows is judged. One that refuses the
-trial, or ends a turn by plain text, gives none.
+Rule: these may be intended, so they are warnings. Only visible properties of a template are judged. A template that
+refuses the test, or ends a turn with plain text, causes no warning.
 """
 
 from collections.abc import Sequence
@@ -19,7 +19,7 @@ from rlhf_coordinator.storage.prompt_warnings import PromptWarnings
 def warn_of_turn_end(
     prompts: Prompts, whole: Place, tokenizer: Any, limits: PolicyLimits, warnings: PromptWarnings
 ) -> None:
-    """Warn where the chat template ends a turn with a token at which generation does not stop."""
+    """Warn if the chat template ends a turn with a token at which generation does not stop."""
     if not (prompts.chat_template and limits.stops):
         return
 
@@ -39,7 +39,7 @@ def warn_of_turn_end(
 def warn_of_prompt_ends(
     place: Place, ids: list[int], tokenizer: Any, limits: PolicyLimits, warnings: PromptWarnings
 ) -> None:
-    """Warn of a prompt that lacks the tokenizer's first token, and of one that ends where generation stops."""
+    """Warn about a prompt that lacks the tokenizer's first token, or that ends where generation stops."""
     start = list(limits.start)
     if ids[: len(start)] != start:
         first = tokenizer.decode(start)
@@ -59,7 +59,7 @@ def warn_of_unknown(
     limits: PolicyLimits,
     warnings: PromptWarnings,
 ) -> None:
-    """Warn of characters that the tokenizer does not know, where the record itself does not write that token."""
+    """Warn about characters that the tokenizer does not know, unless the record itself contains that token."""
     if limits.unknown is None or limits.unknown not in tokens:
         return
     unknown = tokenizer.decode([limits.unknown])

@@ -1,7 +1,7 @@
-"""Prompts from their files: records become tokens, and those that are too long are refused or left out.
+"""Tokenizes prompts from their files; prompts that are too long are refused or left out.
 
-Rule: a bad record is an error with its place before anything starts (exit code 22); nothing is cut, and nothing is left
-out but what spec.prompts.overlong says, counted. A source of which nothing is left is an error, too.
+Rule: a bad record is an error with its place before anything starts (exit code 22). Nothing is cut. Records are left
+out only according to spec.prompts.overlong, and are counted. A source without remaining records is an error, too.
 """
 
 from collections.abc import Iterator, Sequence
@@ -25,9 +25,9 @@ from rlhf_coordinator.storage.prompts import Prompt
 from rlhf_coordinator.storage.token_warnings import warn_of_prompt_ends, warn_of_turn_end, warn_of_unknown
 
 _CHUNK: Final = 1024
-"""Prompts tokenized at once: enough for the tokenizer's own threads, little memory."""
+"""Prompts to tokenize at once: enough for the tokenizer's own threads, little memory."""
 UNLIMITED: Final = PolicyLimits()
-"""Limits of a policy that is not known."""
+"""Limits of an unknown policy."""
 _FILTER: Final = "leave such lines out with spec.prompts.overlong: Filter"
 
 
@@ -40,10 +40,11 @@ def read_prompts(
     *,
     limits: PolicyLimits = UNLIMITED,
 ) -> list[Prompt]:
-    """Return the records of the files, tokenized, with the responses under `response_keys`.
+    """Return the tokenized records of the files, with the responses under `response_keys`.
 
-    Raises JobError (exit code 22) naming the first bad one; `prompts.overlong` says whether one that is too long is bad
-    or left out. `limits` are those of the policy; where it generates, the longest sequence must fit (exit code 2).
+    `prompts.overlong` says whether a record that is too long is bad or left out. `limits` are those of the policy;
+    where it generates, the longest sequence must fit (exit code 2). Raises JobError (exit code 22) naming the first bad
+    record.
     """
     result: list[Prompt] = []
     warnings = PromptWarnings()
@@ -67,7 +68,7 @@ def read_prompts(
 
 
 class _SourcePrompts:
-    """Prompts of a source that are not left out."""
+    """The prompts of a source that are not left out."""
 
     def __init__(
         self,
@@ -124,8 +125,10 @@ class _SourcePrompts:
     def _check_limits(
         self, line: PromptLine, ids: list[int], responses: Sequence[GivenResponse], tokenizer: Any
     ) -> None:
-        """Raise JobError for tokens that the policy does not have, and for a sequence that is too long for it; warn of
-        characters that the tokenizer does not have."""
+        """Raise JobError for tokens that the policy does not have, and for a sequence that is too long for it.
+
+        Warn about characters that the tokenizer does not have.
+        """
         given = [np.frombuffer(response.tokens, "<i4").tolist() for response in responses]
         vocabulary, positions = self._limits.vocabulary, self._limits.positions
         for key, tokens in ((self._prompts.prompt_key, ids), *zip(self._keys, given, strict=True)):

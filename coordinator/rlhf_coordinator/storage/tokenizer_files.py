@@ -1,7 +1,7 @@
-"""The files of a tokenizer, by which a job notices that its tokenizer or chat template was edited.
+"""The files of a tokenizer; their digest reveals an edited tokenizer or chat template.
 
-Rule: only files that change how text becomes tokens count. Those of a hub id may be fetched one by one, by the
-coordinator and by ranks, so only files that every tokenizer is loaded by count there. Downloads nothing.
+Rule: only files that affect the conversion of text into tokens count. The coordinator and ranks may fetch the files of
+a hub id one by one, so for a hub id only files that every tokenizer needs count. Downloads nothing.
 """
 
 import hashlib
@@ -23,7 +23,7 @@ _NAME: Final = re.compile(
 
 
 def tokenizer_digest(source: str) -> str | None:
-    """Return the SHA-256 of a tokenizer's files; None where none of them is on this machine. Raises JobError."""
+    """Return the SHA-256 of a tokenizer's files; None if none of them is on this machine. Raises JobError."""
     folder = local_folder(source)
     if folder is None:
         return None

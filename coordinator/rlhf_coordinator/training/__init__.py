@@ -1,6 +1,6 @@
-"""What is done with the training ranks over many commands: choosing their schedule, saving a checkpoint.
+"""Work with the training ranks that takes many commands: choosing their schedule, saving a checkpoint.
 
-Owns the choice of the schedule table, made once in the life of a job, and the saving of one checkpoint at a time.
-Rule: searches and file work run concurrently with the loop, in a process or thread; answers to an earlier attempt are
-told apart by its id. Must never let a failed choice stop the job: it then trains by the serial table.
+It owns the choice of the schedule table, made once in the life of a job, and the saving of one checkpoint at a time.
+Rule: searches and file work run beside the loop, in a process or thread; an id identifies answers to an earlier
+attempt. A failed choice must never stop the job, which then trains with the serial table.
 """

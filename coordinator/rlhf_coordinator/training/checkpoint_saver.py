@@ -1,9 +1,9 @@
-"""Saves one checkpoint at a time: a folder, its ranks, the finishing thread; retried, then the job fails.
+"""Saves one checkpoint at a time: a folder, its ranks, a finishing thread; after several failed attempts the job fails.
 
-Only the first ranks that hold everything between them write: those of data replica 0, or all where models are in
-parts. A rank that is lost ends the attempt (the group replays first, then the checkpoint is made); a disk that is full
-or a damaged file is a failed try.
-When the process dies a `.tmp-` folder is left, which the next attempt removes.
+Only the first ranks that together have everything write: those of data replica 0, or all where models are sharded. A
+lost rank ends the attempt (the group replays first, then the checkpoint is saved); a full disk or a damaged file is a
+failed attempt.
+A process that dies leaves a `.tmp-` folder, which the next attempt removes.
 """
 
 import asyncio
@@ -28,9 +28,9 @@ from rlhf_coordinator.storage import carried_file, checkpoint
 log = logging.getLogger(__name__)
 
 MAX_TRIES: Final = 3
-"""A disk that is full stays full more often than not; a shared one may fail once."""
+"""Most attempts: a full disk usually stays full; a shared one may fail once."""
 RETRY_SECONDS: Final = 2.0
-"""Between tries."""
+"""Seconds between attempts."""
 
 
 class CheckpointSaver:
@@ -46,7 +46,7 @@ class CheckpointSaver:
         self._start_ns = 0
 
     def begin(self, version: int) -> None:
-        """Ask the ranks to write this version. Raises JobError when the journal is another coordinator's by now."""
+        """Ask the ranks to write this version. Raises JobError when another coordinator has taken the journal."""
         run = self._run
         run.journal.check()
         try:
@@ -56,7 +56,7 @@ class CheckpointSaver:
             return
         writers = run.state.fleet.ranks()[: run.context.spec.training.parallelism.writers]
         self._version, self._results, self._start_ns = version, [], time.time_ns()
-        # A version that is made late is what the iteration in progress began with.
+        # A version that is saved late is the initial version of the iteration in progress.
         ledger = run.state.ledger
         self._carried = ledger.carry_over() if version > ledger.iteration else ledger.carried
         self._waiting = {rank.name for rank in writers}
@@ -67,7 +67,7 @@ class CheckpointSaver:
             send(run, name, pb.Command(save_checkpoint=order), pending)
 
     def written(self, rank: str, result: pb.CheckpointResult) -> None:
-        """Take in that a rank has written its part."""
+        """Record that a rank has written its part."""
         if self._run.state.checkpoint.stage != "saving" or rank not in self._waiting:
             return
         self._waiting.discard(rank)
@@ -77,18 +77,20 @@ class CheckpointSaver:
             self._run.background.start("checkpoint", self._finish())
 
     def lost(self, rank: str) -> None:
-        """Take in that a rank is gone: when its part was missing, the attempt ends."""
+        """Record that a rank is gone: if its part is missing, the attempt ends."""
         if self._run.state.checkpoint.stage == "saving" and rank in self._waiting:
             self._abandon()
 
     def not_written(self, rank: str, failure: pb.Failure) -> None:
-        """Take in that a rank could not write its part. The try ends with the first that says so: what others say then
-        is of the same cause, or of their folder, which is gone."""
+        """Record that a rank could not write its part, which ends the attempt.
+
+        Later failures have the same cause, or follow from the removed folder.
+        """
         if self._run.state.checkpoint.stage == "saving" and rank in self._waiting:
             self.failed(failure)
 
     def failed(self, failure: pb.Failure) -> None:
-        """Take in that a try failed: retry later, or end the job."""
+        """Record a failed attempt: retry later, or end the job."""
         state = self._run.state.checkpoint
         self._abandon()
         state.tries += 1
@@ -129,7 +131,7 @@ class CheckpointSaver:
         self._made(made, kept)
 
     def _complete(self) -> tuple[checkpoint.Checkpoint, list[int]]:
-        """In a thread: touches files only."""
+        """Complete the checkpoint. Runs in a thread and touches only files."""
         run, spec = self._run, self._run.context.spec
         run.journal.check()
         assert self._folder is not None
@@ -155,8 +157,8 @@ class CheckpointSaver:
         self._folder = None
         state.stage, state.tries = "idle", 0
         state.newest, state.folder = made.version, str(made.folder)
-        # Segments that any kept checkpoint needs to replay stay, in case the newest one gets damaged; and so does the
-        # open one, which says where the job is.
+        # Segments that a remaining checkpoint needs for a replay stay, in case the newest one gets damaged. So does the
+        # open one, which contains the position of the job.
         run.journal.prune(min(*kept, run.state.iteration))
         run.event("checkpoint", f"checkpoint {made.folder}", folder=str(made.folder))
         state.made_ns = end_ns = time.time_ns()
@@ -169,13 +171,12 @@ class CheckpointSaver:
 
 
 def _prompts_begun(spec: RLHFJobSpec, version: int) -> int:
-    """Return how many prompts were begun when a version was made."""
+    """Return the number of prompts begun when a version was complete."""
     return version and prompts_begun(spec) + (version - 1) * prompts_apart(spec)
 
 
 def keep_best(run: JobRun) -> None:
-    """Name the checkpoint with the best evaluation of those that exist; one that cannot be named is a line in the
-    log."""
+    """Record the existing checkpoint with the best evaluation; a failure is only logged."""
     settings = run.context.spec.checkpoints
     if settings is None:
         return
@@ -191,7 +192,8 @@ def keep_best(run: JobRun) -> None:
 
 
 def _spared(path: Path, evaluation: EvaluationState) -> set[int]:
-    """Versions whose checkpoints stay however old they are: the best by its evaluation, and one that is evaluated."""
+    """Return versions whose checkpoints stay regardless of age: the best by its evaluation, and the one in
+    evaluation."""
     existing = checkpoint.versions(path)
     top = best([result for result in list(evaluation.results) if result.version in existing])
     spared = {top.version} if top is not None else set()

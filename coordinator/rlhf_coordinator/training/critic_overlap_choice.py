@@ -1,9 +1,9 @@
-"""Critics beside decoding in mode Auto: what training and decoding took is learned, and each iteration chooses by it.
+"""Critics beside decoding in mode Auto: each iteration chooses, from learned times of training and decoding.
 
-Rule: a choice is made when an iteration begins and is in its segment's first record, so that all ranks are told the
-same part whoever asks them, and a replay needs no choice. It is made by numbers that the job has anyway; nothing waits
-for it. When the process dies what was measured is in the journal's facts, and the next one keeps the way that was
-faster until it has seen an iteration whole. A rank that answers nonsense costs time, never a weight.
+Rule: a choice is made when an iteration begins and is in its segment's first record, so that all ranks train the same
+part and a replay needs no choice. It uses numbers that the job has anyway; nothing waits for it. After a restart, the
+measurements come from the journal's facts, and the faster way stays in use until a whole iteration was seen. A rank
+that reports wrong times costs time, never a weight.
 """
 
 import logging
@@ -22,11 +22,11 @@ from rlhf_planner.explain.replays import latency_of, rate_of
 log = logging.getLogger(__name__)
 
 SECONDS: Final = "train/seconds"
-"""Metric of the ranks: training of an iteration, all its parts together."""
+"""Metric of the ranks: seconds of an iteration's training, all parts together."""
 
 
 def restore_measured(run: JobRun, facts: Mapping[str, Any]) -> None:
-    """Take over what was measured by earlier processes. `facts`: the entry JOB_KEY of the journal's facts."""
+    """Restore the measurements of earlier processes. `facts`: the entry JOB_KEY of the journal's facts."""
     if not facts or not training_overlap.may_choose(run.context):
         return
     try:
@@ -36,7 +36,7 @@ def restore_measured(run: JobRun, facts: Mapping[str, Any]) -> None:
 
 
 def begin_iteration(run: JobRun, iteration: int) -> bool:
-    """Return whether an iteration that begins trains its critics apart: what its first record says."""
+    """Return whether a new iteration trains its critics separately, for its first record."""
     state = run.state.critic_overlap
     state.apart, state.choice = False, None
     state.beside = run.state.open_report is not None
@@ -58,7 +58,8 @@ def _say(run: JobRun, choice: OverlapChoice) -> None:
 
 
 def trained(run: JobRun, metrics: Mapping[str, float]) -> None:
-    """Take in the training of the iteration in progress; `metrics` of the ranks are empty while critics are behind."""
+    """Record the training of the iteration in progress; `metrics` of the ranks are empty while a critic update is
+    pending."""
     state, ledger = run.state.critic_overlap, run.state.ledger
     if not training_overlap.may_choose(run.context):
         return
@@ -73,7 +74,7 @@ def trained(run: JobRun, metrics: Mapping[str, float]) -> None:
 
 
 def critics_trained(run: JobRun, metrics: Mapping[str, float]) -> None:
-    """Take in that the critics of the iteration before were trained; `metrics`: of the ranks, of all its training."""
+    """Record the critic training of the previous iteration; `metrics`: of the ranks, for all its training."""
     state = run.state.critic_overlap
     critics = metrics.get(CRITICS_SECONDS, 0.0)
     policy = metrics.get(SECONDS, 0.0) - critics
@@ -82,7 +83,7 @@ def critics_trained(run: JobRun, metrics: Mapping[str, float]) -> None:
 
 
 def iteration_ended(run: JobRun, publishing: float) -> None:
-    """Learn how the iteration that is closed was decoded and scored, and write down all that was measured."""
+    """Learn from the decoding and scoring of the closed iteration, and store all measurements."""
     state = run.state.critic_overlap
     if not training_overlap.may_choose(run.context):
         return
@@ -97,7 +98,7 @@ def iteration_ended(run: JobRun, publishing: float) -> None:
 
 
 def _take_scoring(run: JobRun, state: CriticOverlapState, publishing: float) -> None:
-    """When responses were finished and scored, where this process has seen all of it."""
+    """Record when responses were finished and scored, if this process has seen all of them."""
     seen = run.state.incremental
     indices = [sample.index for sample in run.state.ledger.samples if not sample.left_out]
     if not indices or any(index not in seen.finished or index not in seen.scored for index in indices):
@@ -114,7 +115,7 @@ def _take_scoring(run: JobRun, state: CriticOverlapState, publishing: float) -> 
 
 
 def _late_share(run: JobRun) -> float:
-    """Of the time of all passes of scoring, the share of tasks that models do which training changes."""
+    """Return the share of scoring time spent in trained models."""
     trained = {task.name for task in run.context.tasks if task.model in run.context.scored_models}
     passes = run.state.incremental.passes
     whole = sum(line.seconds for line in passes.values())

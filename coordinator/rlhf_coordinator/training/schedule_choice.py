@@ -1,10 +1,11 @@
 """The choice of the schedule that training runs: measured on the ranks, searched in a child process, stored.
 
-  stages -> the ranks time their stages and transfers     searching -> fused tables are looked for (schedule_search)
+  stages -> the ranks time their stages and transfers      searching -> schedule_search looks for fused tables
   tables -> Auto only: the ranks time whole mini-batches   decided -> journaled; training may start
-A choice is made once in the life of a job and kept in the journal's facts, so recovery and replay train by the same
-table. Whatever goes wrong in making it leaves the serial table: slower, never wrong. When the process dies before the
-choice is stored, the next one starts it anew; answers to an earlier attempt are told apart by their number.
+
+A choice is made once in the life of a job and stored in the journal's facts, so recovery and replay train with the same
+table. An error in making it leaves the serial table: slower, never wrong. If the process dies before the choice is
+stored, the next one starts again; a number identifies answers to an earlier attempt.
 """
 
 import asyncio
@@ -26,17 +27,18 @@ from rlhf_planner.schedule.serial import METHOD as SERIAL
 log = logging.getLogger(__name__)
 
 SEARCH_TIMEOUT_SECONDS: Final = 90.0
-"""Loading and, once a machine, compiling the solvers takes 15 s; the rest is for a busy machine."""
+"""Time-out in seconds. Loading and, once per machine, compiling the solvers takes 15 s; the rest is for a busy
+machine."""
 VERIFY_SECONDS: Final = 5.0
-"""Mini-batches are timed for about this long, all tables together."""
+"""Seconds for timing mini-batches, for all tables together."""
 MAX_ROUNDS: Final = 5
-"""Timings of each table at most; the median counts."""
+"""Most timings of each table; the median counts."""
 MEASUREMENTS_PER_COORDINATOR: Final = 1 << 20
-"""Ids of measurements start at the coordinator's epoch times this."""
+"""Measurement ids per coordinator; ids start at the coordinator's epoch times this."""
 
 
 def measure_schedules(run: JobRun) -> None:
-    """Let all ranks measure at once; what an earlier measurement brought is dropped."""
+    """Let all ranks measure at once; results of an earlier measurement are dropped."""
     state, group = run.state.schedule, run.state.fleet.ranks()
     state.measurement_id = max(state.measurement_id, run.coordinator_epoch * MEASUREMENTS_PER_COORDINATOR) + 1
     state.results = {}
@@ -53,7 +55,7 @@ def measure_schedules(run: JobRun) -> None:
 
 
 def take_measurement(run: JobRun, rank: str, result: pb.MeasureResult) -> None:
-    """Take in what a rank measured; with the last answer the choice goes on."""
+    """Record a rank's measurement; with the last answer the choice continues."""
     state = run.state.schedule
     if result.measurement_id != state.measurement_id or state.stage not in ("stages", "tables"):
         return
@@ -68,7 +70,7 @@ def take_measurement(run: JobRun, rank: str, result: pb.MeasureResult) -> None:
 
 
 def use_serial_schedule(run: JobRun, why: str) -> None:
-    """Stay with the serial table, and say why."""
+    """Keep the serial table, and report why."""
     if run.state.schedule.stage == "decided":
         return
     log.warning("no fused training schedule is used: %s", why)
@@ -111,7 +113,7 @@ def _question(run: JobRun) -> dict[str, Any]:
     stages: dict[tuple[str, int], pb.StageTime] = {}
     transfers: dict[tuple[int, int], float] = {}
     for result in state.schedule.results.values():
-        for time in result.stages:  # of several replicas the slowest counts: a mini-batch waits for it
+        for time in result.stages:  # the slowest of several replicas counts: a mini-batch waits for it
             known = stages.get((time.model, time.stage))
             if known is None or time.forward + time.backward > known.forward + known.backward:
                 stages[time.model, time.stage] = time
@@ -140,8 +142,10 @@ def _question(run: JobRun) -> dict[str, Any]:
 
 
 async def _ask_child(question: dict[str, Any]) -> dict[str, Any]:
-    """Return the answer of `schedule_search`, a table per method. Raises RuntimeError with its last line, TimeoutError
-    with the limit."""
+    """Return the answer of `schedule_search`, a table per method.
+
+    Raises RuntimeError with its last line, TimeoutError with the limit.
+    """
     child = await asyncio.create_subprocess_exec(
         sys.executable, "-m", "rlhf_coordinator.training.schedule_search",
         stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
@@ -177,7 +181,7 @@ def _mini_batch_seconds(run: JobRun) -> dict[str, float]:
 
 
 def _decide(run: JobRun, seconds: dict[str, float]) -> None:
-    """Take what was measured to be the fastest (mode Auto), or what was asked for."""
+    """Choose the fastest measured table (mode Auto), or the requested one."""
     state = run.state.schedule
     method = pick(seconds) if seconds else candidates(run.context.spec)[0]
     predicted = {name: table["predicted"] for name, table in state.candidates.items()}
@@ -191,7 +195,7 @@ def _decide(run: JobRun, seconds: dict[str, float]) -> None:
 
 
 def _store_choice(run: JobRun, method: str, seconds: dict[str, float], why: str) -> None:
-    """Make the choice durable, before any rank trains by it."""
+    """Make the choice durable before any rank trains with it."""
     state, context = run.state.schedule, run.context
     chosen = state.candidates.get(method, {})
     predicted = {name: table["predicted"] for name, table in state.candidates.items()}

@@ -1,9 +1,9 @@
 """`python -m rlhf_coordinator.training.schedule_search`: find the fused tables of a job from measured times.
 
-A process of its own, so that the solvers (seconds of computation, hundreds of megabytes of libraries) never hold up
-the coordinator and can be ended at a time-out. One JSON question on standard input, one JSON answer on standard
-output; answers of the search are kept in the run folder by instance. When it dies, training stays with the serial
-table.
+It is a separate process, so that the solvers (seconds of computation, hundreds of megabytes of libraries) never block
+the coordinator and can be ended at a time-out. It reads one JSON question from standard input and writes one JSON
+answer to standard output. The run folder caches answers of the search by instance. When the process dies, training
+stays with the serial table.
 """
 
 import json
@@ -35,7 +35,8 @@ from rlhf_planner.schedule.solve import SearchOptions, solve
 
 
 def answer(question: dict[str, Any]) -> dict[str, Any]:
-    """Return for each method its table, predicted seconds and steps, and how it was found; the serial one included."""
+    """Return for each method its table, predicted seconds and steps, and the way it was found; includes the serial
+    one."""
     costs: Costs = {(row["model"], row["stage"]): StageCost(*row["cost"]) for row in question["costs"]}
     transfers: Transfers = {(row["rank"], row["peer"]): row["seconds"] for row in question["transfers"]}
     serial = ScheduleTable.model_validate_json(question["serial"])
@@ -60,7 +61,7 @@ def answer(question: dict[str, Any]) -> dict[str, Any]:
 def _of_rows(
     serial: ScheduleTable, costs: Costs, transfers: Transfers, method: str, question: dict[str, Any]
 ) -> dict[str, Any]:
-    """As an entry of `answer`, where models have different tensor sizes."""
+    """Return an entry of `answer`, for models with different tensor sizes."""
     start = time.monotonic()
     table = table_of_rows(serial.pipelines, costs, transfers, method, question["activation_bytes"] or None)
     found = {"by": "list scheduling", "atBound": False, "seconds": round(time.monotonic() - start, 3)}

@@ -1,5 +1,5 @@
-"""Where a run's metrics, spans and events go: one module per kind of tracker, found in `registry.TRACKERS`.
+"""The trackers of a run's metrics, spans and events: one module per kind, listed in `registry.TRACKERS`.
 
-To add one: a module with a class that follows `tracker.Tracker`, and its line in the registry;
-tests/unit/coordinator/reports/test_tracker_contract.py holds every entry to the contract.
+To add one, write a module with a class that follows `tracker.Tracker`, and add its line to the registry.
+tests/unit/coordinator/reports/test_tracker_contract.py checks every entry against the contract.
 """

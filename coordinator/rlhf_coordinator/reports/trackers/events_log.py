@@ -1,6 +1,6 @@
-"""events.jsonl: what happened besides iterations (workers lost, checkpoints, retries), one JSON object per line.
+"""events.jsonl: events besides iterations (lost workers, checkpoints, retries), one JSON object per line.
 
-Rule: a line is appended and flushed in one write; a restart goes on at the end.
+Rule: each line is appended and flushed in one write; a restart continues at the end.
 """
 
 import json
@@ -17,7 +17,7 @@ class EventsLog(Tracker):
     """The file, open for appending."""
 
     def __init__(self, run_dir: Path, next_iteration: int) -> None:
-        """`next_iteration` does not matter here: what happened stays. Raises OSError."""
+        """Open the file. `next_iteration` has no effect, because events stay valid. Raises OSError."""
         self._file = (run_dir / FILE).open("a", encoding="utf-8")
 
     def event(self, time_ns: int, kind: str, message: str, attributes: Mapping[str, str]) -> None:

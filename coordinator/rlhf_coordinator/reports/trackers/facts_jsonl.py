@@ -1,7 +1,7 @@
-"""facts.jsonl: where the time of the last iterations went, one JSON object per line, which `rlhf explain` reads.
+"""facts.jsonl: the time profile of the last iterations, one JSON object per line, for `rlhf explain`.
 
-Rule: the file is written whole or not at all, and holds the last KEPT iterations alone, so it is never larger than some
-megabytes. Lines that cannot be read, and those of another version, are left out by readers.
+Rule: the file is replaced as a whole and contains the last KEPT iterations, so it has at most some megabytes. Readers
+skip unreadable lines and lines of another version.
 """
 
 import logging
@@ -17,22 +17,22 @@ log = logging.getLogger(__name__)
 
 FILE: Final = "facts.jsonl"
 KEPT: Final = 8
-"""Iterations: enough for a mean over several, few enough to be read at once."""
+"""Number of iterations: enough for a mean, few enough to read at once."""
 MAX_BYTES: Final = 64 * 1024 * 1024
-"""A larger file was not written here, and is not read."""
+"""Largest file to read, in bytes; a larger one was not written here."""
 
 
 class FactsJsonl(Tracker):
     """The file."""
 
     def __init__(self, run_dir: Path, next_iteration: int) -> None:
-        """Keep iterations before `next_iteration` only. Raises OSError."""
+        """Drop iterations from `next_iteration` on. Raises OSError."""
         self._path = run_dir / FILE
         known = [facts for facts in read_facts(self._path) if facts.iteration < next_iteration]
         self._lines = {facts.iteration: facts.model_dump_json() for facts in known}
 
     def facts(self, facts: IterationProfile) -> None:
-        """Write the iteration with those before it. Raises OSError."""
+        """Write the iteration together with the stored ones. Raises OSError."""
         self._lines[facts.iteration] = facts.model_dump_json()
         self._lines = dict(sorted(self._lines.items())[-KEPT:])
         partial = self._path.with_name(f".{FILE}.tmp")
@@ -41,9 +41,9 @@ class FactsJsonl(Tracker):
 
 
 def read_facts(path: Path) -> list[IterationProfile]:
-    """Return the iterations of the file, oldest first; what cannot be read is left out. Empty when there is no file.
+    """Return the iterations of the file, oldest first, without unreadable lines; empty when there is no file.
 
-    Raises OSError when there is one that cannot be opened.
+    Raises OSError when the file cannot be opened.
     """
     try:
         if path.stat().st_size > MAX_BYTES:

@@ -1,7 +1,7 @@
-"""sample-histories.jsonl: what happened to each sample of each iteration, one JSON object per iteration (`rlhf view`).
+"""sample-histories.jsonl: the history of each sample of each iteration, one JSON object per iteration (`rlhf view`).
 
-Rule: appending only; an iteration that is done again is there again, and its last line counts. A torn last line is
-ended and passed over by readers. Past MAX_BYTES the file becomes sample-histories-previous.jsonl, so that a run of
+Rule: the file is append-only. A repeated iteration has several lines, and the last one counts. A torn last line gets a
+line break, and readers skip it. Past MAX_BYTES the file is renamed to sample-histories-previous.jsonl, so that a run of
 weeks cannot fill the disk.
 """
 
@@ -16,14 +16,15 @@ from rlhf_coordinator.reports.trackers.tracker import Tracker
 FILE: Final = "sample-histories.jsonl"
 PREVIOUS: Final = "sample-histories-previous.jsonl"
 MAX_BYTES: Final = 32 * 1024 * 1024
-"""Some three hundred iterations of a thousand samples."""
+"""Largest size of the file in bytes: some three hundred iterations of a thousand samples."""
 
 
 class HistoriesJsonl(Tracker):
     """The file, open for appending."""
 
     def __init__(self, run_dir: Path, next_iteration: int, max_bytes: int = MAX_BYTES) -> None:
-        """`next_iteration` does not matter here: what is done again is written again. Raises OSError."""
+        """Open the file. `next_iteration` has no effect, because repeated iterations are written again. Raises
+        OSError."""
         self._path, self._max_bytes = run_dir / FILE, max_bytes
         self._file = self._path.open("ab+")
         if self._file.tell():

@@ -1,7 +1,7 @@
-"""metrics.jsonl: one JSON object per iteration, in order, each iteration once; at last the last version's evaluation.
+"""metrics.jsonl: one JSON object per iteration, each once and in order, and finally the last version's evaluation.
 
-Rule: a line is appended and flushed in one write. A process that dies leaves at most one torn line, which the next one
-drops, together with lines of iterations that will be done again. Numbers that JSON lacks (NaN, infinity) become null.
+Rule: each line is appended and flushed in one write. A process that dies leaves at most one torn line. The next process
+drops it, together with lines of iterations that will be repeated. Numbers that JSON lacks (NaN, infinity) become null.
 """
 
 import json
@@ -16,13 +16,13 @@ from rlhf_coordinator.reports.trackers.tracker import Tracker
 FILE: Final = "metrics.jsonl"
 
 EVALUATION: Final = "evaluation/"
-"""Begins the names of the metrics of an evaluation."""
+"""Prefix of the names of evaluation metrics."""
 
 MetricsLine = dict[str, Any]
 
 
 def read_metrics(path: Path) -> list[MetricsLine]:
-    """Return the whole lines of the file, in order; a torn last line is left out. Empty when there is no file."""
+    """Return the complete lines of the file, in order, without a torn last line; empty when there is no file."""
     try:
         text = path.read_text(encoding="utf-8", errors="replace")
     except FileNotFoundError:
@@ -39,7 +39,7 @@ def read_metrics(path: Path) -> list[MetricsLine]:
 
 
 def is_evaluation(line: Mapping[str, Any]) -> bool:
-    """Return whether a line holds an evaluation alone: that of the last version, with which no iteration begins."""
+    """Return whether a line contains only an evaluation: that of the last version, with which no iteration begins."""
     names = line.keys() - {"iteration", "time_ns"}
     return bool(names) and all(name.startswith(EVALUATION) for name in names)
 
@@ -48,7 +48,7 @@ class MetricsJsonl(Tracker):
     """The file, open for appending."""
 
     def __init__(self, run_dir: Path, next_iteration: int) -> None:
-        """Keep lines before `next_iteration` only. Raises OSError."""
+        """Drop lines from `next_iteration` on. Raises OSError."""
         path = run_dir / FILE
         kept = [line for line in read_metrics(path) if line["iteration"] < next_iteration]
         partial = path.with_suffix(".tmp")
@@ -61,7 +61,7 @@ class MetricsJsonl(Tracker):
         self._file = path.open("a", encoding="utf-8")
 
     def iteration(self, iteration: int, time_ns: int, metrics: Mapping[str, float]) -> None:
-        """Append one line, unless the iteration is there already. Raises OSError (disk full)."""
+        """Append one line, unless the iteration is already there. Raises OSError (disk full)."""
         if iteration > self._last:
             self._write(iteration, time_ns, metrics)
             self._last = iteration

@@ -1,7 +1,6 @@
-"""Opens the traces of a run, where its manifest or the environment names an endpoint.
+"""Opens the traces of a run, if its manifest or the environment names an endpoint.
 
-Rule: a job never fails for its traces: whatever keeps them from being opened is said in one line, and the job goes on
-without them.
+Rule: traces never fail a job. An error in opening them is logged in one line, and the job continues without them.
 """
 
 import os
@@ -17,11 +16,14 @@ from rlhf_common.tracing.span import Attribute
 from rlhf_coordinator.reports.trackers.opentelemetry_traces import OpenTelemetryTraces, run_name
 
 SERVICE: Final = "rlhf-coordinator"
-"""service.name, unless OTEL_SERVICE_NAME says otherwise."""
+"""service.name, unless OTEL_SERVICE_NAME is set."""
 
 
 def open_traces(job: RLHFJob, run_dir: Path, environ: Mapping[str, str] | None = None) -> OpenTelemetryTraces | None:
-    """Return the tracker; None where no endpoint is set, or it cannot be opened. `environ`: that of the process."""
+    """Return the tracker; None without an endpoint, or when opening it fails.
+
+    `environ`: the environment of the process.
+    """
     known, given = os.environ if environ is None else environ, job.spec.trackers.open_telemetry
 
     def opened(url: str) -> OpenTelemetryTraces:

@@ -1,8 +1,8 @@
-"""Traces of a run for OpenTelemetry: of each iteration the phases, and some of its samples with what happened to them.
+"""Traces of a run for OpenTelemetry: the phases of each iteration, and the histories of some of its samples.
 
-Rule: made of facts that other trackers are given too, and sent by a thread (`rlhf_common.tracing.export`): nothing here
-waits, and nothing fails. Ids come from the run's own random name in the run folder, so a coordinator that starts again
-goes on with the same traces. Which samples are traced depends on ids alone.
+Rule: the input is data that other trackers get too, and a thread sends the spans (`rlhf_common.tracing.export`), so
+nothing here waits or fails. Ids derive from a random name in the run folder, so a restarted coordinator continues the
+same traces. The choice of traced samples depends only on ids.
 """
 
 import contextlib
@@ -39,17 +39,17 @@ class OpenTelemetryTraces(Tracker):
     """Traces of one run."""
 
     def __init__(self, run: str, share: float, export: SpanExport) -> None:
-        """`run`: random name of the run; `share`: of the samples that are told, from 0 to 1."""
+        """`run`: random name of the run; `share`: fraction of the samples to trace, from 0 to 1."""
         self.run = run
         self._share, self._export = share, export
         self._began: dict[int, int] = {}
 
     def counts(self) -> dict[str, int]:
-        """Return outcome -> spans."""
+        """Return outcome -> number of spans."""
         return self._export.counts()
 
     def span(self, span: pb.Span) -> None:
-        """Send a phase; what workers do is in the timeline."""
+        """Send a phase; spans of workers are only in the timeline."""
         if span.worker != Group.COORDINATOR.value:
             return
         trace, root = self._root(span.iteration)
@@ -57,7 +57,7 @@ class OpenTelemetryTraces(Tracker):
         self._export.add(TraceSpan(span.name, trace, number, root, span.start_ns, span.end_ns))
 
     def histories(self, histories: SampleHistories) -> None:
-        """Send the samples that are told."""
+        """Send the traced samples."""
         self._began = {histories.iteration: histories.began_ns}
         trace, root = self._root(histories.iteration)
         traced = [index for index in range(len(histories.prompts)) if is_sampled(trace, self._share, index)]
@@ -65,7 +65,7 @@ class OpenTelemetryTraces(Tracker):
             self._export.add_made(len(traced), partial(_sample_spans, histories, traced, trace, root))
 
     def iteration(self, iteration: int, time_ns: int, metrics: Mapping[str, float]) -> None:
-        """Send the iteration, of which all else is a part."""
+        """Send the iteration, the parent of all other spans."""
         trace, root = self._root(iteration)
         began = self._began.get(iteration, time_ns - int(metrics.get(SECONDS, 0.0) * 1e9))
         shown: dict[str, Attribute] = {
@@ -75,7 +75,7 @@ class OpenTelemetryTraces(Tracker):
         self._export.add(TraceSpan("iteration", trace, root, 0, min(began, time_ns), time_ns, attributes))
 
     def finish(self, summary: Mapping[str, Any]) -> None:
-        """Send what is left, for a bounded time."""
+        """Send the remaining spans, for a bounded time."""
         self._export.close()
 
     def _root(self, iteration: int) -> tuple[int, int]:
@@ -84,7 +84,7 @@ class OpenTelemetryTraces(Tracker):
 
 
 def run_name(run_dir: Path) -> str:
-    """Return the run's own random name, which its folder keeps. Raises OSError."""
+    """Return the random name of the run, which is stored in its folder. Raises OSError."""
     file = run_dir / FOLDER / FILE
     with contextlib.suppress(FileNotFoundError, ValueError, KeyError, TypeError):
         kept = json.loads(file.read_bytes())["run"]
@@ -98,7 +98,7 @@ def run_name(run_dir: Path) -> str:
 
 
 def _sample_spans(histories: SampleHistories, traced: list[int], trace: int, root: int) -> Iterator[TraceSpan]:
-    """Yield the spans of samples, each with those of where it was."""
+    """Yield the spans of samples, each followed by the spans of its stays on workers."""
 
     def at(moment: float) -> int:
         return histories.began_ns + int(moment * 1e9)
@@ -120,7 +120,7 @@ def _sample_spans(histories: SampleHistories, traced: list[int], trace: int, roo
 
 
 def _stays(histories: SampleHistories, index: int) -> Iterator[tuple[str, float, float, str]]:
-    """Yield (what, from, to, worker) of a sample, in order; what nobody saw is left out."""
+    """Yield (activity, from, to, worker) of a sample, in order; unknown stays are left out."""
     places, finished, scored = histories.places[index], histories.finished[index], histories.scored[index]
     if places:
         yield "queued", 0.0, places[0][0], ""

@@ -1,6 +1,6 @@
-"""Every tracker that a run has, by the name of what it writes in the run folder.
+"""All trackers of a run, by the name of their output in the run folder.
 
-To add one: a module in this folder, and a line here.
+To add one, write a module in this folder, and add a line here.
 """
 
 from collections.abc import Callable, Mapping
@@ -22,14 +22,18 @@ from rlhf_coordinator.reports.trackers.tracker import Tracker
 
 @dataclass(frozen=True)
 class TrackerKind:
-    """How a tracker is opened, and what its failure means."""
+    """How to open a tracker, and whether its failure fails the job."""
 
     open: Callable[[Path, int], Tracker]
-    """Of (run folder, first iteration that this process will record). Raises OSError, and ModuleNotFoundError where the
-    library is missing that it writes with."""
+    """Function of (run folder, first iteration that this process will record).
+
+    Raises OSError, and ModuleNotFoundError when the library that it needs is missing.
+    """
     required: bool = False
-    """The record of the run: a job that cannot open it, or cannot record an iteration, fails. Other trackers are views:
-    they are given up with one log line."""
+    """Whether the tracker is the record of the run: a job fails if it cannot open it or record an iteration.
+
+    Other trackers are views, which are given up with one log line.
+    """
 
 
 TRACKERS: Final[Mapping[str, TrackerKind]] = MappingProxyType(
@@ -44,4 +48,4 @@ TRACKERS: Final[Mapping[str, TrackerKind]] = MappingProxyType(
         "summary.json": TrackerKind(SummaryJson, required=True),
     }
 )
-"""Name -> tracker; they are given everything in this order."""
+"""Name -> tracker; data goes to them in this order."""

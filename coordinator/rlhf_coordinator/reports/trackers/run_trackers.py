@@ -1,8 +1,8 @@
-"""All trackers of one run, and what it means when one of them fails.
+"""All trackers of one run, and the handling of their failures.
 
-Rule: an iteration that a required tracker cannot record ends the job with exit code 23. Whatever else cannot be written
-is given up with one log line, and the job goes on; a job that is over keeps its outcome, whatever the disk says. When
-the process dies, what the next one does again is recorded again, and no iteration is there twice.
+Rule: if a required tracker cannot record an iteration, the job ends with exit code 23. After any other write error the
+tracker is given up with one log line, and the job continues. A finished job keeps its outcome despite disk errors.
+After a restart, repeated iterations are recorded again; metrics contain no iteration twice.
 """
 
 import logging
@@ -31,7 +31,7 @@ TRACES: Final = "opentelemetry"
 
 
 class RunTrackers:
-    """Gives everything to every tracker. Not thread-safe: the coordinator's loop is its only caller."""
+    """Passes all data to every tracker. Not thread-safe: only the coordinator's loop calls it."""
 
     def __init__(
         self,
@@ -40,7 +40,7 @@ class RunTrackers:
         required: Collection[str] = (),
         clock: Callable[[], int] = time.time_ns,
     ) -> None:
-        """`required`: names of trackers without which the job does not go on. `clock`: nanoseconds since the epoch."""
+        """`required`: names of trackers that the job needs. `clock`: nanoseconds since the epoch."""
         self._run_dir = run_dir
         self._trackers = dict(trackers)
         self._required = frozenset(required)
@@ -49,16 +49,16 @@ class RunTrackers:
         traces = self._trackers.get(TRACES)
         self._traces = traces if isinstance(traces, OpenTelemetryTraces) else None
         self.trace_run = self._traces.run if self._traces else ""
-        """Random name of the run, of which ids of traces are made; empty: it has no traces."""
+        """Random name of the run, from which ids of traces derive; empty without traces."""
         self.lost: tuple[str, ...] = ()
-        """Trackers that were given up so far, in words; replaced as a whole, as scrapes and status read it."""
+        """Descriptions of trackers that were given up; replaced as a whole, because scrapes and status read it."""
 
     def behind(self) -> dict[str, int]:
-        """Return kind of every service that is there -> iterations that it has not taken yet."""
+        """Return kind of each open service -> number of iterations that it has not taken yet."""
         return {name: each.behind for name, each in list(self._trackers.items()) if isinstance(each, ServiceTracker)}
 
     def trace_spans(self) -> dict[str, int]:
-        """Return outcome -> spans; empty for a run without traces."""
+        """Return outcome -> number of spans; empty for a run without traces."""
         return self._traces.counts() if self._traces else {}
 
     def iteration(self, iteration: int, metrics: Mapping[str, float]) -> None:
@@ -80,7 +80,7 @@ class RunTrackers:
                 self._give_up(name, error)
 
     def span(self, span: pb.Span) -> None:
-        """Record something that took time; what comes after the end of the run is left out."""
+        """Record a span; spans after the end of the run are ignored."""
         for name, tracker in list(self._trackers.items()) if not self._finished else ():
             try:
                 tracker.span(span)
@@ -88,7 +88,7 @@ class RunTrackers:
                 self._give_up(name, error)
 
     def event(self, time_ns: int, kind: str, message: str, **attributes: str) -> None:
-        """Record something that happened; what comes after the end of the run is left out."""
+        """Record an event; events after the end of the run are ignored."""
         for name, tracker in list(self._trackers.items()) if not self._finished else ():
             try:
                 tracker.event(time_ns, kind, message, attributes)
@@ -104,7 +104,7 @@ class RunTrackers:
                 self._give_up(name, error)
 
     def facts(self, facts: IterationProfile) -> None:
-        """Record what is known of where the time of an iteration went."""
+        """Record the time profile of an iteration."""
         for name, tracker in list(self._trackers.items()):
             try:
                 tracker.facts(facts)
@@ -112,7 +112,7 @@ class RunTrackers:
                 self._give_up(name, error)
 
     def histories(self, histories: SampleHistories) -> None:
-        """Record what happened to each sample of an iteration."""
+        """Record the history of each sample of an iteration."""
         for name, tracker in list(self._trackers.items()):
             try:
                 tracker.histories(histories)
@@ -120,7 +120,7 @@ class RunTrackers:
                 self._give_up(name, error)
 
     def finish(self, summary: Mapping[str, Any]) -> None:
-        """Complete every tracker: the run is over."""
+        """Complete every tracker at the end of the run."""
         self._finished = True
         for name, tracker in self._trackers.items():
             try:
@@ -133,7 +133,7 @@ class RunTrackers:
         self.lose(name, error)
 
     def lose(self, name: str, error: OSError) -> None:
-        """Say that a tracker is not there, or no longer."""
+        """Report that a tracker is unavailable from now on."""
         message = f"{name} is not written from now on: {error}"
         log.error(message)
         self.lost = (*self.lost, message)
@@ -147,10 +147,10 @@ def open_trackers(
     services: Mapping[str, Settings] | None = None,
     traces: OpenTelemetryTraces | None = None,
 ) -> RunTrackers:
-    """Open every registered tracker of a run folder, and the services, by kind; `traces` is open. Raises JobError when
-    a required one cannot be (exit code 23), or when the library of a service is missing.
+    """Open every registered tracker of a run folder, and the services by kind; `traces` is already open.
 
-    `next_iteration`: the first that will be recorded; what the folder holds of later ones is forgotten.
+    `next_iteration` is the first iteration to record; stored data of later ones is dropped. Raises JobError when a
+    required tracker cannot be opened (exit code 23), or when the library of a service is missing.
     """
     run_dir.mkdir(parents=True, exist_ok=True)
     trackers: dict[str, Tracker] = {}

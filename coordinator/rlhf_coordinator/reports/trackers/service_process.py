@@ -1,10 +1,10 @@
-"""The process in which the library of a service runs: `python -m ...service_process wandb|mlflow`.
+"""The process that runs the library of a service: `python -m ...service_process wandb|mlflow`.
 
-Reads one JSON object a line: the settings, then iterations and evaluations, at last how the job ended. Answers `ok` or
-what is wrong, in one line, to each; whatever the library prints goes to the log, and it reads nothing. The end of input
-without word of the job's end means that the coordinator is gone: this process ends, within END_SECONDS whatever the
-library does, and the next one goes on with the run, by the id in `<kind>.json`, after the last iteration named there.
-Secrets come by the environment alone and are never written.
+It reads one JSON object per line: the settings, then iterations and evaluations, and finally the outcome of the job. It
+answers each line with `ok` or one line about the error. Output of the library goes to the log, and its input is empty.
+If the input ends without the outcome, the coordinator is gone: this process ends within END_SECONDS, whether or not the
+library returns. The next process continues the run, with the id in `<kind>.json`, after the last iteration named there.
+Secrets come only from the environment and are never written.
 """
 
 import importlib
@@ -22,17 +22,18 @@ from pathlib import Path
 from typing import Any, Final
 
 MAX_MESSAGE: Final = 500
-"""Characters of what is said of a failure."""
+"""Longest error message, in characters."""
 END_SECONDS: Final = 30.0
-"""From the end of the input to the process's own: longer than the coordinator waits at the end of a job."""
+"""Seconds from the end of the input to the end of the process: longer than the coordinator waits at the end of a
+job."""
 MLFLOW_BATCH: Final = 1000
-"""Metrics of one call at most, by MLflow's interface."""
+"""Most metrics in one call of MLflow's interface."""
 MLFLOW_REFUSES: Final = re.compile(r"[^\w\-. :/]")
-"""What a name of a metric may not hold there."""
+"""Characters that MLflow refuses in the name of a metric."""
 
 
 class ServiceRun(ABC):
-    """A run of a service; anything it raises ends the process."""
+    """A run of a service; any exception ends the process."""
 
     def __init__(self, kind: str, settings: Mapping[str, Any]) -> None:
         self.folder = Path(settings["folder"])
@@ -44,7 +45,7 @@ class ServiceRun(ABC):
         self._keep()
 
     def record(self, iteration: int, time_ns: int, metrics: Mapping[str, float]) -> None:
-        """Record an iteration, unless an earlier process has."""
+        """Record an iteration, unless an earlier process did."""
         if iteration >= self._next:
             self.log(iteration, time_ns, metrics)
             self._next = iteration + 1
@@ -57,15 +58,15 @@ class ServiceRun(ABC):
 
     @abstractmethod
     def open(self, settings: Mapping[str, Any]) -> None:
-        """Begin the run, or go on with `run_id`."""
+        """Begin the run, or continue `run_id`."""
 
     @abstractmethod
     def log(self, iteration: int, time_ns: int, metrics: Mapping[str, float]) -> None:
-        """Send metrics at a step: the number of an iteration, or the last version that is evaluated."""
+        """Send metrics at a step: the number of an iteration, or the last evaluated version."""
 
     @abstractmethod
     def close(self, phase: str) -> None:
-        """End the run, as the job did."""
+        """End the run with the outcome of the job."""
 
 
 class WandbRun(ServiceRun):
@@ -150,7 +151,7 @@ def main() -> None:
 
 
 def _read(asked: Iterable[str], lines: "queue.SimpleQueue[str | None]") -> None:
-    """Run on a thread: hand on every line, and see to it that the process ends once there are no more."""
+    """Run on a thread: pass on every line, and end the process after the last one."""
     for line in asked:
         lines.put(line)
     lines.put(None)

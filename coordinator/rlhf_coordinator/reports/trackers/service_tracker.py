@@ -1,9 +1,9 @@
-"""A tracker that is a service, behind a process of its own: its library can neither hold up nor end the coordinator.
+"""A tracker that is a service, in a separate process: its library can neither block nor end the coordinator.
 
-Rule: what is to be recorded goes into a bounded queue, from which a thread hands it to the process, one iteration at a
-time, and waits for its word. `iteration` never waits. A process that died, said no, has not answered for
-ANSWER_SECONDS, or is QUEUED iterations behind, is an OSError, after which `RunTrackers` gives it up. When the
-coordinator dies, the process reads the end of its input and ends, too.
+Rule: data goes into a bounded queue. A thread passes it to the process, one iteration at a time, and waits for each
+answer. `iteration` never waits. If the process died, reported an error, has not answered for ANSWER_SECONDS, or is
+QUEUED iterations behind, the tracker raises OSError and `RunTrackers` gives it up. When the coordinator dies, the
+process reads the end of its input and ends, too.
 """
 
 import contextlib
@@ -25,15 +25,15 @@ from rlhf_coordinator.reports.trackers.tracker import Tracker
 
 PROCESS: Final = (sys.executable, "-P", "-m", "rlhf_coordinator.reports.trackers.service_process")
 FOLDER: Final = "trackers"
-"""Below the run folder: what the services' libraries write, their logs, and which runs they have begun."""
+"""Folder below the run folder for the output of the services' libraries, their logs, and the ids of their runs."""
 LIBRARY_FOLDERS: Final = ("WANDB_DIR", "WANDB_CONFIG_DIR", "WANDB_CACHE_DIR", "WANDB_DATA_DIR")
-"""Where libraries would write to the home folder, which a pod does not have."""
+"""Variables of folders that libraries would create in the home folder, which a pod does not have."""
 QUEUED: Final = 256
-"""Iterations that wait; each is a few kilobytes."""
+"""Most queued iterations, of a few kilobytes each."""
 ANSWER_SECONDS: Final = 120.0
-"""For one iteration, or the start: far beyond what a service needs that is there."""
+"""Time-out of the start or one iteration in seconds, far above the needs of a reachable service."""
 FINISH_SECONDS: Final = 20.0
-"""For what is still under way when the job is over; its end waits no longer."""
+"""Time-out in seconds for queued data at the end of the job."""
 
 
 class ServiceTracker(Tracker):
@@ -49,7 +49,7 @@ class ServiceTracker(Tracker):
         command: Sequence[str] = PROCESS,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`kind`: name of the library and of the extra; `settings`: what the process is given at its start."""
+        """`kind`: name of the library and of the extra; `settings`: first message to the process."""
         found = importlib.util.find_spec(kind)
         if found is None or found.origin is None:  # a folder of that name, such as wandb leaves, is no library
             raise ModuleNotFoundError(f"there is no module {kind}: pip install 'rlhf-operator[{kind}]'")
@@ -59,12 +59,12 @@ class ServiceTracker(Tracker):
         with (folder / f"{kind}.log").open("ab") as log:
             self._process = subprocess.Popen(  # noqa: S603 our own module, of a kind that the manifest can only choose
                 [*command, kind], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, cwd=folder,
-                start_new_session=True,  # Ctrl-C is for the coordinator, which ends it; and its children end with it
+                start_new_session=True,  # Ctrl-C is for the coordinator, which ends it; its children end with it
                 env={**os.environ, **{name: str(folder.absolute()) for name in LIBRARY_FOLDERS}},
             )  # fmt: skip
         self._queue: queue.Queue[dict[str, Any] | None] = queue.Queue(QUEUED)
         self._asked: float | None = None
-        """When the process was given what it has not answered."""
+        """Moment of the request that the process has not answered yet; None without one."""
         self._failure = ""
         self._queue.put({"folder": str(folder.absolute()), **settings})
         self._thread = threading.Thread(target=self._hand_over, name=f"tracker-{kind}", daemon=True)
@@ -72,11 +72,11 @@ class ServiceTracker(Tracker):
 
     @property
     def behind(self) -> int:
-        """Iterations that it has not taken yet."""
+        """Number of iterations that the process has not taken yet."""
         return self._queue.qsize() + (self._asked is not None)
 
     def iteration(self, iteration: int, time_ns: int, metrics: Mapping[str, float]) -> None:
-        """Queue the finite values, unless the iteration is there already. Raises OSError."""
+        """Queue the finite values, unless the iteration is already there. Raises OSError."""
         if iteration >= self._next:
             self._next = iteration + 1
             self._enqueue({"iteration": iteration}, time_ns, metrics)
@@ -97,7 +97,7 @@ class ServiceTracker(Tracker):
         self._refuse()
 
     def finish(self, summary: Mapping[str, Any]) -> None:
-        """Let the service take what is left, for FINISH_SECONDS at most. Raises OSError."""
+        """Give the service FINISH_SECONDS to take the remaining data. Raises OSError."""
         with contextlib.suppress(queue.Full):
             self._queue.put_nowait({"finish": str(summary.get("phase", ""))})
             self._queue.put_nowait(None)
@@ -117,7 +117,7 @@ class ServiceTracker(Tracker):
                 os.killpg(self._process.pid, signal.SIGKILL)
 
     def _hand_over(self) -> None:
-        """Run on the thread: give the process one thing after the other, until it ends or is no good."""
+        """Run on the thread: pass items to the process one by one, until it ends or fails."""
         stdin, stdout = self._process.stdin, self._process.stdout
         assert stdin is not None
         assert stdout is not None

@@ -1,6 +1,6 @@
-"""The services that a manifest names as trackers, and what each is told of the job.
+"""The services that a manifest names as trackers, and the settings that each gets.
 
-To add one: its fields in `rlhf_api.job.trackers`, its settings here, its run in `service_process`.
+To add one, add its fields to `rlhf_api.job.trackers`, its settings here, and its run to `service_process`.
 """
 
 from typing import Any
@@ -11,7 +11,7 @@ Settings = dict[str, Any]
 
 
 def services_of(job: RLHFJob) -> dict[str, Settings]:
-    """Return kind of service -> its settings; empty where the manifest names none. No Secret is in them."""
+    """Return kind of service -> its settings, without Secrets; empty where the manifest names none."""
     given, spec = job.spec.trackers, job.spec
     facts = {
         "algorithm": spec.algorithm.name,

@@ -1,6 +1,6 @@
 """summary.json: a run in a dozen numbers, written once, when it is over.
 
-Rule: the file is written whole or not at all. What the coordinator knows itself overrides what the metric lines say.
+Rule: the file is replaced as a whole. Values that the coordinator knows itself override those of the metric lines.
 """
 
 import json
@@ -16,14 +16,15 @@ from rlhf_coordinator.reports.trackers.tracker import Tracker
 
 FILE: Final = "summary.json"
 TENTH: Final = 10
-"""reward_first and reward_last are means over this part of the iterations: single iterations are noisy."""
+"""Divisor for reward_first and reward_last, which are means over a tenth of the iterations because single ones are
+noisy."""
 
 
 class SummaryJson(Tracker):
-    """Writes the summary of what metrics.jsonl holds, which is complete before it."""
+    """Writes the summary of metrics.jsonl, which is complete at that time."""
 
     def __init__(self, run_dir: Path, next_iteration: int) -> None:
-        """Nothing is written before the end."""
+        """Do nothing until the end."""
         self._run_dir = run_dir
 
     def finish(self, summary: Mapping[str, Any]) -> None:
@@ -32,7 +33,7 @@ class SummaryJson(Tracker):
 
 
 def summarise(lines: Sequence[Mapping[str, Any]], given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the numbers of the metric lines, overridden by what the coordinator knows itself (`given`).
+    """Return the numbers of the metric lines, overridden by the coordinator's own values (`given`).
 
     `lines` have `iteration`, `time_ns` and metrics by name; `reward` may be null (NaN) or absent.
     """

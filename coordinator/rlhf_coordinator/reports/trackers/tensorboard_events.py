@@ -1,8 +1,8 @@
 """TensorBoard event files, written with TensorBoard's own record format; no TensorFlow, no torch.
 
-Rule: a restart writes a new file that begins with a START record at its first step, by which TensorBoard forgets what
-older files say of that step and later ones. TensorBoard's package takes half a second to import; a thread does that
-meanwhile, so that neither the start nor the first iteration waits for it.
+Rule: a restart writes a new file that begins with a START record at its first step. TensorBoard then ignores that step
+and later ones in older files. TensorBoard's package takes half a second to import; a thread imports it, so that neither
+the start nor the first iteration waits.
 """
 
 import importlib
@@ -29,7 +29,7 @@ _STRING: Final = 7
 
 
 class TensorBoardEvents(Tracker):
-    """One event file of this process, made with the first iteration.
+    """One event file of this process, created with the first iteration.
 
     Raises ModuleNotFoundError where TensorBoard is not installed.
     """
@@ -43,13 +43,13 @@ class TensorBoardEvents(Tracker):
         threading.Thread(target=importlib.import_module, args=("tensorboard.summary.writer.record_writer",)).start()
 
     def iteration(self, iteration: int, time_ns: int, metrics: Mapping[str, float]) -> None:
-        """Write the finite values under their names, unless the iteration is there already. Raises OSError."""
+        """Write the finite values under their names, unless the iteration is already there. Raises OSError."""
         if iteration >= self._next_step:
             self._next_step = iteration + 1
             self._scalars(iteration, time_ns, metrics)
 
     def evaluation(self, version: int, time_ns: int, metrics: Mapping[str, float]) -> None:
-        """Write the finite values at the step of this number. Raises OSError."""
+        """Write the finite values at the step of this version. Raises OSError."""
         self._scalars(version, time_ns, metrics)
 
     def _scalars(self, step: int, time_ns: int, metrics: Mapping[str, float]) -> None:
@@ -64,8 +64,10 @@ class TensorBoardEvents(Tracker):
         self._write(Event(wall_time=time_ns / 1e9, step=step, summary=Summary(value=values)))
 
     def samples(self, iteration: int, rows: Sequence[SampleRow]) -> None:
-        """Write the best and the worst sample as text, whose line breaks stay and which is no Markdown. Raises
-        OSError."""
+        """Write the best and the worst sample as plain text that keeps its line breaks and is not rendered as Markdown.
+
+        Raises OSError.
+        """
         from tensorboard.compat.proto.event_pb2 import Event
         from tensorboard.compat.proto.summary_pb2 import Summary, SummaryMetadata
         from tensorboard.compat.proto.tensor_pb2 import TensorProto
@@ -110,7 +112,7 @@ class TensorBoardEvents(Tracker):
 
 
 def _as_text(row: SampleRow) -> str:
-    """Return a sample as a block that Markdown shows as it is: every line is indented by four blanks."""
+    """Return a sample as a Markdown code block: every line is indented by four blanks."""
     reward = f"reward {row.reward:.4g}, sample {row.sample}, {row.response_tokens} tokens, {row.finish_reason}"
     lines = [reward, "", *visible(row.prompt).split("\n"), "", "->", "", *visible(row.response).split("\n")]
     return "\n".join("    " + line for line in lines)

@@ -1,9 +1,9 @@
-"""timeline.json: what every worker did when, as Chrome trace events (chrome://tracing, ui.perfetto.dev).
+"""timeline.json: the work of every worker over time, as Chrome trace events (chrome://tracing, ui.perfetto.dev).
 
-The array form of the format, one event per line, whose closing bracket may be missing while a run goes on. Groups are
-processes of the trace, workers their threads, so every worker has one row.
-Rule: appending only; a restarted coordinator cuts a torn last line and goes on. Past MAX_BYTES the file becomes
-timeline-previous.json and a new one begins, so that a run of weeks cannot fill the disk.
+The file has the array form of the format, with one event per line; the closing bracket may be missing while a run is in
+progress. Groups are processes of the trace and workers their threads, so every worker has one row.
+Rule: the file is append-only; a restarted coordinator cuts a torn last line and continues. Past MAX_BYTES the file is
+renamed to timeline-previous.json and a new one begins, so that a run of weeks cannot fill the disk.
 """
 
 import json
@@ -21,9 +21,9 @@ from rlhf_coordinator.reports.trackers.tracker import Tracker
 FILE: Final = "timeline.json"
 PREVIOUS: Final = "timeline-previous.json"
 MAX_BYTES: Final = 256 * 1024 * 1024
-"""About what Perfetto opens in a browser without trouble."""
+"""Largest size of the file in bytes: about the most that Perfetto opens easily in a browser."""
 FLUSH_SECONDS: Final = 1.0
-"""A live reader sees spans after this long; flushing each would cost a system call per span."""
+"""Delay in seconds until a live reader sees spans; flushing each span would cost a system call."""
 _OPENING: Final = b"[\n"
 _CLOSING: Final = b'{"ph":"M","pid":0,"name":"process_labels","args":{"labels":"end"}}\n]\n'
 _GROUPS: Final = {group.value: number for number, group in enumerate(Group)}
@@ -31,29 +31,29 @@ _GROUPS: Final = {group.value: number for number, group in enumerate(Group)}
 
 @dataclass(frozen=True)
 class TimelineSpan:
-    """A span as read back."""
+    """A span read from the file."""
 
     worker: str
     name: str
     start: float
-    """Seconds since the Unix epoch."""
+    """Begin in seconds since the Unix epoch."""
     seconds: float
     iteration: int
     destination: str = ""
-    """Of a sample that migrated: the worker it went to."""
+    """Destination worker of a migrated sample."""
 
 
 class TimelineJson(Tracker):
     """The timeline of a run folder. A live reader sees an iteration at once and spans after FLUSH_SECONDS."""
 
     def __init__(self, run_dir: Path, next_iteration: int, clock: Callable[[], float] = time.monotonic) -> None:
-        """`next_iteration` does not matter here: what was done is drawn as often as it was done. Raises OSError."""
+        """Open the file. `next_iteration` has no effect, because repeated work is drawn again. Raises OSError."""
         self._file = TimelineFile(run_dir / FILE)
         self._clock = clock
         self._flushed = 0.0
 
     def iteration(self, iteration: int, time_ns: int, metrics: Mapping[str, float]) -> None:
-        """Show what was written so far. Raises OSError."""
+        """Flush the written events. Raises OSError."""
         self._flush()
 
     def span(self, span: pb.Span) -> None:
@@ -76,7 +76,7 @@ class TimelineJson(Tracker):
 
 
 class TimelineFile:
-    """The file, open for appending; `flush` decides when a reader sees what was written."""
+    """The file, open for appending; `flush` makes written events visible to readers."""
 
     def __init__(self, path: Path, max_bytes: int = MAX_BYTES) -> None:
         self._path = path
@@ -88,7 +88,7 @@ class TimelineFile:
     def span(
         self, worker: str, name: str, start_ns: int, end_ns: int, iteration: int, attributes: Mapping[str, str]
     ) -> None:
-        """Write something that took time."""
+        """Write a span."""
         self._write(
             {
                 "ph": "X",
@@ -102,13 +102,13 @@ class TimelineFile:
         )
 
     def instant(self, time_ns: int, name: str, attributes: Mapping[str, Any]) -> None:
-        """Write something that happened, drawn across all rows."""
+        """Write an instant event, drawn across all rows."""
         coordinator = self._row(Group.COORDINATOR.value)
         event = {"ph": "i", "s": "g", "name": name, **coordinator, "ts": time_ns / 1000, "args": dict(attributes)}
         self._write(event)
 
     def flush(self) -> None:
-        """Make what was written visible; begin a new file when this one is full."""
+        """Make written events visible; begin a new file when this one is full."""
         self._file.flush()
         if self._file.tell() > self._max_bytes:
             self.close()
@@ -118,7 +118,7 @@ class TimelineFile:
             self._file = self._path.open("ab")
 
     def close(self) -> None:
-        """Complete the file: from now on it is plain JSON."""
+        """Complete the file, which is plain JSON from now on."""
         self._file.write(_CLOSING)
         self._file.close()
 
@@ -137,7 +137,7 @@ class TimelineFile:
 
 
 def _mend(path: Path) -> None:
-    """Make a file that events can be appended to: without closing bracket and without a torn line."""
+    """Prepare a file for appending: remove the closing bracket and a torn line."""
     if not path.exists() or path.stat().st_size < len(_OPENING):
         path.write_bytes(_OPENING)
         return
@@ -152,7 +152,7 @@ def _mend(path: Path) -> None:
 
 
 def read_spans(path: Path) -> Iterator[TimelineSpan]:
-    """Yield the spans of a timeline file, complete or not, in the order written; workers by their row names."""
+    """Yield the spans of a timeline file, complete or not, in their order; workers have their row names."""
     rows: dict[tuple[int, int], str] = {}
     with path.open("rb") as file:
         for line in file:

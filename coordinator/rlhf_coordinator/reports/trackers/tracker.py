@@ -1,8 +1,8 @@
-"""What a tracker is: somewhere that the metrics, spans and events of a run go.
+"""The interface of a tracker, a destination for the metrics, spans and events of a run.
 
-Rule: a tracker is never needed to go on, the journal is; it must be quick, as the coordinator's loop waits for it. It
-belongs to one process: a restart opens it anew with the first iteration that this process will record. It raises an
-OSError when it cannot write; `RunTrackers` says what follows.
+Rule: a job resumes from the journal, never from a tracker. A tracker must be quick, because the coordinator's loop
+waits for it. It belongs to one process: a restart opens it again with the first iteration that this process will
+record. It raises an OSError when it cannot write; `RunTrackers` decides what follows.
 """
 
 from collections.abc import Mapping, Sequence
@@ -15,32 +15,33 @@ from rlhf_planner.explain.iteration_profile import IterationProfile
 
 
 class Tracker:
-    """One kind of report. What a kind does not keep it inherits: nothing is done."""
+    """One kind of report. Its methods do nothing by default; a kind overrides those that it needs."""
 
     def iteration(self, iteration: int, time_ns: int, metrics: Mapping[str, float]) -> None:
-        """Record a finished iteration; one that it has is given again after a restart, and must not be there twice."""
+        """Record a finished iteration. After a restart an iteration may be repeated, and must not be recorded twice."""
 
     def evaluation(self, version: int, time_ns: int, metrics: Mapping[str, float]) -> None:
-        """Record the evaluation of the job's last version, with which no iteration begins; one that it has may be given
-        again after a restart. All others are among the metrics of the iteration of their number."""
+        """Record the evaluation of the job's last version, with which no iteration begins.
+
+        It may be repeated after a restart. All other evaluations are among the metrics of the iteration of their
+        version.
+        """
 
     def span(self, span: pb.Span) -> None:
-        """Record something that took time."""
+        """Record a span."""
 
     def event(self, time_ns: int, kind: str, message: str, attributes: Mapping[str, str]) -> None:
-        """Record something that happened: a worker lost, a checkpoint made, a score retried."""
+        """Record an event: a lost worker, a saved checkpoint, a retried score."""
 
     def samples(self, iteration: int, rows: Sequence[SampleRow]) -> None:
-        """Record the sample table of an iteration; given again after a restart, it replaces the one before."""
+        """Record the sample table of an iteration; after a restart, a repeated table replaces the previous one."""
 
     def facts(self, facts: IterationProfile) -> None:
-        """Record what is known of where the time of an iteration went; given again after a restart, they replace
-        those before."""
+        """Record the time profile of an iteration; after a restart, a repeated profile replaces the previous one."""
 
     def histories(self, histories: SampleHistories) -> None:
-        """Record what happened to each sample of an iteration; given again after a restart, they replace those
-        before."""
+        """Record the sample histories of an iteration; after a restart, repeated histories replace the previous
+        ones."""
 
     def finish(self, summary: Mapping[str, Any]) -> None:
-        """Complete what was written: the run is over, and nothing comes afterwards. `summary`: facts about the whole
-        run by name."""
+        """Complete the output at the end of the run. `summary`: facts about the whole run by name."""

@@ -1,4 +1,4 @@
-// A time axis that is moved and zoomed, and the canvases that share it.
+// A time axis with scrolling and zooming, and the canvases that share it.
 const LEFT = 108, TOP = 18;
 
 class Axis {
@@ -13,7 +13,7 @@ class Axis {
   move(by) { this.show(this.from + by, this.to + by); }
 }
 
-// Lets a canvas be dragged, zoomed and hovered. `panel`: {canvas, axis, draw, hit(x, y), vertical(factor, y), scroll(pixels), touched()}.
+// Handles dragging, zooming and hovering on a canvas. `panel`: {canvas, axis, draw, hit(x, y), vertical(factor, y), scroll(pixels), touched()}.
 function attach(panel) {
   const { canvas, axis } = panel;
   let held = null;
@@ -43,7 +43,7 @@ function attach(panel) {
   });
 }
 
-// The canvas as large as it is shown, emptied; returns [context, width, height].
+// Clears a canvas and sets it to its displayed size; returns [context, width, height].
 function cleared(canvas, height) {
   const ratio = window.devicePixelRatio || 1, width = canvas.clientWidth;
   if (canvas.style.height !== `${height}px`) canvas.style.height = `${height}px`;
@@ -79,7 +79,7 @@ function duration(milliseconds, step = 0) {
   return hours ? `${sign}${hours}:${String(minutes).padStart(2, '0')}:${rest}` : `${sign}${minutes}:${rest}`;
 }
 
-// Rectangles by colour: one fill style for many.
+// Collects rectangles by colour, to set each fill style once.
 class Rectangles {
   constructor() { this.byColour = new Map(); }
   add(colour, x, y, width, height) {

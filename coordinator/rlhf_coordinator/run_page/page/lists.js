@@ -1,8 +1,8 @@
-// The lists: losses in words, iterations, and the sample table. Texts of the run are text nodes, and nothing else.
+// The lists: losses in words, iterations, and the sample table. Texts of the run become text nodes, never markup.
 const STAGES = { generation: '#8fb2ec', inference: '#93d0b4', training: '#b794e8', weight_update: '#e08a1e', checkpoint: '#8a5a2b', wait: '#c9ced8', other: '#98a2b3' };
 const MOST_ROWS = 500;
 const WORDS = new Set(['where they went', 'worker', 'prompt', 'response']); // columns of texts
-// What would hide or turn around what follows is written out.
+// Characters that hide or reverse the text after them; they are shown as escapes.
 const HIDDEN = /[\u0000-\u0009\u000b-\u001f\u007f-\u009f\u00ad\u061c\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb]/g;
 
 function visible(text) { return String(text).replace(HIDDEN, (letter) => `\\u${letter.codePointAt(0).toString(16).padStart(4, '0')}`); }

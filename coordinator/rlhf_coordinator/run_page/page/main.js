@@ -1,4 +1,4 @@
-// Puts the page together: data that lies in it, or deltas from its server; draws when something changed.
+// Assembles the page from embedded data, or from deltas of its server; draws when the data changed.
 const POLL = 1000, POLL_OVER = 5000, NEWEST = 3;
 const store = new Store(), element = (id) => document.getElementById(id);
 let chosen = -1, pinned = false, following = true, asked = false, cursor = '';

@@ -1,4 +1,4 @@
-// What happened to each sample of an iteration: one line each, on the time axis of the workers.
+// The history of each sample of an iteration: one line per sample, on the time axis of the workers.
 const QUEUED = '#e4e7ec', WAITS = '#f3d9a4', SCORED = '#cfe8dc', TRAINED = '#b794e8', MOVED = '#d23c3c';
 
 class Samples {
@@ -62,7 +62,7 @@ class Samples {
     drawTicks(context, this.axis, width, TOP, this.store.first);
   }
 
-  // When the iteration was trained on, looked for again only when something new is known.
+  // The interval of the iteration's training, searched again only after new data.
   training() {
     if (this.trained?.changes !== this.store.changes || this.trained.iteration !== this.iteration) {
       this.trained = { changes: this.store.changes, iteration: this.iteration, span: this.store.phases(this.iteration, 'Training')[0] };
@@ -94,7 +94,7 @@ class Samples {
   }
 }
 
-// The stretches of one sample's life, in milliseconds since the Unix epoch.
+// The intervals in the history of one sample, in milliseconds since the Unix epoch.
 function parts(one, n, training) {
   const began = one.began_ns / 1e6, at = (seconds) => began + 1000 * seconds, found = [], places = one.places[n];
   const finished = one.finished[n], scored = one.scored[n], ends = finished ?? scored;

@@ -1,4 +1,4 @@
-// One step of training: of each rank what was predicted, above what was measured.
+// One training step: for each rank the prediction above the measurement.
 class Schedule {
   constructor(canvas, store, changed) {
     Object.assign(this, { canvas, store, axis: new Axis(changed), iteration: -1, number: 0 });
@@ -31,7 +31,7 @@ class Schedule {
     if (step) this.axis.show(0, 1.02 * Math.max(step.end - step.start, Number(step.attributes.predicted_ms) || 0));
   }
 
-  // [measured, predicted] of one rank: {name, from, to, words}, from the beginning of the step.
+  // [measured, predicted] bars of one rank: {name, from, to, words}, with times from the beginning of the step.
   bars(row) {
     const place = `${this.iteration} ${this.number} ${this.store.changes}`;
     if (this.made?.place !== place) this.made = { place, rows: new Map() };

@@ -1,5 +1,5 @@
-// What the page knows of the run: a bounded copy of what the server gave, newest first to stay.
-// Rule: whatever comes is data; nothing of it is ever markup or a program.
+// The page's data of the run: a bounded copy of the server's data, which drops the oldest first.
+// Rule: all input is data, never markup or a program.
 const MOST_SPANS = 250000, MOST_MARKS = 5000, MOST_ITERATIONS = 20000, MOST_HISTORIES = 64;
 const GROUPS = ['coordinator', 'generation', 'inference', 'training', 'predicted'];
 
@@ -60,7 +60,7 @@ class Store {
     }
   }
 
-  // From when to when an iteration went on; null where it is not known.
+  // The begin and the end of an iteration; null if unknown.
   bounds(iteration) {
     const one = this.iterations.get(iteration);
     return one && one.seconds !== null ? [one.end - 1000 * one.seconds, one.end] : null;
@@ -71,7 +71,7 @@ class Store {
   }
 }
 
-// Kinds of spans, in the order of the key: name, colour, which spans.
+// Kinds of spans, in the order of the legend: name, colour, matching spans.
 const KINDS = [
   ['decode', '#3b74d9', /^decode|^prefill/], ['score', '#2e9e6b', /^score/], ['actor forward', '#8e5bd0', /actor\/F$/], ['actor backward', '#b794e8', /actor\/B$|actor\/W$/],
   ['critic forward', '#c4407f', /critic\/F$/], ['critic backward', '#e895bb', /critic\/B$|critic\/W$/], ['wait', '#c9ced8', /wait/i], ['step', '#ece6f7', /^train\/step$/],

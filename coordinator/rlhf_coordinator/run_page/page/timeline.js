@@ -1,4 +1,4 @@
-// The timeline of workers: one row each, what it did when.
+// The timeline: one row per worker, with its work over time.
 const NEAR = 0.6; // pixels
 
 class Timeline {
@@ -15,7 +15,7 @@ class Timeline {
     const [context, width, height] = cleared(this.canvas, TOP + Math.max(2, rows.length) * tall + 2);
     drawTicks(context, axis, width, height, this.store.first);
     const rectangles = new Rectangles();
-    rectangles.add(KINDS[STEP][1], 0, 0, 0, 0); // the first colour is painted first: a step lies below what it is made of
+    rectangles.add(KINDS[STEP][1], 0, 0, 0, 0); // the first colour is painted first: a step lies below its parts
     const scale = (width - LEFT) / (axis.to - axis.from);
     context.fillStyle = '#1c2330';
     rows.forEach((row, number) => {
@@ -32,7 +32,7 @@ class Timeline {
         const to = Math.min(width, LEFT + (span.end - axis.from) * scale);
         if (span.end < axis.from || to <= ends[kind]) continue;
         const from = Math.max(LEFT, LEFT + (span.start - axis.from) * scale);
-        if (ends[kind] < 0 || from > ends[kind] + NEAR) { // what is nearer than can be seen becomes one with its like
+        if (ends[kind] < 0 || from > ends[kind] + NEAR) { // merge spans of one kind whose gap is not visible
           if (ends[kind] >= 0) paint(kind);
           begins[kind] = from;
         }
@@ -73,7 +73,7 @@ class Timeline {
   }
 }
 
-// Where in its row a span is drawn: a generation worker scores below what it decodes.
+// The position of a span in its row: on a generation worker, scoring lies below decoding.
 function slot(kind, row) {
   if (GROUPS[row.group] !== 'generation' || kind === STARTING) return [0, 1];
   return KINDS[kind][0] === 'decode' ? [0, 0.62] : [0.5, 0.5];
