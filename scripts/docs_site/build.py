@@ -18,8 +18,8 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-HERE = Path(__file__).parent
-ROOT = HERE.parents[1]
+FOLDER = Path(__file__).parent
+ROOT = FOLDER.parents[1]
 OUTSIDE = {"README.md": "index.md", "CONTRIBUTING.md": "contributing.md", "tests/cluster/README.md": "test-cluster.md"}
 """Pages outside docs/ -> their names on the site."""
 PICTURES = "docs/pictures/diagrams"
@@ -61,21 +61,21 @@ def address(path: str) -> str:
 
 def for_site(page: str, text: str, named: set[str]) -> str:
     """Return a page as the generator reads it, and add the paths that it links to to `named`."""
-    here = posixpath.dirname(address(page)) or "."
+    beside = posixpath.dirname(address(page)) or "."
 
     def link(match: re.Match[str]) -> str:
         path = posixpath.normpath(posixpath.join(posixpath.dirname(page), match[1]))
         named.add(path)
         there = address(path)
         anchor = (match[2] or "") if there.endswith(".md") else ""
-        return f"({posixpath.relpath(there, here)}{anchor})"
+        return f"({posixpath.relpath(there, beside)}{anchor})"
 
     number = 0
     parts = FENCED.split(text)
     for place, part in enumerate(parts):
         if part.startswith("```mermaid"):
             number += 1
-            parts[place] = f"![diagram]({posixpath.relpath(address(picture(page, number)), here)}){{ .diagram }}"
+            parts[place] = f"![diagram]({posixpath.relpath(address(picture(page, number)), beside)}){{ .diagram }}"
         elif place % 2 == 0:
             pieces = CODE.split(LIST.sub(r"\1\n", part))
             pieces[::2] = [LINK.sub(link, piece) for piece in pieces[::2]]
@@ -92,7 +92,7 @@ def stage(root: Path, folder: Path) -> list[str]:
         if not drawn.exists() or digest not in drawn.read_text()[:400]
     ]
     shutil.copytree(root / "docs", sources, ignore=shutil.ignore_patterns("*.md"))
-    shutil.copytree(HERE / "theme", folder / "theme")
+    shutil.copytree(FOLDER / "theme", folder / "theme")
     shutil.move(folder / "theme" / "assets", sources / "assets")
     for page, text in texts.items():
         named: set[str] = set()
@@ -103,7 +103,7 @@ def stage(root: Path, folder: Path) -> list[str]:
                 write(sources / address(path), "\n".join(sorted(child.name for child in (root / path).iterdir())))
             else:
                 write(sources / address(path), (root / path).read_text())
-    settings = (HERE / "zensical.toml").read_text()
+    settings = (FOLDER / "zensical.toml").read_text()
     shown = {address(page) for page in texts}
     settings = re.sub(r'"([\w-]+)/\*"', lambda match: in_folder(match[1], shown), settings)
     problems += [f"{page}: name it in zensical.toml" for page in sorted(shown) if f'"{page}"' not in settings]

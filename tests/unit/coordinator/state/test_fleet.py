@@ -25,7 +25,7 @@ def test_a_worker_that_comes_back_in_time_was_never_lost(fleet: Fleet) -> None:
     register(fleet, "x", 1, 0.0)
     fleet.closed("generation-1", 1, 10.0)
     assert fleet.expire(10.0 + GRACE_SECONDS) == []
-    joined = register(fleet, "x", 2, 11.0, role="generation", versions={"actor": 3})
+    joined = register(fleet, "x", 2, 11.0, roles=[pb.WORKER_ROLE_GENERATION], versions={"actor": 3})
     assert isinstance(joined, Joined)
     assert not joined.restarted
     assert fleet.workers["generation-1"].versions == {"actor": 3}
@@ -33,7 +33,7 @@ def test_a_worker_that_comes_back_in_time_was_never_lost(fleet: Fleet) -> None:
 
 
 def test_broken_for_longer_than_the_grace_or_silent_for_too_long_is_lost(fleet: Fleet) -> None:
-    register(fleet, "x", 1, 0.0, role="generation")
+    register(fleet, "x", 1, 0.0, roles=[pb.WORKER_ROLE_GENERATION])
     fleet.closed("generation-1", 1, 10.0)
     assert [worker.name for worker in fleet.expire(10.1 + GRACE_SECONDS)] == ["generation-1"]
     assert fleet.expire(20.0) == [], "once"

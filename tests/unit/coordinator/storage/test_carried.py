@@ -208,17 +208,6 @@ def test_a_journal_is_not_gone_on_with_under_another_staleness(tmp_path: Path) -
     assert error.value.failure.exit_code == ExitCode.USAGE
 
 
-def test_a_journal_of_a_version_without_staleness_goes_on_without(tmp_path: Path) -> None:
-    Process(tmp_path, maxStaleness=0)
-    journal = Journal(tmp_path / "run" / "journal")
-    facts = journal.job()
-    del facts["identity"]["spec.rollout.maxStaleness"]
-    journal.write_job(facts)
-    Process(tmp_path, maxStaleness=0)
-    with pytest.raises(JobError, match=r"maxStaleness = 0, now it is 1"):
-        Process(tmp_path)
-
-
 def saved(folder: Path) -> Process:
     """An iteration with a checkpoint of what it made."""
     process = first_iteration(folder)

@@ -176,7 +176,7 @@ def test_metrics_of_the_pool_come_and_go_with_the_job() -> None:
         job.carry_out(plan)
 
     def value(name: str, **labels: str) -> float | None:
-        return metrics.registry.get_sample_value(name, {"namespace": "team", "name": "job", "rlhf_job": "job"} | labels)
+        return metrics.registry.get_sample_value(name, {"namespace": "team", "rlhf_job": "job"} | labels)
 
     job.later(11)
     read(job, "generation-0", threshold=12, streams=7)

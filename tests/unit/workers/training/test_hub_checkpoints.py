@@ -11,15 +11,13 @@ import pytest
 import torch
 from tests.support.model_folders import models
 from tests.support.training.training_ranks import ThreadCommunicator, make_job, serial
-from tests.support.training.training_roles import MadeBatches, trainer_in
+from tests.support.training.training_roles import MadeBatches
 from tests.support.workers.outbox import RecordedOutbox
 from transformers import AutoConfig, AutoTokenizer
 
 from rlhf_api.algorithms.roles import ModelRole
 from rlhf_api.job import RLHFJob
 from rlhf_common import control_pb2 as pb
-from rlhf_common.names import ExitCode
-from rlhf_coordinator.failures import JobError
 from rlhf_coordinator.model_sizes import read_sizes
 from rlhf_coordinator.storage import checkpoint
 from rlhf_workers.training.backends.torch_backend import TorchBackend, build_trainer
@@ -108,20 +106,6 @@ def test_a_rank_that_came_from_a_checkpoint_writes_it_again_when_that_is_gone(
     folder = checkpoint.prepare(path, 2)
     made = finish(path, 2, folder, save(role, folder))
     assert AutoTokenizer.from_pretrained(made.folder / "actor")("12+3").input_ids == [4, 5, 39, 6]
-
-
-def test_ranks_of_an_earlier_version_are_named_with_what_to_do(
-    workers_cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    job, become, path, folder = first_checkpoint(tmp_path)
-    trainer = trainer_in(rank_of(job, become))
-    files = save(TrainingRole(job, TorchBackend(trainer), MadeBatches(), 0, SpanBuffer()), folder)
-
-    use_cache(monkeypatch, tmp_path / "coordinator")
-    with pytest.raises(JobError, match="use the worker image of the coordinator's version, or put the model") as raised:
-        finish(path, 1, folder, files)
-    assert raised.value.failure.field == "spec.models.actor.path"
-    assert raised.value.failure.exit_code == ExitCode.BAD_MODEL
 
 
 def test_a_hub_model_in_the_cache_has_a_known_size(workers_cache: Path, tmp_path: Path) -> None:

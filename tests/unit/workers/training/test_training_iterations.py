@@ -321,21 +321,6 @@ def test_a_damaged_checkpoint_is_named(folder: Path, tmp_path: Path, damage: str
     assert caught.value.failure.exit_code == 21
 
 
-def test_versions_before_and_after_the_registry_of_algorithms_read_each_others_checkpoints(
-    folder: Path, tmp_path: Path
-) -> None:
-    job = make_job(folder, folder, algorithm=TWO_EPOCHS)
-    run(job, range(2), pipeline=1, save=tmp_path)
-    finish_folder(tmp_path, folder)
-    file = tmp_path / "trainer.json"
-    state = json.loads(file.read_text())
-    assert state["klCoefficient"] == state["algorithm"]["klCoefficient"] != 0.02
-    del state["algorithm"]
-    file.write_text(json.dumps(state))
-    trainer = trainer_of(job, serial(job, 1, 1), 0, 1, Alone(), str(tmp_path), state["version"])
-    assert trainer.algorithm.state() == {"klCoefficient": state["klCoefficient"]}
-
-
 def test_a_training_that_failed_before_its_first_step_changes_nothing_that_the_algorithm_remembers(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
