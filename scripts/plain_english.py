@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
-CLEAN: Final[tuple[str, ...]] = ()
+CLEAN: Final[tuple[str, ...]] = ("docs", "README.md", "CONTRIBUTING.md")
 """Files and folders without a finding."""
 OPENING: Final = re.compile(r"(?:^|(?<=[.:;!?])\s+|\n\s*\n\s*)(Of|As|By|What|Whose|That which)\s(?![^.]*\?)")
 PHRASE: Final = re.compile(r"\b(?:is|are) (?:told|said)\b|\b(?:whatever|nobody|none but|that which)\b", re.IGNORECASE)
