@@ -14,8 +14,7 @@ ConfigMapName = Annotated[str, Field(pattern=SUBDOMAIN_FORM, max_length=SUBDOMAI
 
 class Environment(ApiModel):
     """A Python class with `reset(record)` and `step(response)`. Its answers are appended to the response and the policy
-    continues; answers are not trained on. Generation workers run it in processes.
-    """
+    continues; answers are not trained on. Generation workers run it in processes."""
 
     exactly_one: ClassVar = ("file", "module", "config_map")
 
@@ -33,8 +32,7 @@ class Environment(ApiModel):
     """Environment variables of its processes, which otherwise get only those that Python needs."""
     max_turns: Annotated[int, Field(ge=1, le=1000)] = 8
     """Maximum turns of the policy. A response still unfinished then ends with finish reason length. maxResponseTokens
-    limits all turns and answers together.
-    """
+    limits all turns and answers together."""
     timeout_seconds: Annotated[int, Field(ge=1, le=86400)] = 60
     """Maximum seconds to answer one turn. Then its process is killed and the sample fails; see sampleRetries."""
 

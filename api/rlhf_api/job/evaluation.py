@@ -51,15 +51,13 @@ class HeldOutPrompts(Prompts):
 
 class Evaluation(ApiModel):
     """Evaluation during training. Otherwise idle generation workers decode responses of a weight version; the job's
-    reward scores them. They are never trained on.
-    """
+    reward scores them. They are never trained on."""
 
     every: Annotated[int, Field(ge=1, le=1000000)] = 10
     """Iterations between evaluations. Version 0, every n-th version and the last one are evaluated."""
     prompts: EvaluationPrompts | None = None
     """Prompts for evaluation; unset fields take the values of spec.prompts. Unset: the prompts of the job in file
-    order.
-    """
+    order."""
     prompt_count: Annotated[int, Field(ge=1, le=65536)] = 64
     """Prompts to evaluate, from the start of the file; all prompts of a shorter file."""
     samples_per_prompt: Annotated[int, Field(ge=1, le=256)] = 1

@@ -1,6 +1,5 @@
 """`spec.runPolicy.failurePolicy`: rules that choose an action when a pod ends, by exit code, condition, reason or
-message.
-"""
+message."""
 
 from typing import Annotated, Final, Literal
 
@@ -51,8 +50,7 @@ class PodFailurePattern(ApiModel):
         | None
     ) = None
     """Regular expression (RE2 syntax) to find in the message: the kubelet's message for a pod, or the last log lines of
-    a container that ended by itself.
-    """
+    a container that ended by itself."""
 
 
 class FailureRule(ApiModel):
@@ -86,5 +84,4 @@ class FailurePolicy(ApiModel):
     rules: Annotated[list[FailureRule], Field(max_length=20)] = Field(default_factory=list)
     """The rules. Built-in rules follow: disruptions are ignored; exit codes 20 to 23 (reward, model, prompts, storage)
     fail the job, since a restart cannot help; other failures, and evictions for storage beyond the pod's limits,
-    restart and count.
-    """
+    restart and count."""

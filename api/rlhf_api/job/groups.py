@@ -14,8 +14,7 @@ ComputeType = Literal["Float32", "BFloat16"]
 Rate = Annotated[float, Field(gt=1e-12, le=1)]
 """A learning rate. A smaller one changes no float32 weight. A larger one makes AdamW take steps of that size for any
 gradient. The lower bound is exclusive because the API server compares an integer, such as 0, with the integer part of a
-bound.
-"""
+bound."""
 DRAFTERS: Final[tuple[Literal["Siblings", "Ngram", "Model"], ...]] = ("Siblings", "Ngram")
 """Default drafters, which need nothing outside the job."""
 
@@ -29,8 +28,7 @@ class GroupFields(ApiModel):
     """CPU threads of the compute library per worker process. Results may depend on it."""
     template: dict[str, Any] = Field(default_factory=dict)
     """PodTemplateSpec of the group's pods: image, volumes, node selectors, resources. The operator's own settings take
-    precedence.
-    """
+    precedence."""
 
 
 class CoordinatorFields(ApiModel):
@@ -38,8 +36,7 @@ class CoordinatorFields(ApiModel):
 
     template: dict[str, Any] = Field(default_factory=dict)
     """PodTemplateSpec of the coordinator's pod: node selectors, resources, init containers. The operator's own settings
-    take precedence. Volumes, mounts and pull secrets come from training pods.
-    """
+    take precedence. Volumes, mounts and pull secrets come from training pods."""
 
 
 class TensorParallelism(ApiModel):
@@ -47,8 +44,7 @@ class TensorParallelism(ApiModel):
 
     tensor: Annotated[int, Field(ge=1, le=64)] = 1
     """Tensor parallel degree: GPUs over which vLLM splits each layer within a worker, or CPU processes with
-    gpusPerReplica 0. A power of two, equal to gpusPerReplica, that divides the policy's attention heads.
-    """
+    gpusPerReplica 0. A power of two, equal to gpusPerReplica, that divides the policy's attention heads."""
 
 
 class DraftModel(ApiModel):
@@ -64,21 +60,18 @@ class DraftModel(ApiModel):
 
 class Speculation(ApiModel):
     """Speculative decoding in generation: several draft tokens are verified in one pass. A draft token is accepted only
-    if it equals the sampled token, so results do not change.
-    """
+    if it equals the sampled token, so results do not change."""
 
     mode: Literal["Disabled", "Auto", "Fixed"] = "Auto"
     """Disabled decodes one token at a time. Auto picks the draft length, possibly 0, that measured fastest. Fixed
-    drafts maxTokens tokens wherever a drafter has them.
-    """
+    drafts maxTokens tokens wherever a drafter has them."""
     max_tokens: Annotated[int, Field(ge=1, le=16)] = 8
     """Most draft tokens per sample and pass, in addition to the token that every pass samples."""
     drafters: Annotated[list[Literal["Siblings", "Ngram", "Model"]], Field(min_length=1, max_length=3)] = Field(
         default_factory=lambda: list(DRAFTERS)
     )
     """Draft sources: Siblings uses other responses to the prompt, also from earlier iterations; Ngram uses the sample
-    itself; Model uses draftModel. The drafter with the longest expected acceptance drafts each sample.
-    """
+    itself; Model uses draftModel. The drafter with the longest expected acceptance drafts each sample."""
     draft_model: DraftModel | None = None
     """The model of the drafter Model."""
 
@@ -97,8 +90,7 @@ class Generation(GroupFields):
         ),
     ] = "Auto"
     """Engine that decodes: torch, vllm, or the path of your own module, with a dot, in the worker image. Auto uses vllm
-    if the worker has a GPU and an image whose vLLM serves the model; otherwise, and in a deterministic job, torch.
-    """
+    if the worker has a GPU and an image whose vLLM serves the model; otherwise, and in a deterministic job, torch."""
     engine_args: dict[str, Any] = Field(default_factory=dict)
     """Engine arguments under the engine's own names, passed unchanged."""
     max_batch_size: Annotated[int, Field(ge=1, le=65536)] = 64
@@ -116,12 +108,10 @@ class Inference(GroupFields):
     """Number of workers that only score. With 0, generation workers with nothing to decode do all scoring."""
     overlap: Literal["Disabled", "Enabled"] = "Enabled"
     """Enabled scores each finished sample while others still decode. Disabled scores after the whole batch is
-    generated.
-    """
+    generated."""
     incremental: Literal["Disabled", "Auto", "Enabled"] = "Auto"
     """Lets idle workers score the known part of unfinished responses with reference and critic, so that only the rest
-    remains. Auto does so if simulation predicts a gain. Needs overlap Enabled.
-    """
+    remains. Auto does so if simulation predicts a gain. Needs overlap Enabled."""
     batch_tokens: Annotated[int, Field(ge=1, le=16777216)] = 16384
     """Most tokens per forward pass of scoring. Deterministic jobs ignore it and score one sample at a time."""
 
@@ -195,8 +185,7 @@ class Optimizer(ApiModel):
     """Peak learning rate of the critic; larger because its value head starts untrained."""
     schedule: Literal["Constant", "Linear", "Cosine"] = "Constant"
     """Shape of the learning rate after warm-up, over all steps of the job. If iterations changes in a live job, the
-    rest of the curve stretches or shrinks without a jump.
-    """
+    rest of the curve stretches or shrinks without a jump."""
     min_learning_rate_ratio: Annotated[float, Field(ge=0, le=1)] = 0.0
     """Final share of the peak learning rate with Linear and Cosine."""
     warmup_steps: Annotated[int, Field(ge=0, le=2147483647)] = 0
@@ -213,8 +202,7 @@ class Optimizer(ApiModel):
     """Largest gradient norm of a model, over all stages; larger gradients are scaled down. 0: no clipping."""
     max_non_finite_steps: Annotated[int, Field(ge=0, le=1000000)] = 5
     """Consecutive steps that may have an infinite or NaN gradient. Each is skipped and counted; one more fails the job.
-    0: the first fails it.
-    """
+    0: the first fails it."""
 
     def peak_learning_rate(self, role: ModelRole) -> float:
         """Return the peak learning rate of a trained role."""
@@ -226,8 +214,7 @@ class Training(GroupFields):
 
     backend: Literal["torch", "megatron"] = "torch"
     """Layers to train: torch uses transformers; megatron uses Megatron-core, which supports Llama, Mistral, Mixtral,
-    Qwen2, Qwen3 and Qwen3-MoE without adapters.
-    """
+    Qwen2, Qwen3 and Qwen3-MoE without adapters."""
     parallelism: TrainingParallelism = Field(default_factory=TrainingParallelism)
     """How the pipeline x data x context x tensor ranks split models."""
     ranks_per_pod: Annotated[int, Field(ge=1, le=64)] = 1
@@ -240,26 +227,23 @@ class Training(GroupFields):
     """Samples per micro-batch. The algorithm's miniBatchSize must be a multiple of microBatchSize x
     parallelism.data."""
     micro_batch_tokens: Annotated[int, Field(ge=1, le=1 << 30)] | None = None
-    """Most tokens in a micro-batch, with padding: long samples cause more micro-batches of fewer samples. A longer sample raises the limit to its length. Unset: microBatchSize is the only limit.
-    """
+    """Most tokens in a micro-batch, with padding: long samples cause more micro-batches of fewer samples. A longer
+    sample raises the limit to its length. Unset: microBatchSize is the only limit."""
     packing: bool = False
     """Concatenate samples of a micro-batch; do not pad."""
     optimizer: Optimizer = Field(default_factory=Optimizer)
     """Optimizer and learning rates."""
     lora: Lora | None = None
     """Trains low-rank adapters on frozen models; they need a learning rate about ten times larger. Unset: all weights
-    are trained.
-    """
+    are trained."""
     precision: Literal["Auto", "Float32", "BFloat16"] = "Auto"
     """Number type of matrix products in generation, scoring and training. Auto is BFloat16 if training ranks have GPUs
-    (master weights stay float32), else Float32. GPUs older than Ampere need Float32.
-    """
+    (master weights stay float32), else Float32. GPUs older than Ampere need Float32."""
     activation_checkpointing: bool = False
     """Recompute activations in the backward pass to save memory."""
     weight_sharing: Mode = "Auto"
     """How new weights reach workers on a training rank's machine. Auto shares GPU or host memory between the processes,
-    and streams if that fails. Disabled always streams.
-    """
+    and streams if that fails. Disabled always streams."""
 
     @property
     def ranks(self) -> int:

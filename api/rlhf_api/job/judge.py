@@ -47,20 +47,17 @@ class Judge(ApiModel):
     """A causal language model that inference workers run with its own tokenizer and chat template."""
     method: Literal["Direct", "Pairwise"] = "Direct"
     """Direct: the judge rates each response; the reward is the expected rating, scaled to -1..1. Pairwise: it compares
-    every two responses to a prompt in both orders; the reward is the mean probability (0..1) of being better.
-    """
+    every two responses to a prompt in both orders; the reward is the mean probability (0..1) of being better."""
     template: Annotated[str, Field(min_length=1, max_length=65536)] | None = None
     """Question to the judge. {prompt} is the prompt, {record.answer} the value of its key answer. Direct: {response},
-    {minimum}, {maximum}. Pairwise: {first}, {second}; the answer is 1 or 2. Unset: a plain question.
-    """
+    {minimum}, {maximum}. Pairwise: {first}, {second}; the answer is 1 or 2. Unset: a plain question."""
     minimum: Annotated[int, Field(ge=0, le=9)] = 1
     """Worst rating, one digit: tokenizers split longer numbers."""
     maximum: Annotated[int, Field(ge=0, le=9)] = 9
     """Best rating."""
     read: Literal["Probabilities", "Answer"] = "Probabilities"
     """Probabilities: those of the answer's first token over all ratings. Answer: the last number in the answer's text,
-    for servers without probabilities or judges that think first.
-    """
+    for servers without probabilities or judges that think first."""
     answer_tokens: Annotated[int, Field(ge=1, le=65536)] = 512
     """Most tokens in a text answer."""
 

@@ -17,8 +17,7 @@ EVERY_TARGET: Final[tuple[TargetModule, ...]] = (
 class Lora(ApiModel):
     """Low-rank adapters: a frozen matrix W computes as W + alpha / rank x B A; only A (`rank` rows) and B (`rank`
     columns) are trained. A starts random, from spec.seed and its name; B starts at zero, so the job starts with the
-    folder's model. There is no dropout: it would train another policy than the one that sampled.
-    """
+    folder's model. There is no dropout: it would train another policy than the one that sampled."""
 
     rank: Annotated[int, Field(ge=1, le=4096)] = 8
     """Rank of every adapter, PEFT's r."""
@@ -30,23 +29,19 @@ class Lora(ApiModel):
     """Linear maps of each layer that get an adapter."""
     models: Literal["All", "Policy"] = "All"
     """All trains every model with adapters, and a critic's value head in full. Policy trains the actor with adapters
-    and critics in full.
-    """
+    and critics in full."""
 
     adapter: Location | None = None
     """PEFT folder of the actor's initial adapters, with the same rank, alpha and targetModules. Unset: B starts at
-    zero. If spec.models.reference is unset, the reference is the actor's folder without them.
-    """
+    zero. If spec.models.reference is unset, the reference is the actor's folder without them."""
     publish: Literal["Merged", "Adapters"] = "Merged"
-    """What training ranks send to workers. Merged: whole models, W + alpha / rank x B A. Adapters: only A and B; each
-    worker adds the frozen weights from its own copy of the folder.
-    """
+    """Content that training ranks send to workers. Merged: whole models, W + alpha / rank x B A. Adapters: only A
+    and B; each worker adds the frozen weights from its own copy of the folder."""
 
     trunk: Literal["Separate", "Shared"] = "Separate"
     """Shared stores the frozen weights of models from one folder once: for actor and critic on a training rank, for
     reference and critic on scoring workers. Separate: once per model. Shared needs publish Adapters, models All, and
-    the same folder for all.
-    """
+    the same folder for all."""
 
     @property
     def scale(self) -> float:

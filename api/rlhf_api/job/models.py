@@ -21,8 +21,7 @@ class Models(ApiModel):
     """The policy to train."""
     critic: ModelSource | None = None
     """The value model: a causal language model, with a value head that starts at zero, or a reward model with its own
-    head. Unset: it starts from the actor. Ignored by algorithms without a critic.
-    """
+    head. Unset: it starts from the actor. Ignored by algorithms without a critic."""
     reference: ModelSource | None = None
     """The frozen model to which the KL term compares the actor. Unset: the actor's initial model."""
     reward: Reward | None = None
@@ -33,13 +32,11 @@ class Models(ApiModel):
     """Source of costs, the harm of responses. Ignored by algorithms without a cost."""
     cost_critic: ModelSource | None = None
     """The value model of costs, like critic for rewards. Unset: it starts from the actor. Ignored by algorithms without
-    a cost.
-    """
+    a cost."""
 
     def given(self, role: ModelRole) -> ModelSource | None:
         """Return the model that the manifest sets for a role; None if it sets none, user code, or several rewards
-        (`rewards_of`).
-        """
+        (`rewards_of`)."""
         if role.kind is ModelKind.REWARD:
             given = self.rewards_of(role)
             return given[0].reward.own_model if len(given) == 1 else None

@@ -10,25 +10,21 @@ from rlhf_api.job.failure import FailurePolicy
 
 class InterStageFusion(ApiModel):
     """Inter-stage fusion of RLHFuse: the long tail of generation migrates to a few workers, so that the others can
-    score.
-    """
+    score."""
 
     mode: Literal["Disabled", "Auto", "Fixed"] = "Auto"
     """Disabled never migrates the tail. Auto migrates if simulation predicts a gain, with the best predicted threshold
-    and pool. Fixed uses `threshold` and `pool`.
-    """
+    and pool. Fixed uses `threshold` and `pool`."""
     threshold: Annotated[int, Field(ge=1, le=1048576)] | None = None
     """With mode Fixed: number of unfinished samples at which the tail moves to the pool (R_t)."""
     pool: Annotated[int, Field(ge=1, le=4096)] | None = None
     """With mode Fixed: number of generation workers in the pool (m). All workers, or more, disables fusion."""
     transfer: Literal["Auto", "KV", "Tokens"] = "Auto"
     """Data that moves with a sample: KV, its KV cache; Tokens, only its tokens, from which the destination recomputes
-    the cache. Auto chooses the faster by prediction for each sample.
-    """
+    the cache. Auto chooses the faster by prediction for each sample."""
     balance: Literal["Disabled", "Auto"] = "Auto"
     """Auto also moves samples before the threshold, from the fullest worker to one about to run idle, if the predicted
-    gain exceeds the cost.
-    """
+    gain exceeds the cost."""
 
 
 class IntraStageFusion(ApiModel):
@@ -36,8 +32,7 @@ class IntraStageFusion(ApiModel):
 
     mode: Literal["Disabled", "Fused", "FusedSplit", "Auto"] = "Auto"
     """Disabled trains the actor, then the critic. Fused trains both at once; FusedSplit also splits the backward pass.
-    Auto measures all three and uses the fastest.
-    """
+    Auto measures all three and uses the fastest."""
 
 
 class Fusion(ApiModel):
@@ -62,8 +57,7 @@ class Checkpoints(ApiModel):
     """Number type of saved weights. Model: that of the model's config.json. Training always resumes from float32."""
     on_deletion: Literal["Disabled", "Save"] = "Disabled"
     """Save writes a last checkpoint when a running job is deleted; the finalizer rlhf.dev/checkpoint delays deletion
-    until then. Disabled deletes at once.
-    """
+    until then. Disabled deletes at once."""
     deletion_deadline_seconds: Annotated[int, Field(ge=1, le=300)] = 300
     """Seconds allowed for the last checkpoint; then the job is deleted without it."""
 
@@ -87,19 +81,15 @@ class RunPolicy(ApiModel):
     """Seconds without a message after which a worker counts as lost."""
     start_timeout_seconds: Annotated[int, Field(ge=1, le=86400)] = 900
     """Seconds allowed for workers to register once their containers run, and to load models. Time without a node does
-    not count.
-    """
+    not count."""
     pod_start_timeout_seconds: Annotated[int, Field(ge=0, le=86400)] = 1800
     """Seconds that a pod on a node may wait for an image, a volume or an init container. Then its GPUs are released, or
     the whole job's if an iteration needs the pod, and the job tries again later. 0: no limit. No effect with `rlhf
-    run`.
-    """
+    run`."""
     force_coordinator_after_seconds: Annotated[int, Field(ge=60, le=86400)] | None = None
     """Seconds after the grace period before a coordinator pod in deletion on an unresponsive node is force-deleted and
-    replaced on another node. This needs a journal lock that other nodes see. Unset: never.
-    """
+    replaced on another node. This needs a journal lock that other nodes see. Unset: never."""
     hang_timeout_seconds: Annotated[int, Field(ge=0, le=86400)] = 300
-    """Seconds before a process counts as hung: its liveness probes fail, a decode step does not end, or training ranks
-    stop (10 times their longest gap so far, 60 at least). It is restarted, which counts as a failure. 0: no limit.
-    Changes apply to new pods.
-    """
+    """Seconds after which a process counts as hung: it does not answer liveness probes, a decode step does not end, or
+    training ranks make no progress (for them at most 60, but at least 10 times their longest gap so far). A restart
+    follows, which counts as a failure. 0: no limit. Changes apply to new pods."""

@@ -14,8 +14,7 @@ class RewardShaping(ApiModel):
     combine: Literal["Sum", "NormalizedSum", "Min", "MeanMinusVariance"] = "Sum"
     """How several rewards r with weights w combine. Sum: sum w r. NormalizedSum: the same after normalising each to
     mean 0 and standard deviation 1 over the batch. Min: the least w r. MeanMinusVariance: weighted mean minus
-    varianceWeight times weighted variance. Abstentions are left out.
-    """
+    varianceWeight times weighted variance. Abstentions are left out."""
     variance_weight: Annotated[float, Field(ge=0, le=LARGEST)] = 1.0
     """Factor of the variance in MeanMinusVariance."""
 
@@ -29,16 +28,14 @@ class RewardShaping(ApiModel):
     """Batch: normalise the clipped rewards over the batch to mean 0 and standard deviation 1."""
     overlong_buffer: Annotated[int, Field(ge=0, le=LARGEST)] = 0
     """Last tokens of rollout.maxResponseTokens over which the penalty of a response grows to overlongPenalty. 0:
-    none.
-    """
+    none."""
     overlong_penalty: Annotated[float, Field(ge=0, le=LARGEST)] = 1.0
     """Penalty of the longest response if overlongBuffer is set."""
     missing_end_penalty: Annotated[float, Field(ge=0, le=LARGEST)] = 0.0
     """Penalty of a response that does not end by itself."""
     truncated: Literal["Keep", "Mask", "Filter"] = "Keep"
     """Responses cut at rollout.maxResponseTokens. Keep: trained on like others. Mask: in no loss, but their rewards
-    count in the baselines of others. Filter: treated as abstentions.
-    """
+    count in the baselines of others. Filter: treated as abstentions."""
 
     @property
     def changes_nothing(self) -> bool:

@@ -23,8 +23,7 @@ MAX_REWARDS: Final = 8
 class RewardFunction(ApiModel):
     """A Python function `name(prompt, response, record) -> float | None`, sync or async. None abstains: the sample is
     not trained on. Optional parameters are finish_reason and response_tokens. It may return a mapping with `reward` and
-    `metrics`, numbers by name.
-    """
+    `metrics`, numbers by name."""
 
     exactly_one: ClassVar = ("file", "module", "config_map")
 
@@ -52,8 +51,7 @@ class RewardFunction(ApiModel):
 
 class RewardEndpoint(ApiModel):
     """An HTTP endpoint: POST {"samples": [{"prompt", "response", "record", "finish_reason", "response_tokens"}]} ->
-    {"rewards": [float | null]}, optionally with "metrics": [{name: number}].
-    """
+    {"rewards": [float | null]}, optionally with "metrics": [{name: number}]."""
 
     url: Annotated[str, Field(pattern=r"^https?://[^/ ]+", max_length=2048, examples=["http://rewards:8000/score"])]
     """URL, http or https."""
@@ -82,12 +80,10 @@ class Reward(ApiModel):
     """Retries after the first failure."""
     on_failure: Literal["Fail", "Abstain"] = "Fail"
     """Reaction when all tries of a sample fail. Fail: the job fails. Abstain: the reward abstains and the job
-    continues; the failure is counted and logged.
-    """
+    continues; the failure is counted and logged."""
     calls: Literal["Sample", "Batch", "Group"] = "Sample"
     """Input per call of a function or endpoint. Sample: one response. Batch: lists of up to batchSize waiting
-    responses. Group: lists of all responses to one prompt.
-    """
+    responses. Group: lists of all responses to one prompt."""
     batch_size: Annotated[int, Field(ge=1, le=4096)] = 32
     """Most responses per call with calls Batch."""
 

@@ -32,16 +32,14 @@ class PromptFiles(ApiModel):
 
     path: Location | None = None
     """Path of the file or folder, relative to the manifest. Files named .parquet or .arrow are tables, read by column;
-    other files are JSONL. A folder is a saved data set of the library datasets, or tables.
-    """
+    other files are JSONL. A folder is a saved data set of the library datasets, or tables."""
     sources: Annotated[list[PromptSource], Field(min_length=1, max_length=16)] | None = None
     """Several files, mixed by weight, instead of path."""
 
 
 class Prompts(PromptFiles):
     """Files of prompts: JSONL, parquet or Arrow. Every line or row is an object that the reward receives as `record`.
-    If the algorithm generates nothing, it also holds the responses.
-    """
+    If the algorithm generates nothing, it also holds the responses."""
 
     field: ClassVar = "spec.prompts"
     """Path of the block in the manifest, for errors."""
@@ -62,8 +60,7 @@ class Prompts(PromptFiles):
     """Whether to use prompts in random order, which depends on seed and epoch only. False: file order."""
     overlong: Literal["Fail", "Filter"] = "Fail"
     """Handling of lines with a longer prompt or response than spec.rollout allows. Fail fails the job at its start and
-    names the line. Filter skips it; the log and metrics count such lines.
-    """
+    names the line. Filter skips it; the log and metrics count such lines."""
 
     @property
     def files(self) -> list[PromptSource]:
@@ -92,20 +89,17 @@ class Rollout(ApiModel):
     """Samples (responses) per iteration."""
     oversample: Annotated[int, Field(ge=0, le=65536)] = 0
     """Additional prompts per iteration. When all responses to as many prompts as the batch has are finished, the others
-    are cut off and not trained on. The choice depends on the workers' speed. 0 in a deterministic job.
-    """
+    are cut off and not trained on. The choice depends on the workers' speed. 0 in a deterministic job."""
     max_staleness: Annotated[int, Field(ge=0, le=64)] = 0
     """Iterations for which a sample that was cut off is carried: the next iteration starts with its prompt and
-    continues its tokens. A sample with an older token restarts. 0 carries nothing; others need oversample.
-    """
+    continues its tokens. A sample with an older token restarts. 0 carries nothing; others need oversample."""
     overlap_training: Literal["Disabled", "Enabled"] = "Disabled"
     """Enabled decodes an iteration during the previous training, with weights one version old."""
     max_prompt_tokens: Annotated[int, Field(ge=1, le=1048576)] = 256
     """Most tokens in a prompt. For longer ones, see spec.prompts.overlong."""
     max_response_tokens: Annotated[int, Field(ge=1, le=1048576)] = 1024
     """Most tokens in a response, which ends there (finish reason: length). For responses from the prompt file, with
-    end-of-sequence token, see spec.prompts.overlong.
-    """
+    end-of-sequence token, see spec.prompts.overlong."""
     temperature: Annotated[float, Field(ge=0, le=10)] = 1.0
     """Sampling temperature; 0 takes the most probable token."""
     top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
@@ -116,8 +110,7 @@ class Rollout(ApiModel):
     """Retries of a sample after a worker fails on it, on another worker if possible."""
     max_failed_samples: Annotated[int, Field(ge=0, le=1048575)] = 0
     """Samples per iteration that may fail: the iteration trains without them. One more fails the job, which names
-    it.
-    """
+    it."""
     stop: list[Annotated[str, Field(min_length=1, max_length=256)]] = Field(default_factory=list, max_length=16)
     """Strings that end a response and stay in its text."""
     stop_token_ids: list[Annotated[int, Field(ge=0, le=16777216)]] = Field(default_factory=list, max_length=64)

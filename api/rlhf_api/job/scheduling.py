@@ -32,16 +32,13 @@ class Gang(ApiModel):
 
     mode: Literal["Auto", "Disabled", "Native", "Kueue", "Volcano", "Coscheduling"] = "Auto"
     """Auto is Kueue if the job has the label kueue.x-k8s.io/queue-name; else Volcano or Coscheduling if a pod template
-    names their scheduler; else Native (scheduling.k8s.io) if available; else Disabled.
-    """
+    names their scheduler; else Native (scheduling.k8s.io) if available; else Disabled."""
     queue: Name | None = None
     """With Volcano: name of the Queue; unset: Volcano's default queue. Kueue reads the label kueue.x-k8s.io/queue-name
-    instead.
-    """
+    instead."""
     timeout_seconds: Annotated[int, Field(ge=1, le=86400)] | None = None
     """With Coscheduling: seconds that placed pods wait for the others before they release their nodes. Unset: the
-    scheduler's default.
-    """
+    scheduler's default."""
 
 
 class Scheduling(ApiModel):
@@ -51,5 +48,4 @@ class Scheduling(ApiModel):
     """Gang scheduling."""
     priority_class_name: Name | None = None
     """PriorityClass of pods whose template names none, and of the pod group if the scheduler supports one. Unset: the
-    cluster's default.
-    """
+    cluster's default."""

@@ -35,12 +35,10 @@ class RLHFJobSpec(ApiModel):
     """Seed of every random number of the job, below 2^53 so that every JSON reader keeps it exact."""
     deterministic: bool = False
     """Whether results are independent of batching, placement, timing and faults (bitwise on CPU), at some cost in
-    speed.
-    """
+    speed."""
     placement: Literal["Dedicated", "Colocated"] = "Dedicated"
     """Dedicated: training ranks have their own pods. Colocated: rank r runs in the process of generation worker r; they
-    take turns on its device.
-    """
+    take turns on its device."""
     suspend: bool = False
     """True saves a checkpoint and stops all workers until it is false again."""
     models: Models
@@ -73,16 +71,14 @@ class RLHFJobSpec(ApiModel):
     """Gang scheduling, queues and priority."""
     metrics: Literal["Enabled", "Disabled"] = "Enabled"
     """Enabled serves metrics of the job's processes to Prometheus. Disabled does not; the run's files still have
-    them.
-    """
+    them."""
     trackers: Trackers = Field(default_factory=Trackers)
     """Services that receive metrics or traces of every iteration, besides the run folder's files."""
     managed_by: ManagedBy = OURS
     """Who reconciles the job: this operator, or Kueue's MultiKueue, which runs it in another cluster."""
     operator_class: OperatorClass | None = None
     """The operator to reconcile the job if a cluster has several: the one started with this --operator-class. Unset:
-    the one started without.
-    """
+    the one started without."""
 
     @property
     def rank_group(self) -> Group:
@@ -106,8 +102,7 @@ class RLHFJobSpec(ApiModel):
 
     def secret_variables(self, group: Group) -> dict[SecretKey, str]:
         """Return key of a Secret -> environment variable, for all user code in a group's workers. A Secret has the same
-        variable in every group.
-        """
+        variable in every group."""
         environment = self.rollout.environment
         turns = environment.secret_keys() if environment and group is Group.GENERATION else ()
         # Workers of both groups score; generation workers also run the environment.
@@ -116,8 +111,7 @@ class RLHFJobSpec(ApiModel):
     @property
     def compute_type(self) -> ComputeType:
         """Number type of matrix products of every role: training.precision; if that is Auto, the type that the ranks
-        use.
-        """
+        use."""
         if self.training.precision != "Auto":
             return self.training.precision
         ranks = self.generation if self.rank_group is Group.GENERATION else self.training

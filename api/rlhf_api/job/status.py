@@ -133,8 +133,7 @@ class PlanStatus(StatusModel):
 
     engine: Text | None = None
     """Engine of the generation workers, and why, such as torch: the worker has no GPU. If engines differ, the number of
-    workers with each.
-    """
+    workers with each."""
     inter_stage: Text | None = None
     """Inter-stage fusion: Disabled, or a summary of threshold and pool."""
     intra_stage: Text | None = None
@@ -208,8 +207,7 @@ class RestartStatus(StatusModel):
     """Number of restarts that count towards runPolicy.backoffLimit."""
     disruptions: Tally = 0
     """Number of restarts after evictions, preemption, node loss, or ends that the failure policy ignores. They do not
-    count towards runPolicy.backoffLimit.
-    """
+    count towards runPolicy.backoffLimit."""
     last_reason: Text | None = None
     """Reason of the last restart."""
     last_time: Time | None = None
@@ -292,8 +290,7 @@ class RLHFJobStatus(StatusModel):
     """The newest finished checkpoint."""
     journal_lock_shared: bool | None = None
     """Whether other nodes see the lock of the coordinator's journal. Set only with
-    runPolicy.forceCoordinatorAfterSeconds.
-    """
+    runPolicy.forceCoordinatorAfterSeconds."""
     restarts: RestartStatus | None = None
     """Counts of restarts."""
     release: ReleaseStatus | None = None

@@ -45,8 +45,7 @@ class OpenTelemetryTracker(ApiModel):
         str, Field(pattern=r"^https?://[^/@ ]+/?$", max_length=2048, examples=["http://otel-collector:4317"])
     ]
     """OTLP gRPC collector; http is plain text, https is TLS. If openTelemetry is unset, the coordinator's
-    OTEL_EXPORTER_OTLP_ENDPOINT applies.
-    """
+    OTEL_EXPORTER_OTLP_ENDPOINT applies."""
     sample_share: Annotated[float, Field(ge=0, le=1, examples=[0.01])] = SAMPLE_SHARE
     """Share of an iteration's samples that have their own spans, chosen by number; 1: all."""
     headers: SecretKey | None = None
@@ -55,8 +54,7 @@ class OpenTelemetryTracker(ApiModel):
 
 class Trackers(ApiModel):
     """Services that receive metrics or traces of every iteration. The job continues without a service that fails or
-    hangs.
-    """
+    hangs."""
 
     wandb: WandbTracker | None = None
     """Weights & Biases. Unset: none."""
