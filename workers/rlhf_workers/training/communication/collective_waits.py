@@ -1,4 +1,4 @@
-"""What this process waits for from the other ranks of its training group, as text.
+"""Text about the current wait of this process for other ranks of its training group.
 
 Heartbeats carry the text. Ranks wait for each other, so when one hangs, all of them stop: the rank that waits for no
 other is the hanging one. Rule: threads that run collectives write it and any thread reads it; no decision of a worker
