@@ -5,10 +5,10 @@ k1 = x - r is unbiased and may be negative; k3 = exp(r - x) - 1 - (r - x) is unb
 variance. k3 grows with the ratio of probabilities and would be infinite at 88.7 nats, so in a loss a token counts at
 most K3_LIMIT, without a gradient there. Metrics show k3 without that limit.
 
-The estimators have different gradients as terms of a loss. The gradient of k1 has mean 0 and teaches nothing. If the policy is
-the sampling one, the gradient of k2 = (x - r)^2 / 2 is that of KL(policy || reference), and the gradient of k3 is that
-of KL(reference || policy). k3 times the ratio of the policy to the sampling policy has value and gradient of KL(policy
-|| reference) for any policy.
+The estimators have different gradients as terms of a loss. The gradient of k1 has mean 0 and teaches nothing. If the
+policy is the sampling one, the gradient of k2 = (x - r)^2 / 2 is that of KL(policy || reference), and the gradient of
+k3 is that of KL(reference || policy). k3 times the ratio of the policy to the sampling policy has value and gradient of
+KL(policy || reference) for any policy.
 Source: Schulman, "Approximating KL divergence" (2020); the weighted form: DeepSeek-AI, "DeepSeek-V3.2" (2025), section
 3.1; the controller: Ziegler et al., "Fine-Tuning Language Models from Human Preferences" (2019), section 2.2.
 """
