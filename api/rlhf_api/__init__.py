@@ -1,4 +1,4 @@
-"""The contract: what users write, what processes say to each other, and the names everything goes by.
+"""The contract: the manifest that users write, its rules, and the data that processes share about a job.
 
-Everything here is data and its validation. It must never import torch, kopf, or any of our other packages.
+It must never import torch or kopf, nor any package of this project other than `rlhf_common` (import-linter checks).
 """

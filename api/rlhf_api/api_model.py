@@ -1,6 +1,6 @@
 """Base of all manifest models: camelCase outside, snake_case inside, no unknown fields; docstrings are descriptions.
 
-Types are strict, as the API server's are: "5" is no number, 1.0 is no whole number, NaN and infinity are no numbers.
+Types are strict, like the API server's: "5" is not a number, 1.0 is not an integer, NaN and infinity are not numbers.
 """
 
 from typing import Annotated, Any, ClassVar, Final, Self
@@ -19,24 +19,24 @@ from pydantic.alias_generators import to_camel
 from pydantic_core import PydanticCustomError
 
 Location = Annotated[str, Field(min_length=1, max_length=4096)]
-"""A file or folder; 4096 bytes is what Linux takes (PATH_MAX)."""
+"""A file or folder; 4096 bytes is the limit of Linux (PATH_MAX)."""
 PYTHON_NAME: Final = r"[A-Za-z_][A-Za-z0-9_]*"
 """Pattern of a function, a class or an environment variable."""
 NAME_PATTERN: Final = f"^{PYTHON_NAME}$"
 MODULE_PATTERN: Final = rf"^{PYTHON_NAME}(\.{PYTHON_NAME})*$"
-"""Of an importable module."""
+"""Pattern of an importable module."""
 
 
 LARGEST: Final = 1_000_000
-"""Of numbers without a natural bound, far above what trains; far beyond it float32 arithmetic overflows."""
+"""Bound of numbers without a natural one, far above values that train; float32 arithmetic overflows far beyond it."""
 
 
 class _ZeroIsOff:
-    """Marks a field that is None in Python when it is off, and 0 in a manifest."""
+    """Marks a field that is off as None in Python and as 0 in a manifest."""
 
 
 class ApiModel(BaseModel):
-    """A part of the RLHFJob manifest. Frozen: a job is resolved into a new object, never edited in place."""
+    """A block of the RLHFJob manifest. Frozen: a job is resolved into a new object, never edited in place."""
 
     model_config = ConfigDict(
         alias_generator=to_camel,
@@ -50,16 +50,16 @@ class ApiModel(BaseModel):
     )
 
     exactly_one: ClassVar[tuple[str, ...]] = ()
-    """Members (Python names) of a union: exactly one must be set. The CRD's rule is generated from this."""
+    """Members (Python names) of a union, exactly one of which must be set. The CRD's rule is generated from this."""
     at_most_one: ClassVar[tuple[str, ...]] = ()
-    """Members (Python names) that exclude each other. The CRD's rule is generated from this, too."""
+    """Members (Python names) that exclude each other. The CRD's rule is also generated from this."""
 
     @model_validator(mode="after")
     def _exactly_one(self) -> Self:
         members = self.exactly_one or self.at_most_one
         given = [name for name in members if getattr(self, name) is not None]
         if (self.exactly_one and not given) or len(given) > 1:
-            # The text says it all for whoever builds a job in Python; manifests get the rule's own (rlhf_api.rules).
+            # This text is for jobs built in Python; manifests get the rule's own message (rlhf_api.rules).
             raise PydanticCustomError(
                 "exactly_one",
                 "{most} one of {members} must be set, got {given}",
@@ -73,7 +73,7 @@ class ApiModel(BaseModel):
 
     @model_serializer(mode="wrap")
     def _write_off_as_zero(self, handler: SerializerFunctionWrapHandler, info: SerializationInfo) -> dict[str, Any]:
-        # Here and not on the field, or `exclude_none` would drop it and the default would come back when it is read.
+        # Not on the field: `exclude_none` would drop it, and reading would bring the default back.
         data: dict[str, Any] = handler(self)
         for name, field in type(self).model_fields.items():
             if getattr(self, name) is None and any(isinstance(mark, _ZeroIsOff) for mark in field.metadata):
@@ -90,4 +90,4 @@ PositiveOrOff = Annotated[
     BeforeValidator(_zero_is_none),
     _ZeroIsOff(),
 ]
-"""A positive number, or off: 0 in a manifest (null brings the default back on the API server), None in Python."""
+"""A positive number, or off: 0 in a manifest (the API server replaces null by the default), None in Python."""

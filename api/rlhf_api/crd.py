@@ -1,8 +1,8 @@
 """The CustomResourceDefinition, generated: `python -m rlhf_api.crd` writes `crds/rlhfjobs.yaml`.
 
-It adds to the fields what Kubernetes needs: rules attached to their nodes, printer columns, the status and scale
-subresources, names. Rule: nothing is written here that the models or the rules already say. The result stays far below
-262,144 bytes, the limit of annotations at which client-side `kubectl apply` of a definition fails.
+It adds to the fields what Kubernetes needs: rules on their nodes, printer columns, the status and scale subresources,
+names. Rule: this module repeats nothing that the models or rules state. The result stays below 262,144 bytes, the limit
+of annotations at which client-side `kubectl apply` of a definition fails.
 """
 
 import copy
@@ -19,11 +19,11 @@ from rlhf_api.structural_schema import Schema, job_schema, with_defaults
 from rlhf_common.names import GROUP, KIND, PLURAL, SHORT_NAMES, SINGULAR, VERSION
 
 PATH: Final = Path(__file__).parents[2] / "crds" / "rlhfjobs.yaml"
-"""Where a checkout keeps the definition."""
+"""Path of the definition in a checkout."""
 
 _COLUMNS: Final[tuple[tuple[str, str, str, str], ...]] = (
     ("Algorithm", "string", ".status.algorithm", "Which algorithm trains the policy"),
-    # The first match is all a column shows; picking a condition by its type does not depend on the list's order.
+    # A column shows only the first match. Selecting a condition by type does not depend on the list's order.
     ("Phase", "string", '.status.conditions[?(@.type=="Running")].reason', "Why the job is, or is not, running"),
     ("Iteration", "string", ".status.progress.summary", "Iterations trained of those wanted"),
     ("Reward", "number", ".status.progress.reward", "Mean reward of the last iteration"),
@@ -36,7 +36,7 @@ _WIDE_COLUMNS: Final[tuple[tuple[str, str, str, str], ...]] = (
     ("Restarts", "integer", ".status.restarts.failures", "Restarts that count towards runPolicy.backoffLimit"),
     ("Message", "string", '.status.conditions[?(@.type=="Running")].message', "Why, in words"),
 )
-"""Shown by `kubectl get -o wide`."""
+"""Columns of `kubectl get -o wide`."""
 
 
 def definition() -> dict[str, Any]:
@@ -53,7 +53,7 @@ def definition() -> dict[str, Any]:
                 "listKind": f"{KIND}List",
                 "plural": PLURAL,
                 "singular": SINGULAR,
-                # The singular name is found anyway; a short name must not repeat it.
+                # Kubernetes finds the singular name anyway, and a short name must not repeat it.
                 "shortNames": [name for name in SHORT_NAMES if name != SINGULAR],
                 "categories": ["all", "rlhf"],
             },
@@ -100,13 +100,14 @@ def _schema() -> Schema:
     fixed = [path for path in IMMUTABLE if path not in LAYOUT]
     for path in fixed:
         _attach(schema, path, {"rule": "self == oldSelf", "message": IMMUTABLE_MESSAGE})
-    # Transition rules on a field do not see it come or go.
+    # Transition rules on a field do not run when the field appears or disappears.
     for node, name in sorted({place for path in fixed for place in _optional(schema, path)}):
         kept = f"has(self.{name}) == has(oldSelf.{name})"
         _attach(schema, node, {"rule": kept, "message": IMMUTABLE_MESSAGE, "fieldPath": f".{name}"})
     for path in LAYOUT:
         name = path.removeprefix("spec.training.")
-        # Where a field may be absent; of strings and objects the API server cannot tell what an optional one costs.
+        # A field that may be absent needs `?`. For optional strings and objects the API server cannot estimate the
+        # cost.
         field = f"training.?{name}" if any(_optional(schema, path)) else f"training.{name}"
         kept = f"self.suspend && oldSelf.suspend || self.{field} == oldSelf.{field}"
         _attach(schema, "spec", {"rule": kept, "message": LAYOUT_MESSAGE, "fieldPath": f".training.{name}"})
@@ -125,8 +126,8 @@ def _optional(schema: Schema, path: str) -> Iterator[tuple[str, str]]:
 
 
 def _describe_once(node: Schema, path: str, described: dict[str, str]) -> None:
-    """Describe a field once: where another of the same name has the very same description, it is the path of the
-    first in the spec. The definition has to fit into an annotation."""
+    """Replace repeated descriptions by a reference to the first field with the same name and description, so that the
+    definition fits into an annotation."""
     for name, child in node.get("properties", {}).items():
         at = f"{path}.{name}".removeprefix(".")
         words = child.get("description", "")
@@ -138,8 +139,8 @@ def _describe_once(node: Schema, path: str, described: dict[str, str]) -> None:
 
 
 def _leave_out_empty(node: Schema) -> None:
-    """Leave `properties` out where there are none, as the API server does: it would keep another definition than the
-    one that is applied, and say at every apply that it changed."""
+    """Remove empty `properties`, as the API server does. Otherwise the stored definition would differ from the applied
+    one, and every apply would report a change."""
     for child in node.get("properties", {}).values():
         _leave_out_empty(child)
     if "items" in node:
@@ -152,7 +153,8 @@ def _validation(rule: Rule) -> dict[str, Any]:
     validation: dict[str, Any] = {"rule": rule.cel}
     if "oldSelf" in rule.cel:
         validation["optionalOldSelf"] = True
-    # One of both: the API server takes the message only where the expression fails, and the definition has to be small.
+    # Only one of the two: the API server reads the message only if the expression fails, and the definition must be
+    # small.
     if rule.message_cel is None:
         validation["message"] = rule.message
     else:
@@ -169,7 +171,7 @@ def _attach(schema: Schema, path: str, validation: dict[str, Any]) -> None:
         node = node["properties"][name]
     node.setdefault("x-kubernetes-validations", []).append(validation)
     if node.get("default") == {} and "oldSelf" not in validation["rule"]:
-        # The API server checks a default by these rules as it is written, without the defaults of what is within.
+        # The API server checks a default by these rules as written, without the defaults of nested fields.
         node["default"] = with_defaults({}, node)
 
 
@@ -178,14 +180,14 @@ def _column(name: str, kind: str, path: str, description: str) -> dict[str, Any]
 
 
 class _Dumper(yaml.SafeDumper):
-    """Writes repeated values out, as anchors mean nothing to a reader."""
+    """Writes repeated values in full instead of anchors, which are hard to read."""
 
     def ignore_aliases(self, data: Any) -> bool:
         return True
 
 
 def main(arguments: list[str]) -> int:
-    """Write the definition to the path given, to stdout for `-`, or to where a checkout keeps it."""
+    """Write the definition to the given path, to stdout for `-`, or to its path in the checkout."""
     if arguments == ["-"]:
         sys.stdout.write(text())
     else:

@@ -1,6 +1,6 @@
 """The field reference of the manifest, generated: `python -m rlhf_api.field_reference` writes `docs/reference.md`.
 
-Rule: every word comes from the models' docstrings and the rules; nothing is written twice.
+Rule: the text comes from the models' docstrings and the rules.
 """
 
 import sys
@@ -15,7 +15,7 @@ from rlhf_api.validation_messages import expected_value
 from rlhf_common.names import API_VERSION, KIND
 
 PATH: Final = Path(__file__).parents[2] / "docs" / "reference.md"
-"""Where a checkout keeps the reference."""
+"""Path of the reference in a checkout."""
 
 _HEAD: Final = f"""# Fields of an {KIND} manifest
 
@@ -49,7 +49,7 @@ def text() -> str:
 
 
 def _sections(path: str, node: Schema) -> list[str]:
-    """Return one section for the members of the spec itself, then one per part."""
+    """Return one section for the members of the spec itself, then one per block."""
     members = [(f"{path}.{name}", child) for name, child in node["properties"].items()]
     lines = [f"## {path}\n", *_table(path, node, members)]
     for below, child in members:
@@ -100,7 +100,7 @@ def _default(path: str, node: Schema, required: set[str]) -> str:
 
 
 def main(arguments: list[str]) -> int:
-    """Write the reference to the path given, or to where a checkout keeps it."""
+    """Write the reference to the given path, or to its path in the checkout."""
     (Path(arguments[0]) if arguments else PATH).write_text(text(), encoding="utf-8")
     return 0
 

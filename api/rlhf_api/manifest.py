@@ -1,10 +1,9 @@
-"""Reads an RLHFJob manifest: YAML in, a checked job out, or everything that is wrong with it at once.
+"""Reads an RLHFJob manifest: returns a checked job, or reports every problem at once.
 
-The checks have an order: YAML, single fields (the models), rules that cross fields, values this version lacks. A
-manifest with a wrong field is still checked against every rule that does not read that field. Rules beyond CEL follow
-where every field is right. `resolve` makes the defaults explicit that depend on other fields or on the manifest's
-folder. `resolved_job` takes all these steps. Only `read_text` opens a file, and only `resolve` asks whether a folder
-exists.
+The checks run in order: YAML, single fields (the models), rules across fields, values that this version lacks. A
+manifest with a wrong field is still checked against every rule that does not read that field. If every field is right,
+the rules beyond CEL follow. `resolve` fills in the defaults that depend on other fields or on the manifest's folder.
+`resolved_job` takes all these steps. Only `read_text` opens a file, and only `resolve` asks whether a folder exists.
 """
 
 import os
@@ -40,22 +39,22 @@ __all__ = [
 ]  # fmt: skip
 
 _HUB_ID: Final = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
-"""`owner/name` on a model hub; a folder of that name beside the manifest wins."""
+"""`owner/name` on a model hub; a folder of that name next to the manifest takes precedence."""
 
 PromptsType = TypeVar("PromptsType", Prompts, EvaluationPrompts)
 
 
 @dataclass(frozen=True)
 class ResolvedJob:
-    """The job of a manifest, checked, with everything explicit."""
+    """The checked job of a manifest, with every default filled in."""
 
     job: RLHFJob
     warnings: tuple[Problem, ...]
-    """What a valid manifest may not mean, with lines."""
+    """Doubtful settings of a valid manifest, with lines."""
 
 
 def resolved_job(document: Document, base: Path, source: str = "") -> ResolvedJob:
-    """Return the resolved job of a document. `base`: the folder that relative paths are resolved against.
+    """Return the resolved job of a document. `base`: the folder for relative paths.
 
     Raises ManifestError with every problem, in the order of the file.
     """
@@ -80,7 +79,7 @@ def read_text(path: Path) -> str:
 
 
 def parse(text: str, source: str = "manifest") -> RLHFJob:
-    """Return the checked job of a manifest's text, which may hold objects of other kinds too.
+    """Return the checked job of a manifest's text, which may also contain other objects.
 
     Raises ManifestError with every problem, in the order of the file.
     """
@@ -91,7 +90,7 @@ def parse(text: str, source: str = "manifest") -> RLHFJob:
 
 
 def job_document(text: str) -> Document:
-    """Return the document of the one RLHFJob in a text, not checked. Raises ManifestError."""
+    """Return the document of the only RLHFJob in a text, unchecked. Raises ManifestError."""
     documents = read_documents(text)
     jobs = documents if len(documents) == 1 else [document for document in documents if not is_foreign(document)]
     if len(jobs) != 1:
@@ -102,7 +101,7 @@ def job_document(text: str) -> Document:
 
 
 def object_name(document: Document) -> str:
-    """Return kind and name of a document's object, such as `RLHFJob tiny`, as far as it has them."""
+    """Return kind and name of a document's object, such as `RLHFJob tiny`, as far as they are set."""
     data = document.data if isinstance(document.data, dict) else {}
     metadata = data.get("metadata")
     names = metadata if isinstance(metadata, dict) else {}
@@ -111,7 +110,7 @@ def object_name(document: Document) -> str:
 
 
 def is_foreign(document: Document) -> bool:
-    """Return whether a document is a whole object that is no RLHFJob and is not meant to be one."""
+    """Return whether a document is a complete object of another kind and not a mistyped RLHFJob."""
     data = document.data
     if not isinstance(data, dict):
         return False
@@ -122,9 +121,7 @@ def is_foreign(document: Document) -> bool:
 
 
 def parse_stored(data: dict[str, Any]) -> RLHFJob:
-    """Return the checked job of an object that the API server stores, at a tenth of the cost of `parse`. Raises
-    ManifestError.
-    """
+    """Return the checked job of a stored object, at a tenth of the cost of `parse`. Raises ManifestError."""
     return checked_job(Document(data), "")
 
 
@@ -137,7 +134,7 @@ def checked_job(document: Document, source: str) -> RLHFJob:
     if problems:
         raise ManifestError(problems, source)
     object_meta.fill_in_generated_name(document)
-    document.data.pop("status", None)  # written by the operator; the API server ignores it here too
+    document.data.pop("status", None)  # the operator writes it, and the API server ignores it here too
     job, problems = _check_fields(document)
     problems += _check_rules(document, problems)
     if job is not None:
@@ -150,13 +147,13 @@ def checked_job(document: Document, source: str) -> RLHFJob:
 
 
 def broken_rules(job: RLHFJob) -> list[Problem]:
-    """Return the rules that a job breaks which was not read from a manifest, or not by this version."""
+    """Return the rules that a job breaks, for a job that did not come from a manifest, or not with this version."""
     return [*_check_rules(Document(_plain(job)), []), *refusals(job)]
 
 
 def forbidden_changes(old: RLHFJob, new: RLHFJob, *, ended: bool = False) -> list[Problem]:
-    """Return the changed fields that may not change in a live job, as the API server's transition rules would; or in a
-    run that goes on after all its processes have `ended`."""
+    """Return the changed fields that may not change in a live job, as the API server's transition rules do, or in a run
+    that continues after all its processes have `ended`."""
     before, after = Values(_plain(old)), Values(_plain(new))
     free = LAYOUT if ended or (old.spec.suspend and new.spec.suspend) else ()
     problems = []
@@ -169,11 +166,11 @@ def forbidden_changes(old: RLHFJob, new: RLHFJob, *, ended: bool = False) -> lis
 
 
 def resolve(job: RLHFJob, base: Path) -> RLHFJob:
-    """Return the job with everything explicit; resolving it again changes nothing.
+    """Return the job with every default filled in. The call is idempotent.
 
-    Relative paths become absolute against `base`, the folder of the manifest. A model role that the graph needs and
-    that is not given starts from the actor; one that the graph does not need is left out. Defaults of the algorithm
-    that depend on other fields are written out. There is no status. Folders are not opened.
+    Relative paths become absolute against `base`, the folder of the manifest. A model role that the graph needs and the
+    manifest does not set starts from the actor; roles that the graph does not need are left out. Algorithm defaults
+    that depend on other fields are filled in. There is no status. Folders are not opened.
     """
     spec = job.spec
     algorithm = spec.algorithm.fields.resolved(lambda path: _file(path, base))
@@ -194,7 +191,7 @@ def resolve(job: RLHFJob, base: Path) -> RLHFJob:
 
 
 def dump(job: RLHFJob) -> dict[str, Any]:
-    """Return a job as plain JSON data under the names of the manifest, which `RLHFJob.model_validate` takes back."""
+    """Return a job as plain JSON data with the manifest's names, valid input for `RLHFJob.model_validate`."""
     return _plain(job)
 
 
@@ -229,7 +226,9 @@ def _resolved_models(job: RLHFJob, base: Path) -> Models:
             reward: Reward | None = getattr(models, role) if role in graph.roles else None
             resolved[role] = None if reward is None else _resolved_reward(reward, base)
         else:
-            needed = role in graph.roles or Models.model_fields[role].is_required()  # gives the tokenizer
+            needed = (
+                role in graph.roles or Models.model_fields[role].is_required()
+            )  # the required model provides the tokenizer
             source = models.source(role) if needed else None
             resolved[role] = None if source is None else _source(source, base)
     return models.model_copy(update=resolved)
@@ -267,17 +266,17 @@ def _source(source: ModelSource, base: Path) -> ModelSource:
 
 
 def _folder(path: str, base: Path) -> str:
-    """Return the folder of a model; a hub id stays one, unless there is a folder of that name."""
+    """Return the folder of a model. A hub id stays unchanged, unless a folder of that name exists."""
     return path if _HUB_ID.fullmatch(path) and not (base / path).exists() else _file(path, base)
 
 
 def _file(path: str, base: Path) -> str:
-    # Lexically, as a link may mean something else inside a pod.
+    # Lexically, since a link may have another meaning inside a pod.
     return os.path.normpath(base.absolute() / path)
 
 
 def _not_a_job(document: Document) -> list[Problem]:
-    """Return that a document is no RLHFJob at all, in place of fifty unknown fields; nothing when it is one."""
+    """Return one problem if a document is no RLHFJob, instead of one per unknown field; nothing if it is one."""
     if not isinstance(document.data, dict):
         message = f"must be a mapping with {', '.join(job_schema()['properties'])}"
         return [Problem("", document.data, message, 1)]
@@ -291,18 +290,18 @@ def _not_a_job(document: Document) -> list[Problem]:
 
 
 def _check_fields(document: Document) -> tuple[RLHFJob | None, list[Problem]]:
-    """Return (the job, or None when a field is wrong; the problems of single fields)."""
+    """Return (the job, or None if a field is wrong; the problems of single fields)."""
     problems = object_meta.metadata_problems(document)
     try:
         return RLHFJob.model_validate(document.data, by_alias=True, by_name=False), problems
     except ValidationError as error:
-        # Unions are rules too, checked with the others so that they are reported together with other problems.
+        # Unions are also rules, and are checked there so that they are reported together with other problems.
         details = [detail for detail in error.errors(include_url=False) if detail["type"] != "exactly_one"]
         return None, problems + [validation_messages.problem_of_error(detail, document) for detail in details]
 
 
 def _check_rules(document: Document, problems: list[Problem]) -> list[Problem]:
-    """Return the broken rules, judged on the manifest with its defaults; a rule over a wrong field does not count."""
+    """Return the rules that the manifest with its defaults breaks, without rules that read a wrong field."""
     values = Values(with_defaults(document.data, job_schema()), {problem.field for problem in problems})
     messages = [(rule.field, rule.broken(values)) for rule in RULES]
     messages += [(lack.field, lack.broken(values)) for lack in UNAVAILABLE]

@@ -1,6 +1,6 @@
-"""The metadata of a manifest: what the API server takes as names, labels and annotations of any object.
+"""The metadata of a manifest: names, labels and annotations that the API server accepts for any object.
 
-Rule: it reports what the API server would refuse. What only an RLHFJob asks of its name is a rule (`rlhf_api.rules`). A
+Rule: it reports what the API server would reject. Additional limits of RLHFJob names are in `rlhf_api.rules`. A
 generateName is checked with a name that the API server could generate from it.
 """
 
@@ -16,15 +16,15 @@ _FIELDS: Final = frozenset(
     | {"generateName", "generation", "labels", "managedFields", "name", "namespace", "ownerReferences"}
     | {"resourceVersion", "selfLink", "uid"}
 )
-"""Fields of every object's metadata, the same since Kubernetes 1.0 but for managedFields."""
+"""Fields of every object's metadata, the same since Kubernetes 1.0 except for managedFields."""
 _GENERATED: Final = "x" * 5
-"""Stands for the five characters that the API server adds to a generateName."""
+"""Placeholder for the five characters that the API server adds to a generateName."""
 _PREFIX_MAX: Final = 58
-"""Characters of a generateName that the API server takes; the rest is cut off."""
+"""Characters of a generateName that the API server uses; it cuts the rest."""
 
 
 def fill_in_generated_name(document: Document) -> None:
-    """Give a document with generateName and no name a name as the API server would."""
+    """Give a document with generateName and without name a name, as the API server would."""
     metadata = document.data.get("metadata")
     if not isinstance(metadata, dict) or metadata.get("name"):
         return
@@ -34,7 +34,7 @@ def fill_in_generated_name(document: Document) -> None:
 
 
 def metadata_problems(document: Document) -> list[Problem]:
-    """Return what is wrong with the metadata of a document; a generated name is filled in already."""
+    """Return the problems of a document's metadata; a generated name is already filled in."""
     metadata = document.data.get("metadata")
     if not isinstance(metadata, Mapping):
         return []

@@ -1,8 +1,8 @@
-"""Whether a folder of PEFT adapters is what `spec.training.lora` says: adapter_config.json, and which tensors it has.
+"""Checks that a folder of PEFT adapters matches `spec.training.lora`: adapter_config.json and the tensor names.
 
-Rule: every key of the configuration is either known to change nothing about what loaded adapters compute, or described
-by the manifest, or refused with its value unless that value says that there is nothing of the kind. So a key of a
-later PEFT is refused, too. Headers of files are read and tensors never are. No torch is needed.
+Rule: every key of the configuration is known not to affect loaded adapters, is described by the manifest, or is
+rejected with its value unless the value means "unused". So a key of a later PEFT is rejected too. It reads the headers
+of tensor files and never the tensors. It does not need torch.
 """
 
 import json
@@ -17,12 +17,12 @@ from rlhf_common.names import ADAPTER_CONFIG, ADAPTER_FIELD, ADAPTER_WEIGHTS
 
 LORA_FIELD: Final = "spec.training.lora"
 PREFIX: Final = "base_model.model."
-"""Begins the name of every tensor in a PEFT folder."""
+"""Prefix of every tensor name in a PEFT folder."""
 A_SUFFIX: Final = ".lora_A.weight"
 B_SUFFIX: Final = ".lora_B.weight"
-"""End the names of the two factors, behind the name of the matrix's module."""
+"""Suffixes of the two factors, after the module name of the matrix."""
 SETTINGS: Final = {"r": "rank", "lora_alpha": "alpha"}
-"""Key of the configuration -> number of the manifest."""
+"""Key of the configuration -> field of the manifest."""
 TARGETS: Final = "target_modules"
 CHANGE_NOTHING: Final = frozenset(
     {
@@ -30,41 +30,41 @@ CHANGE_NOTHING: Final = frozenset(
             "auto_mapping",
             "base_model_name_or_path",
             "peft_version",
-        ),  # where it comes from; the manifest names the base
-        "inference_mode",  # whether PEFT lets the adapters be trained
-        "lora_dropout",  # of PEFT's own training; a loaded adapter computes without it
-        "eva_config",  # how A was begun, before it was trained
-        "megatron_core",  # read with megatron_config alone
-        "qalora_group_size",  # read with use_qalora alone
-        "revision",  # of the base; `check_adapter_folder` compares it where the base is no folder
+        ),  # origin; the manifest names the base
+        "inference_mode",  # whether PEFT may train the adapters
+        "lora_dropout",  # for PEFT's own training; a loaded adapter has no dropout
+        "eva_config",  # initialisation of A before training
+        "megatron_core",  # read only with megatron_config
+        "qalora_group_size",  # read only with use_qalora
+        "revision",  # of the base; `check_adapter_folder` compares it if the base is no folder
         *SETTINGS,  # compared with the manifest
         TARGETS,
     }
 )
-"""Keys of PEFT 0.21's LoraConfig that change nothing about what loaded adapters compute, or are compared elsewhere."""
+"""Keys of PEFT 0.21's LoraConfig that do not affect loaded adapters, or are compared elsewhere."""
 ACCEPTED: Final[Mapping[str, tuple[Any, ...]]] = {
     "peft_type": ("LORA",),
     "task_type": ("CAUSAL_LM",),
     "bias": ("none",),
     "init_lora_weights": (True, "gaussian", "eva", "orthogonal", "mica"),  # all others change the base as PEFT loads it
 }
-"""Key -> values that mean plain adapters, beside those that say that there is nothing of the kind."""
+"""Key -> values that mean plain adapters, in addition to those that mean "unused"."""
 CHANGES_BASE: Final = "PEFT changes the base model by it as it loads the adapters, and here the base stays as it is"
 OWN_KEYS: Final = frozenset({"task_type", "modules_to_save"})
-"""Keys by which a checkpoint of this project says which head it holds in full."""
+"""Keys with which a checkpoint of this project names the head that it contains in full."""
 REMEDY: Final = (
     "load the adapters with PEFT, save model.merge_and_unload() to a folder, give it as spec.models.actor.path, and "
     f"leave {ADAPTER_FIELD} out"
 )
 _FLOATS: Final = frozenset({"F64", "F32", "F16", "BF16"})
 _WHOLE_NAME: Final = re.compile(r"^model\.layers\.\d+\.\w+\.")
-"""Begins the whole name of a matrix of a layer."""
+"""Prefix of the full name of a matrix of a layer."""
 _MAIN: Final = "main"
-"""The revision of a hub id without one."""
+"""Default revision of a hub id."""
 
 
 class AdapterError(FolderError):
-    """Adapters that are not those of the manifest; `field` is the manifest's, or empty for the folder's own."""
+    """Adapters that do not match the manifest; `field` is the manifest's, or empty for an error within the folder."""
 
     def __init__(self, message: str, field: str = "") -> None:
         super().__init__("AdapterMismatch", message)
@@ -72,10 +72,10 @@ class AdapterError(FolderError):
 
 
 def check_adapter_config(folder: Path, settings: Lora, *, own: bool = False, base_path: str = "/") -> None:
-    """Raise AdapterError unless adapter_config.json means adapters as the settings describe them.
+    """Raise AdapterError unless adapter_config.json describes adapters with these settings.
 
-    `own`: whether it is a checkpoint of this project, which may hold a head in full. `base_path`: where the manifest
-    takes the frozen weights from.
+    `own`: whether it is a checkpoint of this project, which may contain a head in full. `base_path`: the manifest's
+    path of the frozen weights.
     """
     file = folder / ADAPTER_CONFIG
     config = _read_config(folder)
@@ -97,9 +97,9 @@ def check_adapter_config(folder: Path, settings: Lora, *, own: bool = False, bas
 
 
 def check_adapter_tensors(folder: Path, settings: Lora, base: WeightFiles | None = None) -> None:
-    """Raise AdapterError unless the folder holds A and B of every matrix that the settings name, and nothing else.
+    """Raise AdapterError unless the folder contains exactly A and B of every matrix in the settings.
 
-    `base`: the weights that the adapters are added to, where they are known.
+    `base`: the weights that the adapters extend, if known.
     """
     file = folder / ADAPTER_WEIGHTS
     if not file.is_file():
@@ -139,7 +139,7 @@ def _check_modules(
         for entry, suffix, shape in zip(
             factors, (A_SUFFIX, B_SUFFIX), ((settings.rank, columns), (rows, settings.rank)), strict=True
         ):
-            assert entry is not None  # all are there
+            assert entry is not None  # the check above found all
             if entry.shape != shape:
                 what = f"{PREFIX}{module}{suffix} of shape {list(entry.shape)}"
                 raise AdapterError(f"{file} holds {what}, the model of spec.models.actor.path needs {list(shape)}")
@@ -156,7 +156,7 @@ def _matrices(base: WeightFiles, settings: Lora) -> dict[str, TensorEntry]:
 
 
 def _module_of(name: str) -> str | None:
-    """Return the module of a tensor of an adapter; None for every other tensor."""
+    """Return the module of an adapter's tensor; None for every other tensor."""
     suffix = next((suffix for suffix in (A_SUFFIX, B_SUFFIX) if name.endswith(suffix)), None)
     if suffix is None or not name.startswith(PREFIX):
         return None
@@ -169,7 +169,7 @@ def _check_settings(file: Path, config: Mapping[str, Any], settings: Lora) -> No
         if isinstance(theirs, bool) or ours != theirs:
             raise AdapterError(f"is {ours}, and {file} was saved with {theirs}: use {theirs}", f"{LORA_FIELD}.{name}")
     theirs = list(EVERY_TARGET) if config.get(TARGETS) == "all-linear" else config.get(TARGETS)
-    # PEFT writes all-linear as the modules' whole names; `check_adapter_tensors` finds the one that has no adapters.
+    # PEFT writes all-linear as full module names; `check_adapter_tensors` finds the one without adapters.
     ends = [_WHOLE_NAME.sub("", str(name)) for name in theirs] if isinstance(theirs, list) else []
     if not ends or not set(ends) <= set(EVERY_TARGET):
         names = ", ".join(EVERY_TARGET)
@@ -195,5 +195,5 @@ def _read_config(folder: Path) -> dict[str, Any]:
 
 
 def _means_nothing(value: object) -> bool:
-    """Return whether a value says that there is nothing of the kind. 0 does not: it may be the number of a layer."""
+    """Return whether a value means "unused". 0 does not: it may be the number of a layer."""
     return value is None or value is False or value in ("", [], {})

@@ -1,4 +1,4 @@
-"""What is wrong with a manifest, in a form that people and programs can read. Data only: nothing is decided here."""
+"""Problems of a manifest in a form that people and programs can read. Data only, without decisions."""
 
 import json
 import re
@@ -10,7 +10,7 @@ from typing import Any, Final
 from rlhf_common.nesting import too_deep
 
 SHOWN_VALUE: Final = 80
-"""Characters of a value that are shown; enough to recognise it in the file."""
+"""Characters of a value in a message, enough to recognise it in the file."""
 _CREDENTIALS: Final = re.compile(r"(?<=://)[^/?#\s\"]*@")
 """User and password in addresses."""
 
@@ -19,31 +19,30 @@ class Severity(StrEnum):
     """How serious a problem is."""
 
     ERROR = "error"
-    """Nothing is started."""
+    """The job does not start."""
     SERVER = "server"
-    """An error by what this version knows of Kubernetes; in a cluster the API server decides, which may be newer."""
+    """An error by this version's knowledge of Kubernetes; in a cluster the API server, which may be newer, decides."""
     WARNING = "warning"
-    """The job can be started, but something in it does nothing, or not what it seems to do."""
+    """The job can start, but a setting has no effect or another effect than it seems."""
 
 
 @dataclass(frozen=True)
 class Problem:
-    """One thing that is wrong with a manifest."""
+    """One problem of a manifest."""
 
     field: str
     """Path in the manifest, such as `spec.rollout.batchSize`; empty for the file as a whole."""
     value: Any
-    """What was given, as JSON has it; None when nothing was."""
+    """Value as JSON; None if unset."""
     message: str
-    """What would be right."""
+    """Description of a correct value."""
     line: int | None = None
-    """Line of the file, from 1, where the field or the nearest thing around it stands."""
+    """Line of the field or the nearest field around it, from 1."""
     severity: Severity = Severity.ERROR
 
     @property
     def shown_value(self) -> str:
-        """Return the value as it is shown in a message, shortened and without passwords of addresses; empty when
-        nothing was given."""
+        """Return the value for a message, shortened and without passwords in addresses; empty if it is unset."""
         if self.value is None:
             return ""
         if too_deep(self.value):
@@ -62,7 +61,7 @@ class Problem:
 
 
 class ManifestError(ValueError):
-    """A manifest cannot be accepted; `problems` is everything that is wrong with it."""
+    """A manifest is rejected; `problems` has every reason."""
 
     def __init__(self, problems: Sequence[Problem], source: str = "manifest") -> None:
         self.problems: list[Problem] = list(problems)

@@ -1,11 +1,11 @@
-"""Which versions of coordinator and worker work together: one number that both say, and the rule about it.
+"""Versions of coordinator and worker that work together: a number that both send, and its rule.
 
-Register and Welcome carry `PROTOCOL`. It rises by one with a release that changes what either side must understand;
-what may only be added (a field that a reader can ignore) does not raise it. Neighbours work together: whoever speaks
-version N keeps to what N - 1 understands while it talks to N - 1. Anything further apart is refused by both sides, with
-a message that names the image to change; neither side ends over it, as another start brings the same image.
+Register and Welcome carry `PROTOCOL`. A release that changes what either side must understand raises it by one. Pure
+additions, such as a field that a reader can ignore, do not raise it. Neighbouring versions work together: version N
+sends to version N - 1 only what N - 1 understands. Both sides reject any other version with a message that names the
+image to change. Neither exits, since a restart uses the same image.
 The same holds for the resolved job, which a process of another version may have written: `read_job`.
-Must never hold what a version can do: that is said where it is done.
+Must never list the abilities of versions; they belong to the code that has them.
 """
 
 import json
@@ -14,7 +14,7 @@ from typing import Any, Final
 from rlhf_api.job import RLHFJob
 
 PROTOCOL: Final = 1
-"""The number that this version speaks."""
+"""Protocol number of this version."""
 
 
 def compatible(first: int, second: int) -> bool:
@@ -23,7 +23,7 @@ def compatible(first: int, second: int) -> bool:
 
 
 def mismatch(worker: str, its: int, coordinator: int) -> str:
-    """Return why a worker and a coordinator of these versions cannot work together; empty when they can."""
+    """Return why a worker and a coordinator of these versions cannot work together; empty if they can."""
     if compatible(its, coordinator):
         return ""
     versions = f"{worker} speaks version {its} of the protocol and the coordinator version {coordinator}"
@@ -48,7 +48,7 @@ def written_job(job: RLHFJob) -> str:
 def read_job(document: Any) -> RLHFJob:
     """Read the resolved job that another process wrote. Raises ValidationError.
 
-    The writer may be of a newer version, and has checked what it wrote: fields that are not known here are ignored. Not
-    for what a user wrote: there an unknown field is a mistake (`rlhf_api.manifest`).
+    Unknown fields are ignored, because the writer may be newer and has checked the job. Do not use this for user input,
+    where an unknown field is a mistake (`rlhf_api.manifest`).
     """
     return RLHFJob.model_validate(document, extra="ignore")

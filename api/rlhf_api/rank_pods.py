@@ -1,8 +1,8 @@
-"""Which workers a pod holds, and which pod holds a worker: the one place that says so, where a pod holds several ranks.
+"""Maps workers to pods and pods to workers, also for pods with several ranks.
 
-Rule: pure. Pod k of the training group holds ranks k*N to k*N + N - 1, N being `spec.training.ranksPerPod`; any other
-pod holds one worker, of its own number. Workers keep their names, whatever pod they are in; must never be read from a
-name of a pod.
+Rule: pure. Pod k of the training group contains ranks k*N to k*N + N - 1, where N is `spec.training.ranksPerPod`. Any
+other pod contains one worker with its own number. A worker's name does not depend on its pod and must never be derived
+from a pod's name.
 """
 
 from collections.abc import Iterable
@@ -13,29 +13,29 @@ from rlhf_common.names import Group, worker_name
 
 
 def workers_a_pod(spec: RLHFJobSpec, group: str) -> int:
-    """Return the workers that each pod of a group holds; 0 for the coordinator's."""
+    """Return the workers per pod of a group; 0 for the coordinator's."""
     if group == Group.COORDINATOR:
         return 0
     return spec.training.ranks_per_pod if group == Group.TRAINING else 1
 
 
 def rank_pods(spec: RLHFJobSpec) -> int:
-    """Return the pods that hold training ranks."""
+    """Return the number of pods with training ranks."""
     return pods_of(spec.training.ranks, workers_a_pod(spec, spec.rank_group))
 
 
 def pods_of(workers: int, each: int) -> int:
-    """Return the pods that hold so many workers, `each` of them a pod."""
+    """Return the number of pods for `workers` workers with `each` workers per pod."""
     return -(-workers // each)
 
 
 def indices(pod: int, each: int) -> range:
-    """Return the numbers of the workers in pod number `pod` of a group, of which each pod holds `each`."""
+    """Return the numbers of the workers in pod number `pod` of a group with `each` workers per pod."""
     return range(pod * each, (pod + 1) * each)
 
 
 def pod_index(worker: int, each: int) -> int:
-    """Return the number of the pod that holds a worker."""
+    """Return the number of a worker's pod."""
     return worker // each
 
 
@@ -45,14 +45,14 @@ def workers_of(spec: RLHFJobSpec, group: str, pod: int) -> list[str]:
 
 
 def pods_of_workers(spec: RLHFJobSpec, names: Iterable[str]) -> set[tuple[str, int]]:
-    """Return (group, number) of the pods that hold the workers of these names."""
+    """Return (group, number) of the pods with the workers of these names."""
     split = (name.rpartition("-") for name in names)
     return {(group, pod_index(int(index), workers_a_pod(spec, group))) for group, _, index in split}
 
 
 def gpus_a_pod(spec: Any, group: str) -> Any:
-    """Return the GPUs that each pod of a group has, by a stored spec as JSON, which may be anybody's; what is no number
-    is returned as it is."""
+    """Return the GPUs per pod of a group from a stored spec as JSON, which is not validated. A value that is no number
+    is returned unchanged."""
     fields = spec.get(group) if isinstance(spec, dict) else None
     fields = fields if isinstance(fields, dict) else {}
     gpus, ranks = fields.get("gpusPerReplica"), fields.get("ranksPerPod", 1)

@@ -1,8 +1,8 @@
-"""The manifest's structural schema: the pydantic models in the one form that Kubernetes accepts.
+"""The manifest's structural schema: the pydantic models in the form that Kubernetes accepts.
 
-Owns the translation models -> OpenAPI v3 as a CRD wants it (no $ref, no anyOf, no null, defaults and descriptions
-inline), field paths in it, and defaulting and null pruning exactly as the API server does them. Everything that speaks
-of fields by path (`spec.rollout.batchSize`) reads this one tree. It holds no rule that crosses fields.
+Owns the translation of the models to the OpenAPI v3 of a CRD (no $ref, no anyOf, no null, inline defaults and
+descriptions), field paths in it, and defaulting and null pruning like the API server's. Code that refers to fields by
+path (`spec.rollout.batchSize`) reads this tree. It contains no rules across fields.
 """
 
 import copy
@@ -25,7 +25,7 @@ _KEPT: Final = (
     "minLength", "maxLength", "pattern", "minItems", "maxItems", "default", "required", "properties", "items",
     "example", "x-kubernetes-list-type", "x-kubernetes-list-map-keys", "x-kubernetes-preserve-unknown-fields",
 )  # fmt: skip
-"""Keywords that are carried over, in the order they are written."""
+"""Keywords to copy, in output order."""
 
 INT32_MAX: Final = 2**31 - 1
 
@@ -46,7 +46,7 @@ def job_schema() -> Schema:
 
 
 def schema_at(path: str) -> Schema | None:
-    """Return the node of a field path such as `spec.rollout.stop[0]`; None when the manifest has no such field."""
+    """Return the node of a field path such as `spec.rollout.stop[0]`; None if the manifest has no such field."""
     node: Schema | None = job_schema()
     for name, index in re.findall(r"([^.\[\]]+)|\[(\d+)\]", path):
         if node is not None:
@@ -63,7 +63,7 @@ def fields(node: Schema, path: str) -> Iterator[tuple[str, Schema]]:
 
 
 def without_nulls(value: Any) -> Any:
-    """Return a copy without null members: the API server prunes them where a field is not nullable, as all of ours."""
+    """Return a copy without null members: the API server prunes them, since none of these fields is nullable."""
     if isinstance(value, dict):
         return {key: without_nulls(item) for key, item in value.items() if item is not None}
     if isinstance(value, list):
@@ -72,7 +72,7 @@ def without_nulls(value: Any) -> Any:
 
 
 def pruned(value: Any, schema: Mapping[str, Any]) -> Any:
-    """Return a copy without fields that the schema lacks: what an API server with this definition would store."""
+    """Return a copy without fields that the schema lacks, as an API server with this definition would store it."""
     if isinstance(value, list) and "items" in schema:
         return [pruned(item, schema["items"]) for item in value]
     if not isinstance(value, dict) or "properties" not in schema:
@@ -105,7 +105,7 @@ def _schema_of(model: type[BaseModel]) -> Schema:
 
 
 def _structural(node: Schema, definitions: dict[str, Schema]) -> Schema:
-    """Return one node in structural form; a field's own description and default win over those of its type."""
+    """Return one node in structural form; a field's own description and default override those of its type."""
     node = dict(node)
     while True:
         if "$ref" in node:
@@ -135,7 +135,7 @@ def _structural(node: Schema, definitions: dict[str, Schema]) -> Schema:
 
 
 def _rewrite_bounds(node: Schema) -> None:
-    """Rewrite exclusive bounds as OpenAPI v3 has them, by a flag; whole numbers need none."""
+    """Rewrite exclusive bounds as flags, as in OpenAPI v3; integers need none."""
     whole = node.get("type") == "integer"
     for bound, step in (("Minimum", 1), ("Maximum", -1)):
         exclusive = node.pop(f"exclusive{bound}", None)
@@ -149,7 +149,7 @@ def _rewrite_bounds(node: Schema) -> None:
 
 
 def _add_factory_defaults(model: type[BaseModel], schema: Schema) -> None:
-    """Add defaults made by a factory, which pydantic's schema lacks: an empty object, whose fields have their own."""
+    """Add defaults from factories, which pydantic's schema lacks: an empty object whose fields have their own."""
     for field in model.model_fields.values():
         assert field.alias is not None
         child = schema["properties"][field.alias]

@@ -1,8 +1,8 @@
-r"""Regular expressions that users write: checked when a manifest is read, compiled, and searched for.
+r"""Regular expressions of users: checked when a manifest is read, compiled, and searched for.
 
-Rule: matching takes time linear in the text, whatever the pattern, so that neither a manifest nor a log line can stall
-the process that matches. The engine is pydantic's (Rust's regex, RE2 syntax: no look-around, no backreferences);
-Python's `re` never sees a user's pattern. Compiling writes repetitions out, so their number is limited too.
+Rule: matching takes linear time for any pattern, so that neither a manifest nor a log line can stall the process. The
+engine is pydantic's (Rust's regex, RE2 syntax: no look-around, no backreferences), not Python's `re`. Compilation
+expands repetitions, so their number is limited too.
 """
 
 import math
@@ -13,18 +13,18 @@ from typing import Final
 from pydantic_core import PydanticCustomError, SchemaError, SchemaValidator, core_schema
 
 MAX_PATTERN: Final = 200
-"""Characters of a pattern."""
+"""Maximum characters of a pattern."""
 MAX_REPETITIONS: Final = 100
-"""Copies of a part of a pattern that its counts in braces, multiplied, may make: a search then takes milliseconds."""
+"""Maximum copies of a subpattern: the product of its counts in braces. A search then takes milliseconds."""
 PATTERN_ERROR: Final = "regular_expression"
-"""Type of pydantic's error for a pattern that is refused."""
+"""Type of pydantic's error for a rejected pattern."""
 MAX_CACHED: Final = 1024
-"""Compiled patterns that are kept."""
+"""Maximum cached compiled patterns."""
 _COUNT: Final = re.compile(r"\{(\d{0,9})(?:,(\d{0,9}))?\}")
 
 
 def checked_pattern(pattern: str) -> str:
-    """Return the pattern, for a pydantic field. Raises PydanticCustomError, which says what is wrong with it."""
+    """Return the pattern, for a pydantic field. Raises PydanticCustomError with the reason if it is invalid."""
     copies = math.prod(max(1, int(high or low or 1)) for low, high in _COUNT.findall(pattern))
     if copies > MAX_REPETITIONS:
         message = "must repeat nothing more than {most} times: lower the counts in braces"
@@ -39,7 +39,7 @@ def checked_pattern(pattern: str) -> str:
 
 
 def pattern_found(pattern: str, text: str) -> bool:
-    """Return whether a pattern that was checked matches anywhere in the text."""
+    """Return whether a checked pattern matches anywhere in the text."""
     return _compiled(pattern).isinstance_python(text)
 
 

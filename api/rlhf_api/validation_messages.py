@@ -1,7 +1,7 @@
-"""Errors of pydantic as messages that a user can act on: field path, value given, what would be right.
+"""Turns errors of pydantic into messages for users: field path, actual value, correct values.
 
-Rule: what would be right is read from the structural schema, so that a message names every bound and every allowed
-value. Whether something is wrong is not decided here.
+Rule: correct values come from the structural schema, so that a message names every bound and every allowed value. This
+module does not decide whether something is wrong.
 """
 
 import re
@@ -18,9 +18,9 @@ from rlhf_api.structural_schema import Schema, fields, job_schema, schema_at
 from rlhf_api.yaml_document import Document
 
 _NO_LIMIT: Final = 2**31 - 1
-"""An upper bound from here on is technical and is not mentioned."""
+"""Smallest upper bound that counts as technical and is not mentioned."""
 _MODE_REMEDIES: Final = {"off": "Disabled", "on": "Enabled", "false": "Disabled", "true": "Enabled"}
-"""Words that a user may write for a mode, in lower case -> the mode."""
+"""Common lower-case words for a mode -> the mode."""
 
 
 def problem_of_error(error: ErrorDetails, document: Document) -> Problem:
@@ -43,7 +43,7 @@ def problem_of_error(error: ErrorDetails, document: Document) -> Problem:
 
 
 def expected_value(node: Schema) -> str:
-    """Return what a field takes, such as `a whole number from 1 to 64`."""
+    """Return a description of valid values, such as `a whole number from 1 to 64`."""
     if "enum" in node:
         allowed = [str(value) for value in node["enum"]]
         return allowed[0] if len(allowed) == 1 else f"one of {', '.join(allowed)}"
@@ -83,7 +83,7 @@ def _range(node: Schema) -> str:
 
 
 def _hint(value: Any, node: Schema) -> str:
-    """Return the nearest right value, or the likely typing error; empty when there is none."""
+    """Return the nearest valid value, or the likely typing error; empty if there is none."""
     kind = node.get("type")
     if "enum" in node:
         return _enum_hint(value, [str(allowed) for allowed in node["enum"]])
@@ -106,7 +106,8 @@ def _hint(value: Any, node: Schema) -> str:
 
 
 def _words_of(node: Schema) -> list[str]:
-    """Return the words that a text field certainly takes: its example, and those that its pattern begins with."""
+    """Return words that are certainly valid for a text field: its example, and the alternatives at the start of its
+    pattern."""
     alternatives = re.match(r"\^\(((?:\w+\|)+)", node.get("pattern", ""))
     examples = [node["example"]] if "example" in node else []
     return examples + (alternatives[1].strip("|").split("|") if alternatives else [])
@@ -154,7 +155,7 @@ def _elsewhere() -> dict[str, tuple[str, ...]]:
 
 
 def _nearest(name: str, known: Iterable[str]) -> str | None:
-    """Return the known word most like `name`, None for none; batch_size, BatchSize and batchsize are all batchSize."""
+    """Return the most similar known word, or None. batch_size, BatchSize and batchsize all match batchSize."""
     by_plain = {_plain(word): word for word in known}
     near = get_close_matches(_plain(name), by_plain, n=1, cutoff=0.7)
     return by_plain[near[0]] if near else None

@@ -1,8 +1,8 @@
 """YAML documents as plain data with the line of every field, read as `kubectl` reads them.
 
-Rule: a text means here what it means to `kubectl apply`, so that a manifest that runs on one machine applies to a
-cluster: YAML 1.1 booleans (a bare Off is false), `1e-6` is a number, dates stay text, a key given twice is an error.
-Nothing here knows what a field is for.
+Rule: a text has the same meaning as for `kubectl apply`, so that a manifest that runs on one machine applies to a
+cluster: YAML 1.1 booleans (a bare Off is false), `1e-6` is a number, dates stay text, a duplicate key is an error. This
+module does not know the meaning of any field.
 """
 
 import re
@@ -16,11 +16,11 @@ from rlhf_common.nesting import MAX_DEPTH, too_deep
 from rlhf_common.surrogates import half_pair
 
 MAX_BYTES: Final = 1_048_576
-"""Bytes of the largest manifest that is read; the API server stores 1.5 MB per object."""
+"""Maximum bytes of a manifest; the API server stores 1.5 MB per object."""
 MAX_FIELDS: Final = 100_000
-"""Fields and items of a manifest with its anchors written out; a few lines of anchors can mean billions."""
+"""Maximum fields and items of a manifest after expansion of anchors; a few lines of anchors can mean billions."""
 WHOLE_UP_TO: Final = 1e21
-"""From here on Go writes a float in JSON with an exponent, so it is no whole number any more."""
+"""Bound at which Go's JSON writes a float with an exponent, so that it is no longer an integer."""
 
 
 @dataclass
@@ -31,11 +31,11 @@ class Document:
     lines: dict[str, int] = field(default_factory=dict)
     """Field path -> line of the file, from 1."""
     problems: list[Problem] = field(default_factory=list)
-    """What is wrong with the text itself; `data` is None then."""
+    """Problems of the text itself; `data` is then None."""
     first_line: int = 1
 
     def line_of(self, path: str) -> int | None:
-        """Return the line of a field, or of the nearest thing around it; None when neither is in the text."""
+        """Return the line of a field, or of the nearest field around it; None if neither is in the text."""
         while path:
             if path in self.lines:
                 return self.lines[path]
@@ -44,7 +44,8 @@ class Document:
 
 
 def read_document(text: str) -> Document:
-    """Return the single YAML document of a text. Raises ManifestError for several, a key given twice, and no YAML."""
+    """Return the only YAML document of a text. Raises ManifestError for several documents, a duplicate key, or invalid
+    YAML."""
     documents = read_documents(text)
     if len(documents) > 1:
         line = documents[1].first_line
@@ -56,7 +57,7 @@ def read_document(text: str) -> Document:
 
 
 def read_documents(text: str) -> list[Document]:
-    """Return the YAML documents of a text without empty ones, at least one. Raises ManifestError for no YAML."""
+    """Return the YAML documents of a text without empty ones, at least one. Raises ManifestError for invalid YAML."""
     if len(text.encode()) > MAX_BYTES:
         raise ManifestError([Problem("", None, f"the file is larger than {MAX_BYTES} bytes, which no cluster takes")])
     documents = []
@@ -76,7 +77,7 @@ def read_documents(text: str) -> list[Document]:
         raise ManifestError([Problem("", None, f"not valid YAML: {error}")]) from error
     except RecursionError as error:
         raise ManifestError([Problem("", None, "not valid YAML: nested too deeply, or into itself")]) from error
-    except ValueError as error:  # a number that Python does not read, such as one of 5000 digits
+    except ValueError as error:  # a number that Python does not parse, such as one of 5000 digits
         raise ManifestError([Problem("", None, f"not valid YAML: {error}")]) from error
     if not documents:
         raise ManifestError([Problem("", None, "the file is empty: an RLHFJob has apiVersion, kind, metadata, spec")])
@@ -100,7 +101,7 @@ def _document(loader: "_Loader", node: yaml.Node) -> Document:
 
 
 class _Loader(yaml.SafeLoader):
-    """A safe loader with the implicit types of the YAML library inside kubectl."""
+    """A safe loader with the implicit types of kubectl's YAML library."""
 
     yaml_implicit_resolvers: dict[str, Any] = {}  # noqa: RUF012 - PyYAML reads it from the class
 
@@ -121,7 +122,7 @@ _Loader.bool_values = {**yaml.SafeLoader.bool_values, "y": True, "n": False}
 
 
 def _number(loader: _Loader, node: yaml.ScalarNode) -> float | int:
-    """Return a number; 1e3 and 512.0 are whole numbers, as kubectl sends them in JSON."""
+    """Return a number; 1e3 and 512.0 are integers, as kubectl sends them in JSON."""
     value = float(loader.construct_yaml_float(node))
     return int(value) if value.is_integer() and abs(value) < WHOLE_UP_TO else value
 
@@ -130,7 +131,7 @@ _Loader.add_constructor("tag:yaml.org,2002:float", _number)
 
 
 def _walk(node: yaml.Node, path: str, lines: dict[str, int], problems: list[Problem]) -> None:
-    """Record the line of every field below a node, and every key that is given twice or is no text."""
+    """Record the line of every field below a node, and every key that is a duplicate or not text."""
     if len(lines) > MAX_FIELDS:
         raise ManifestError([Problem("", None, f"has more than {MAX_FIELDS} fields with its anchors written out")])
     if isinstance(node, yaml.SequenceNode):

@@ -1,6 +1,6 @@
-"""Packed arrays on the wire: little-endian, C order, with dtype and shape. Never pickle.
+"""Packed arrays in messages: little-endian, C order, with dtype and shape. Never pickle.
 
-Rule: unpacking checks that the byte count fits dtype and shape, and refuses any dtype not listed here.
+Rule: unpacking checks that the byte count matches dtype and shape, and rejects any dtype not listed here.
 """
 
 import math
@@ -12,13 +12,14 @@ import numpy.typing as npt
 from rlhf_common import control_pb2 as pb
 
 DTYPES: Final = frozenset({"int32", "int64", "float32", "float64", "uint8", "bool"})
-"""Number types of arrays on the wire."""
+"""Number types of arrays in messages."""
 _ON_THE_WIRE: Final = {name: np.dtype(name).newbyteorder("<") for name in DTYPES}
 _NATIVE: Final = {name: np.dtype(name) for name in DTYPES}
 
 
 def pack(array: npt.NDArray[Any]) -> pb.Array:
-    """Return a numpy array as `pb.Array`, shape and values unchanged. Raises ValueError for a dtype not in DTYPES."""
+    """Return a numpy array as `pb.Array` with the same shape and values. Raises ValueError for a dtype not in
+    DTYPES."""
     name = array.dtype.name
     if name not in DTYPES:
         raise ValueError(f"array dtype {name} does not travel; use one of {', '.join(sorted(DTYPES))}")
@@ -26,7 +27,7 @@ def pack(array: npt.NDArray[Any]) -> pb.Array:
 
 
 def unpack(array: pb.Array) -> npt.NDArray[Any]:
-    """Return a new writable numpy array. Raises ValueError when dtype, shape and byte count disagree."""
+    """Return a new writable numpy array. Raises ValueError if dtype, shape and byte count disagree."""
     name, data, shape = array.dtype, array.data, tuple(array.shape)
     dtype = _ON_THE_WIRE.get(name)
     if dtype is None:

@@ -1,7 +1,7 @@
-"""When a certificate ends, read from its PEM file without a library that coordinators and workers do not have.
+"""Reads a certificate's expiry from its PEM file, without a library that coordinators and workers do not have.
 
-Rule: pure but for `expiry_of_file`. Of X.509 only the place of `notAfter` is known (RFC 5280, 4.1); what has another
-form raises ValueError. It tells people when a certificate ends and must never decide whom to trust: TLS does that.
+Rule: pure except for `expiry_of_file`. It reads only `notAfter` of X.509 (RFC 5280, 4.1); any other form raises
+ValueError. The result is information for people and must never decide trust, which is the task of TLS.
 """
 
 import ssl
@@ -12,13 +12,14 @@ from typing import Final
 _SEQUENCE: Final = 0x30
 _VERSION: Final = 0xA0
 _FORMS: Final = {0x17: "%y%m%d%H%M%SZ", 0x18: "%Y%m%d%H%M%SZ"}
-"""ASN.1 tag of a time -> its text."""
+"""ASN.1 tag of a time -> its format."""
 _BEFORE_VALIDITY: Final = 3
-"""Fields between the version and the validity: serial number, signature algorithm, issuer."""
+"""Number of fields between the version and the validity: serial number, signature algorithm, issuer."""
 
 
 def expiry_of_file(path: Path) -> float:
-    """Return when the first certificate of a PEM file ends, in seconds since 1970. Raises OSError and ValueError."""
+    """Return the expiry of the first certificate of a PEM file, in seconds since 1970. Raises OSError and
+    ValueError."""
     text = path.read_text(encoding="ascii", errors="replace")
     begin, end = text.find(ssl.PEM_HEADER), text.find(ssl.PEM_FOOTER)
     if begin < 0 or end < begin:
@@ -27,7 +28,8 @@ def expiry_of_file(path: Path) -> float:
 
 
 def not_after(certificate: bytes) -> float:
-    """Return when a certificate ends, in seconds since 1970. Raises ValueError for bytes that are none."""
+    """Return the expiry of a certificate, in seconds since 1970. Raises ValueError for bytes that are no
+    certificate."""
     body = _content(_content(certificate, _SEQUENCE), _SEQUENCE)
     if body[:1] == bytes([_VERSION]):
         body = _rest(body)
@@ -42,7 +44,7 @@ def not_after(certificate: bytes) -> float:
 
 
 def _header(data: bytes) -> tuple[int, int]:
-    """Return (where the content of the first element begins, where it ends)."""
+    """Return (start, end) of the content of the first element."""
     if len(data) < 2:
         raise ValueError("the certificate ends too early")
     start, length = 2, data[1]

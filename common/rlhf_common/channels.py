@@ -1,7 +1,7 @@
-"""gRPC channels and server credentials that both sides agree on: limits, keep-alive, mutual TLS from a folder.
+"""gRPC channels and server credentials for both sides: limits, keep-alive, mutual TLS from a folder.
 
-Rule: with a certificate folder both sides present a certificate of the job's own authority and refuse any other.
-Without one (embedded tests) the channel is plain text. TLS never falls back to plain text.
+Rule: with a certificate folder both sides present a certificate of the job's own authority and reject any other.
+Without a folder (embedded tests) the channel is plain text. TLS never falls back to plain text.
 """
 
 import time
@@ -11,7 +11,7 @@ from typing import Final
 import grpc
 
 MAX_MESSAGE_BYTES: Final = 64 * 1024 * 1024
-"""Bytes of one message; batches and weights are streamed in parts well below this."""
+"""Maximum bytes of one message; batches and weights are streamed in much smaller parts."""
 
 CHUNK_BYTES: Final = 4 * 1024 * 1024
 """Bytes per part of a stream: large enough to fill a 25 Gb/s link, small enough to cancel quickly."""
@@ -24,28 +24,29 @@ OPTIONS: Final[list[tuple[str, int | str]]] = [
     ("grpc.keepalive_permit_without_calls", 1),
     ("grpc.http2.max_pings_without_data", 0),
     ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
-    # A restarted peer must be reached again within a second, not after the default back-off of two minutes.
+    # A restarted peer must be reachable within a second, not after the default back-off of two minutes.
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.max_reconnect_backoff_ms", 1_000),
 ]
 
 SERVER_NAME: Final = "rlhf-job"
-"""Every certificate of a job carries this DNS name: peers are verified by authority, not by changing pod names."""
+"""DNS name in every certificate of a job: peers are verified by authority, not by changing pod names."""
 
 
 SETTLE_SECONDS: Final = 0.1
-"""Seconds before a server's credentials are replaced: a thousand times what a handshake takes to hold the old ones."""
+"""Seconds before a server's credentials are replaced: a thousand times the part of a handshake that needs the old
+ones."""
 _TRIES: Final = 100
-"""Reads of the files in a row that may differ; certificates are renewed once in months."""
+"""Maximum reads of the files until two in a row agree; certificates are renewed once in months."""
 
 Files = tuple[bytes, bytes, bytes]
 
 
 def _read(folder: Path) -> Files:
-    """Return authority, certificate and key of one moment: a key with another's certificate stops all connections.
+    """Return authority, certificate and key from the same moment: a key with another certificate stops all connections.
 
-    The kubelet replaces all three at once, but maybe between two reads. Files that are read twice with the same content
-    were not replaced meanwhile.
+    The kubelet replaces all three at once, but maybe between two reads. If two reads give the same content, the files
+    were not replaced between them.
     """
     files = _files(folder)
     for _ in range(_TRIES):
@@ -63,14 +64,14 @@ def _files(folder: Path) -> Files:
 
 
 def server_credentials(folder: Path) -> grpc.ServerCredentials:
-    """Return the server's side of mutual TLS. Every new connection uses the files as they are then."""
+    """Return the server's side of mutual TLS. Every new connection uses the current files."""
     served = _read(folder)
 
     def renewed() -> grpc.ServerCertificateConfiguration | None:
-        """Return the configuration to serve from now on; None keeps the present one.
+        """Return the next configuration; None keeps the current one.
 
-        When gRPC replaces a configuration, it frees the old one under handshakes that are about to use it, and the
-        process crashes. Later handshakes wait for this call, so a pause here lets the earlier ones take hold of it.
+        When gRPC replaces a configuration, it frees the old one while handshakes are about to use it, and the process
+        crashes. Later handshakes wait for this call, so a pause here lets the earlier ones take their reference.
         """
         nonlocal served
         try:
@@ -83,7 +84,7 @@ def server_credentials(folder: Path) -> grpc.ServerCredentials:
         time.sleep(SETTLE_SECONDS)
         return _configuration(files)
 
-    # None is documented to mean that nothing changed; the stubs do not know it.
+    # None is documented to mean "unchanged"; the stubs lack it.
     return grpc.dynamic_ssl_server_credentials(_configuration(served), renewed, require_client_authentication=True)  # type: ignore[arg-type]
 
 

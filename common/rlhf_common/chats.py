@@ -1,8 +1,8 @@
-"""Chats as prompt files hold them: which messages and tools a record may have, in the one form that templates read.
+"""Chats in prompt files: the messages and tools that a record may have, in the form that templates read.
 
-Rule: pure. A message is passed on with all its keys, so that templates read what they know; one that no template could
-render as it is meant is refused. Who renders a chat must take it from here: the coordinator for the policy, workers for
-a reward model with a template of its own.
+Rule: pure. A message is passed on with all its keys, so that templates can use them; a message that no template could
+render correctly is rejected. The coordinator (for the policy) and workers (for a reward model with its own template)
+both use this module.
 """
 
 import json
@@ -10,16 +10,16 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 Message = dict[str, Any]
-"""Of a chat: role and content, and whatever else templates read."""
+"""A message of a chat: role, content, and other keys for templates."""
 TOOLS: Final = "tools"
-"""Key of a record: the tools that its prompt offers, a list of JSON schemas or its JSON text."""
+"""Key of a record with the tools of its prompt: a list of JSON schemas or its JSON text."""
 OF_SYSTEM: Final = ("system", "developer")
-"""Roles of who sets the policy up and asks it nothing."""
+"""Roles whose messages instruct the policy without a question."""
 FORM: Final = "needs a string or a list of {role, content} messages"
 
 
 class ChatError(ValueError):
-    """A record's chat is refused; the message goes on after the record's place."""
+    """A record's chat is rejected; the message continues the record's location."""
 
 
 def messages_of(value: object, key: str) -> list[Message]:
@@ -32,7 +32,7 @@ def messages_of(value: object, key: str) -> list[Message]:
 
 
 def tools_of(record: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Return the tools of a record; none where it has none. Raises ChatError."""
+    """Return the tools of a record; an empty list without any. Raises ChatError."""
     tools = record.get(TOOLS)
     if isinstance(tools, str) and tools.strip():
         try:
@@ -47,7 +47,7 @@ def tools_of(record: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 _NULLABLE: Final = frozenset({"default", "const"})
-"""Keywords of a JSON schema whose null is a value."""
+"""Keywords of a JSON schema that accept null as a value."""
 _TOOLS_FORM: Final = (
     "write a list of JSON schemas, such as [{type: function, function: {name, parameters}}], or leave the column "
     "out with prompts.columns"
@@ -57,7 +57,7 @@ _TOOLS_FORM: Final = (
 def _message(value: object, name: str) -> Message:
     if not isinstance(value, dict) or not isinstance(value.get("role"), str) or not value["role"]:
         raise ChatError(f"{FORM}: {name} has no role")
-    # Tables have every key in every row, as null where a message has none.
+    # Rows of a table have every key, with null for the keys that a message lacks.
     message = {key: item for key, item in value.items() if item is not None}
     if message.get("tool_calls"):
         if message["role"] != "assistant":
@@ -89,7 +89,7 @@ def _call(call: object, name: str) -> dict[str, Any]:
         raise ChatError(f"has a tool call without a name in {name}; {_CALL_FORM}")
     arguments = function.get("arguments")
     if isinstance(arguments, str):
-        # Templates write arguments as JSON, so JSON text would be quoted a second time.
+        # Templates write arguments as JSON, so JSON text would be quoted twice.
         try:
             arguments = json.loads(arguments or "{}")
         except ValueError as error:
@@ -103,7 +103,7 @@ def _call(call: object, name: str) -> dict[str, Any]:
 
 
 def _without_nulls(value: Any) -> Any:
-    """Return a schema without null members, which a table has for every key that another row has."""
+    """Return a schema without null members, which a table has for every key of another row."""
     if isinstance(value, dict):
         return {key: _without_nulls(item) for key, item in value.items() if item is not None or key in _NULLABLE}
     return [_without_nulls(item) for item in value] if isinstance(value, list) else value

@@ -1,55 +1,55 @@
-"""Condition types and reasons of an RLHFJob: the words that users script against.
+"""Condition types and reasons of an RLHFJob, which users use in scripts.
 
-Rule: a type is a state, never a verb. The first reconcile sets every type, as Unknown when nothing is known yet. A
-condition that is False because of a wait names the wait in its reason. The reason of `Running` is also the PHASE column
-of `kubectl get`, so it always is the most informative word about the job, whatever the status. There is no logic here.
+Rule: a type is a state, never a verb. The first reconcile sets every type, to Unknown if nothing is known yet. If a
+condition is False because of a wait, its reason names the wait. The reason of `Running` is also the PHASE column of
+`kubectl get`, so it is the most informative word about the job in every status. This module has no logic.
 """
 
 from enum import StrEnum
 
 
 class ConditionType(StrEnum):
-    """What is observed of a job."""
+    """Observed states of a job."""
 
     PLANNED = "Planned"
-    """The manifest is valid, resolved, and a plan is made for it."""
+    """The manifest is valid and resolved, and has a plan."""
     ADMITTED = "Admitted"
-    """The cluster's queue, where it has one, lets the job use its resources."""
+    """The cluster's queue, if any, lets the job use its resources."""
     RUNNING = "Running"
-    """Coordinator and all needed workers are ready and an iteration is under way."""
+    """Coordinator and all needed workers are ready, and an iteration is in progress."""
     RESIZING = "Resizing"
-    """A group is being scaled; the job goes on meanwhile."""
+    """A group is being scaled; the job continues meanwhile."""
     RESTARTING = "Restarting"
-    """Pods are replaced on purpose: their template is another one, or the failure policy restarts more than one."""
+    """Pods are replaced on purpose: their template changed, or the failure policy restarts several pods."""
     SUSPENDED = "Suspended"
     """spec.suspend is true and no worker runs."""
     COMPLETE = "Complete"
     """All iterations are trained. Final."""
     FAILED = "Failed"
-    """The job gave up; the message says why. Final."""
+    """The job failed; the message says why. Final."""
 
 
 class RunningReason(StrEnum):
     """Reasons of `Running`, shown as the phase."""
 
     PENDING = "Pending"
-    """Seen, nothing decided yet."""
+    """The operator has seen the job and decided nothing yet."""
     QUEUED = "Queued"
-    """Waits for admission."""
+    """The job waits for admission."""
     NAME_TAKEN = "NameTaken"
-    """An object that is not the job's has a name that one of its objects needs; the message names both ways out."""
+    """A foreign object has a name that the job needs; the message names both solutions."""
     RELEASED = "Released"
-    """Pods could not start: all are ended, their resources are given back, and the job tries again later."""
+    """Pods could not start. All were deleted and their resources released; the job tries again later."""
     UNSCHEDULABLE = "Unschedulable"
-    """Pods exist that no node can take."""
+    """No node can take some of the pods."""
     STARTING = "Starting"
-    """Pods are coming up and load their models."""
+    """Pods start and load their models."""
     RUNNING = "Running"
-    """Iterations are under way."""
+    """Iterations are in progress."""
     RECOVERING = "Recovering"
-    """A process was lost; the job continues when it is back."""
+    """A process was lost; the job continues when it returns."""
     CHECKPOINTING = "Checkpointing"
-    """The last checkpoint before a suspension is being made."""
+    """The last checkpoint before a suspension is being saved."""
     STOPPING = "Stopping"
     """The pods of a job without spec.checkpoints end before a suspension; nothing is saved."""
     SUSPENDED = "Suspended"
@@ -57,7 +57,7 @@ class RunningReason(StrEnum):
     COMPLETE = "Complete"
     """All iterations are trained."""
     FAILED = "Failed"
-    """The job gave up."""
+    """The job failed."""
 
 
 class PlannedReason(StrEnum):
@@ -65,13 +65,13 @@ class PlannedReason(StrEnum):
 
     PLANNED = "PlanMade"
     INVALID = "InvalidManifest"
-    """A rule that the API server could not check is broken; the message names field, value and remedy."""
+    """A rule that the API server cannot check is broken; the message names field, value and remedy."""
     REFUSED = "PodsRefused"
-    """The API server, asked by a dry run, takes no pods made from the job's templates; the message has its words."""
+    """The API server rejects pods from the job's templates in a dry run; the message quotes it."""
     UNAVAILABLE = "NotAvailableInThisVersion"
-    """The manifest asks for a mode that this version cannot do (`rlhf_api.rules.unavailable`)."""
+    """The manifest uses a mode that this version does not support (`rlhf_api.rules.unavailable`)."""
     NOT_SERVED = "NotAvailableInThisCluster"
-    """spec.scheduling.gang.mode names what this cluster does not serve, or this operator may not use."""
+    """spec.scheduling.gang.mode names a scheduler that this cluster does not serve, or this operator may not use."""
     DOES_NOT_FIT = "DoesNotFit"
     """The planner's memory estimate exceeds the devices."""
 
@@ -80,15 +80,15 @@ class AdmittedReason(StrEnum):
     """Reasons of `Admitted`."""
 
     NO_QUEUE = "NoQueue"
-    """No queueing system is used; admitted at once."""
+    """There is no queueing system, so the job is admitted at once."""
     ADMITTED = "QuotaReserved"
     WAITING = "WaitingForQuota"
     EVICTED = "Evicted"
-    """Admission was taken back; the job checkpoints and waits again."""
+    """Admission was revoked; the job saves a checkpoint and waits again."""
     NOT_SERVED = "QueueNotServed"
     """The job names a queue that this operator does not use; it waits."""
     NOT_QUEUED = "NotQueued"
-    """The job is suspended, or backs off: it asks its queue for nothing."""
+    """The job is suspended or backs off, so it requests nothing from its queue."""
 
 
 class ResizingReason(StrEnum):
@@ -97,9 +97,9 @@ class ResizingReason(StrEnum):
     STABLE = "AtDesiredSize"
     SCALING_UP = "ScalingUp"
     SCALING_DOWN = "ScalingDown"
-    """Workers that leave hand back their samples first."""
+    """Leaving workers first return their samples."""
     LIMITED = "LimitedByQueue"
-    """The spec asks for more pods than the job's queue has admitted; the job goes on with those."""
+    """The spec asks for more pods than the queue has admitted; the job continues with those."""
 
 
 class RestartingReason(StrEnum):
@@ -107,13 +107,13 @@ class RestartingReason(StrEnum):
 
     NONE = "NotRestarting"
     ROLLING = "RollingUpdate"
-    """A pod template or a setting changed; groups get it one after the other."""
+    """A pod template or a setting changed; groups are updated one after the other."""
     KEPT = "SettingsKept"
-    """Settings changed that the coordinator reads when it starts, and without checkpoints it must not restart."""
+    """Settings changed that the coordinator reads at its start; without checkpoints it must not restart."""
     GROUP = "GroupRestart"
     """spec.runPolicy.failurePolicy restarts a whole group."""
     JOB = "JobRestart"
-    """spec.runPolicy.failurePolicy restarts the whole job, the coordinator included."""
+    """spec.runPolicy.failurePolicy restarts the whole job with its coordinator."""
 
 
 class SuspendedReason(StrEnum):
@@ -122,7 +122,7 @@ class SuspendedReason(StrEnum):
     NOT_SUSPENDED = "NotSuspended"
     SUSPENDED = "SuspendRequested"
     STOPPING = "Stopping"
-    """Suspension is asked for; pods end, and with spec.checkpoints a checkpoint is saved first."""
+    """Suspension is requested; with spec.checkpoints a checkpoint is saved, then pods end."""
 
 
 class FinishedReason(StrEnum):
@@ -132,7 +132,7 @@ class FinishedReason(StrEnum):
     COMPLETE = "AllIterationsTrained"
     BACKOFF_LIMIT = "BackoffLimitExceeded"
     POLICY = "FailurePolicy"
-    """A rule of spec.runPolicy.failurePolicy says so."""
+    """A rule of spec.runPolicy.failurePolicy decided it."""
     DEADLINE = "DeadlineExceeded"
     USER_CODE = "RewardFailed"
     BAD_MODEL = "BadModel"

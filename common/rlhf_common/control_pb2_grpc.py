@@ -77,7 +77,7 @@ class CoordinatorServicer:
         raise NotImplementedError('Method not implemented!')
 
     def FetchBatch(self, request, context):
-        """A training rank fetches an iteration's complete, scored batch, in sample order; also past ones when it replays.
+        """A training rank fetches an iteration's complete, scored batch, in sample order; also a past batch during replay.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -90,22 +90,23 @@ class CoordinatorServicer:
         raise NotImplementedError('Method not implemented!')
 
     def WatchStatus(self, request, context):
-        """A status at once, then one on every change worth seeing, at most `max_rate_hz` a second.
+        """A status at once, then one per significant change, at most `max_rate_hz` per second.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Stop(self, request, context):
-        """Finishes the current optimizer batch if one is running, checkpoints if asked, tells every worker to exit, and ends.
+        """Finishes the current optimizer batch if one is running, saves a checkpoint if requested, tells every worker to
+        exit, and ends.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Resize(self, request, context):
-        """How many generation and inference workers there are to be from now on. New ones may register; those beyond, of the
-        highest index, count until their sessions end, and are not waited for afterwards. Asking again changes nothing.
+        """Sets the number of generation and inference workers. New ones may register. Excess workers, those with the highest
+        indices, count until their sessions end; the coordinator does not wait for them afterwards. The call is idempotent.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -319,7 +320,7 @@ class Coordinator:
 
 
 class WeightSourceStub:
-    """Served by training workers: the weights of their own stages at the version they hold.
+    """Served by training workers: the weights of their own stages at the version that they hold.
     """
 
     def __init__(self, channel):
@@ -346,11 +347,11 @@ class WeightSourceStub:
 
 
 class WeightSourceServicer:
-    """Served by training workers: the weights of their own stages at the version they hold.
+    """Served by training workers: the weights of their own stages at the version that they hold.
     """
 
     def Describe(self, request, context):
-        """FAILED_PRECONDITION when the worker does not hold exactly this version.
+        """FAILED_PRECONDITION if the worker does not hold exactly this version.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -363,9 +364,9 @@ class WeightSourceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Lend(self, request_iterator, context):
-        """Lends the weights in memory that a process of the same machine can map, unchanged as long as the call is open. The reader
-        sends one request, gets one loan, and says when it has read. FAILED_PRECONDITION as for Describe; with every other status
-        the weights are to be fetched.
+        """Lends the weights in memory that a process on the same machine can map, unchanged while the call is open. The
+        reader sends one request, gets one loan, and reports when it has read. FAILED_PRECONDITION as for Describe; on any
+        other status the reader fetches the weights.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -398,7 +399,7 @@ def add_WeightSourceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class WeightSource:
-    """Served by training workers: the weights of their own stages at the version they hold.
+    """Served by training workers: the weights of their own stages at the version that they hold.
     """
 
     @staticmethod
@@ -484,7 +485,7 @@ class WeightSource:
 
 
 class KvSinkStub:
-    """Served by generation workers: takes samples that another worker decodes, KV cache and all.
+    """Served by generation workers: takes over samples from another worker together with their KV caches.
     """
 
     def __init__(self, channel):
@@ -501,12 +502,12 @@ class KvSinkStub:
 
 
 class KvSinkServicer:
-    """Served by generation workers: takes samples that another worker decodes, KV cache and all.
+    """Served by generation workers: takes over samples from another worker together with their KV caches.
     """
 
     def Receive(self, request_iterator, context):
-        """One sample a call, pushed by its source (see Migrate): an offer, the KV cache in parts, and at last the hand-over. Answered
-        once the destination holds the sample and would report it; an answer that never comes means: not moved.
+        """One sample per call, sent by its source (see Migrate): an offer, the KV cache in parts, then the hand-over.
+        Answered once the destination holds the sample and would report it. Without an answer the sample did not move.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -529,7 +530,7 @@ def add_KvSinkServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class KvSink:
-    """Served by generation workers: takes samples that another worker decodes, KV cache and all.
+    """Served by generation workers: takes over samples from another worker together with their KV caches.
     """
 
     @staticmethod

@@ -1,10 +1,10 @@
-"""The HTTP endpoint of a job's process: `/livez` says whether it lives, every other path serves its metrics.
+"""The HTTP endpoint of a job's process: `/livez` reports whether it is alive, every other path serves its metrics.
 
-A process lives while its event loop turns. Before the loop starts, while libraries are loaded or a journal is read, it
-lives as long as it answers at all. Long work runs on other threads and releases the interpreter lock, so neither a
-training step nor a load nor a compilation counts as a hang.
-Rule: the endpoint is opened before anything slow, on a thread of its own that only reads. Probes of pods that run name
-`/livez`; never remove the path.
+A process is alive while its event loop runs. Before the loop starts, while it loads libraries or reads a journal, it is
+alive as long as it answers. Long work runs on other threads and releases the interpreter lock, so a training step, a
+load or a compilation does not count as a hang.
+Rule: the endpoint opens before any slow work, on its own thread, which only reads. Probes of running pods use `/livez`;
+never remove the path.
 """
 
 import asyncio
@@ -23,28 +23,29 @@ log = logging.getLogger(__name__)
 
 LIVENESS_PATH: Final = "/livez"
 BEAT_SECONDS: Final = 1.0
-"""Seconds between two signs of life of an event loop."""
+"""Seconds between two beats of an event loop."""
 STALE_SECONDS: Final = 30.0
-"""Seconds without a sign of life after which the loop is stuck: it never blocks for longer than a disk flush."""
+"""Seconds without a beat after which the loop counts as stuck: it never blocks for longer than a disk flush."""
 CLIENT_SECONDS: Final = 10.0
-"""Seconds after which a slow client is disconnected, so that none holds a thread for ever."""
+"""Seconds after which a slow client is disconnected, so that it does not hold a thread forever."""
 FRAMES_SHOWN: Final = 12
-"""Innermost frames of the stack of a stuck loop that are logged."""
+"""Number of innermost stack frames of a stuck loop to log."""
 WILDCARDS: Final = frozenset({"", "::", "0.0.0.0"})  # noqa: S104 pods listen on every address
-"""Hosts that mean every address of either family, as gRPC takes them."""
+"""Hosts that mean every address of either family in gRPC."""
 
 Application = Callable[[dict[str, Any], Callable[..., Any]], Iterable[bytes]]
 """A WSGI application."""
 
 
 class Endpoint:
-    """Serves from the moment it is created; `metrics` is set once there are any."""
+    """Serves from its creation; `metrics` may be set later."""
 
     def __init__(self, host: str, port: int, clock: Callable[[], float] = time.monotonic) -> None:
-        """Open the endpoint; port 0 takes a free one. Raises OSError when the address cannot be bound."""
+        """Open the endpoint; port 0 takes a free one. Raises OSError if the address cannot be bound."""
         self.metrics: Application | None = None
         self.ailment: Callable[[], str] | None = None
-        """Says why a process that answers for others does not live although its own loop turns; "" when it does."""
+        """Function of a process that answers for others: why it is not alive although its own loop runs; "" if it is
+        alive."""
         self._clock = clock
         self._last_beat: float | None = None
         self._logged = False
@@ -53,18 +54,18 @@ class Endpoint:
         threading.Thread(target=self._server.serve_forever, name="endpoint", daemon=True).start()
 
     def beat(self) -> None:
-        """Note that the event loop has turned."""
+        """Record a beat of the event loop."""
         self._last_beat, self._logged = self._clock(), False
 
     async def keep_beating(self) -> None:
-        """Give signs of life of the running event loop, for ever."""
+        """Record beats of the running event loop, forever."""
         while True:
             self.beat()
             await asyncio.sleep(BEAT_SECONDS)
 
     @property
     def stuck_seconds(self) -> float:
-        """Seconds for which the event loop has not turned; 0 when it turns, or has not started."""
+        """Seconds for which the event loop has been stuck; 0 if it runs, or has not started."""
         silent = 0.0 if self._last_beat is None else self._clock() - self._last_beat
         return silent if silent > STALE_SECONDS else 0.0
 
@@ -93,7 +94,7 @@ class _QuietHandler(WSGIRequestHandler):
     timeout = CLIENT_SECONDS
 
     def log_message(self, format: str, *arguments: Any) -> None:  # noqa: A002 as the library names it
-        """Log nothing: a kubelet probes all day."""
+        """Log nothing: kubelets probe all day."""
 
 
 class _Server(socketserver.ThreadingMixIn, WSGIServer):
@@ -101,10 +102,10 @@ class _Server(socketserver.ThreadingMixIn, WSGIServer):
 
 
 def listener(host: str, port: int) -> socket.socket:
-    """Return a listening TCP socket; port 0 takes a free one. Raises OSError when the address cannot be bound.
+    """Return a listening TCP socket; port 0 takes a free one. Raises OSError if the address cannot be bound.
 
-    A wildcard host listens on both families of addresses with one socket, so the same command line serves clusters
-    whose pods have IPv6 alone, IPv4 alone or both. A kernel without IPv6 gets IPv4.
+    A wildcard host listens on both address families with one socket, so the same command line serves clusters with
+    IPv6, IPv4 or both. A kernel without IPv6 gets IPv4.
     """
     if host in WILDCARDS:
         both = socket.has_dualstack_ipv6()

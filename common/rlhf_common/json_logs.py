@@ -1,8 +1,8 @@
-"""Log lines as JSON objects, the same in every process of the project: one object per line, on one schema.
+"""Log lines as JSON objects in every process of the project: one object per line, with one schema.
 
-Rule: a line has `time` (UTC, milliseconds), `level`, `message`, and `worker` in a process of a job or else `logger`;
-`job`, `iteration` and `trace_id` where the process knows them, by its `LogContext`; what a process adds to single lines
-comes by `extra` of the logging call, and wins. Must never raise: what cannot be written as JSON is written as text.
+Rule: a line has `time` (UTC, milliseconds), `level` and `message`. It has `worker` in a process of a job, otherwise
+`logger`. It has `job`, `iteration` and `trace_id` if the process has them in its `LogContext`. Fields in `extra` of a
+logging call take precedence. Must never raise: a value that JSON cannot represent is written as text.
 """
 
 import json
@@ -15,18 +15,18 @@ from types import TracebackType
 from typing import Any, Final
 
 NAMESPACE: Final = "default"
-"""Of a job whose manifest names none, as kubectl has it."""
+"""Namespace of a job whose manifest names none, as in kubectl."""
 
 
 class LogContext:
-    """What every line of a process says besides its own words: job, iteration, trace."""
+    """Fields that every line of a process has besides its message: job, iteration, trace."""
 
     def __init__(self) -> None:
         self.present: Callable[[], Mapping[str, Any]] = dict
-        """Returns what is shown now; it is called from any thread that logs, and must be quick."""
+        """Returns the current fields; any thread that logs calls it, so it must be quick."""
 
     def fields(self) -> Mapping[str, Any]:
-        """Return what is shown now, without what is not known."""
+        """Return the current fields without unknown ones."""
         return {name: value for name, value in self.present().items() if value is not None and value != ""}
 
 
@@ -34,8 +34,7 @@ class JsonLogFormatter(logging.Formatter):
     """Formats a record as one JSON object."""
 
     def __init__(self, worker: str = "", extras: Sequence[str] = (), context: LogContext | None = None) -> None:
-        """`worker`: name of the process in its job; `extras`: attributes of a record that are shown when it has
-        them."""
+        """`worker`: name of the process in its job; `extras`: attributes to show for records that have them."""
         super().__init__()
         self._worker = worker
         self._extras = tuple(extras)
@@ -57,12 +56,12 @@ class JsonLogFormatter(logging.Formatter):
 
 
 def job_key(metadata: Mapping[str, Any]) -> str:
-    """Return namespace/name of a job, as `job` of a line."""
+    """Return namespace/name of a job, the `job` field of a line."""
     return f"{metadata.get('namespace') or NAMESPACE}/{metadata['name']}"
 
 
 def log_what_is_printed() -> None:
-    """Make log lines of what Python would print to stderr itself: warnings, and exceptions that nobody caught."""
+    """Log warnings and uncaught exceptions, which Python would print to stderr itself."""
     log = logging.getLogger("python")
     logging.captureWarnings(capture=True)
 

@@ -1,15 +1,15 @@
-"""Names, label keys and label values as the API server takes them. Each function returns what is wrong, or nothing.
+"""Names, label keys and label values that the API server accepts. Each function returns the problem, or an empty text.
 
-Rule: no other module knows these forms; the patterns of names in the definition are made from here too.
+The definition takes its patterns of names from here.
 """
 
 import re
 from typing import Final
 
 LABEL_MAX: Final = 63
-"""Characters of a DNS label, of a label's value, and of the name in its key."""
+"""Maximum characters of a DNS label, of a label's value, and of the name in its key."""
 SUBDOMAIN_MAX: Final = 253
-"""Characters of a DNS subdomain: the name of most objects, and the prefix of a label's key."""
+"""Maximum characters of a DNS subdomain: the name of most objects, and the prefix of a label's key."""
 _LABEL_FORM: Final = r"[a-z0-9]([-a-z0-9]*[a-z0-9])?"
 SUBDOMAIN_FORM: Final = rf"^{_LABEL_FORM}(\.{_LABEL_FORM})*$"
 """Pattern of a DNS subdomain, also for the definition."""
@@ -19,7 +19,7 @@ _SUBDOMAIN: Final = re.compile(SUBDOMAIN_FORM)
 
 
 def name_problem(name: str, *, label: bool = False) -> str:
-    """Return what is wrong with an object's name, or one that must be a single DNS label; empty when it is right."""
+    """Return the problem of an object's name, which must be a single DNS label if `label`; empty if it is valid."""
     longest = LABEL_MAX if label else SUBDOMAIN_MAX
     form = _DNS_LABEL if label else _SUBDOMAIN
     if name and len(name) <= longest and form.fullmatch(name):
@@ -29,7 +29,7 @@ def name_problem(name: str, *, label: bool = False) -> str:
 
 
 def qualified_problem(key: str) -> str:
-    """Return what is wrong with the key of a label or annotation, `name` or `prefix/name`; empty when it is right."""
+    """Return the problem of a label or annotation key, `name` or `prefix/name`; empty if it is valid."""
     prefix, slash, name = key.rpartition("/")
     wrong = f"must be [prefix/]name, the name at most {LABEL_MAX} letters, digits, '-', '_' and '.'"
     if not name or len(name) > LABEL_MAX or not _NAMED.fullmatch(name):
@@ -38,7 +38,7 @@ def qualified_problem(key: str) -> str:
 
 
 def label_problem(value: str) -> str:
-    """Return what is wrong with a label's value; empty when it is right."""
+    """Return the problem of a label's value; empty if it is valid."""
     if not value or (len(value) <= LABEL_MAX and _NAMED.fullmatch(value)):
         return ""
     return f"must be at most {LABEL_MAX} letters, digits, '-', '_' and '.', with a letter or digit first and last"

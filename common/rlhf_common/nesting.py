@@ -1,17 +1,18 @@
-"""How deeply a value from outside may be nested, checked before anything recurses over it or copies it.
+"""Checks the nesting depth of an external value before anything recurses over it or copies it.
 
-Rule: the check neither recurses nor copies, so it takes whatever a JSON reader can produce.
+Rule: the check neither recurses nor copies, so it handles any output of a JSON reader.
 """
 
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 MAX_DEPTH: Final = 64
-"""Levels of mappings and lists in a manifest; the deepest field of a pod is 15 levels down, Python stops at 1000."""
+"""Maximum levels of mappings and lists in a manifest; the deepest field of a pod is 15 levels down, Python stops at
+1000."""
 
 
 def too_deep(value: object, limit: int = MAX_DEPTH) -> str | None:
-    """Return the path of the first field that is nested more than `limit` levels deep; None when there is none."""
+    """Return the path of the first field nested more than `limit` levels deep; None if there is none."""
     waiting: list[tuple[str, object, int]] = [("", value, 0)]
     while waiting:
         path, node, depth = waiting.pop()

@@ -1,7 +1,7 @@
-"""Numbers that a reward gives beside its number: what they may be called, and how many there may be.
+"""Metrics that a reward returns besides its value: allowed names, and the maximum number.
 
-They come from user code, and each is a metric of the run and a column of sample tables: so they are few, and their
-names are words. Rule: pure; whoever takes some in asks here first.
+They come from user code, and each is a metric of the run and a column of sample tables, so their number and names are
+limited. Rule: pure; receivers of such metrics call `problem` first.
 """
 
 import math
@@ -10,13 +10,13 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 MAX_METRICS: Final = 16
-"""Of one reward: as many as anybody looks at."""
+"""Maximum metrics per reward."""
 NAME: Final = re.compile(r"[a-z][a-z0-9_]{0,47}")
-"""Of a metric, as Prometheus and trackers take it."""
+"""Pattern of a metric's name, valid for Prometheus and trackers."""
 
 
 def problem(metrics: Mapping[Any, Any]) -> str:
-    """Return what is wrong with the metrics of a sample; empty when nothing is."""
+    """Return the problem of a sample's metrics; empty if they are valid."""
     if len(metrics) > MAX_METRICS:
         return f"{len(metrics)} metrics came beside the reward; at most {MAX_METRICS} are taken"
     for name, value in metrics.items():

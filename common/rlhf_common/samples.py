@@ -1,6 +1,6 @@
-"""The vocabulary of a sample, one for coordinator and workers: its key, lease, request, response and version spans.
+"""The data of a sample for coordinator and workers: its key, lease, request, response and version spans.
 
-Rule: plain data of numpy arrays, without messages of the wire; one module on each side converts the two
+Rule: plain data of numpy arrays, independent of messages. One module on each side converts between them
 (`rlhf_workers.sample_codec`, `rlhf_coordinator.storage.sample_codec`). Must never import protobuf.
 """
 
@@ -17,15 +17,14 @@ TokenArray = npt.NDArray[np.int32]
 FloatArray = npt.NDArray[np.float32]
 FinishReason = Literal["", "stop", "length"]
 FINISH_REASONS: Final[tuple[FinishReason, ...]] = get_args(FinishReason)
-"""Empty while a response is unfinished; stop: by a stop token or text, or by its environment; length: cut at what is
-allowed at most."""
+"""Empty: unfinished. stop: ended by a stop token or text, or by its environment. length: cut at a limit."""
 NOT_SAMPLED: Final = math.inf
-"""Log-probability of a token that the policy did not draw, but its environment wrote. No engine can give it (what
-breaks is NaN or minus infinity), and no sum over it goes unnoticed."""
+"""Log-probability of a token that the environment wrote instead of the policy. No engine can produce it (errors give
+NaN or minus infinity), and every sum over it shows it."""
 
 FIRST_EVALUATION_SAMPLE: Final = 1 << 25
-"""Number of the first sample of an evaluation in messages: above every sample of a batch (at most 2^20), and together
-with the most of an evaluation (2^24) within 31 bits."""
+"""Number of the first evaluation sample in messages. It exceeds every sample of a batch (at most 2^20), and with the
+most evaluation samples (2^24) still fits in 31 bits."""
 
 
 class SampleKey(NamedTuple):
@@ -46,23 +45,23 @@ class Lease:
 
 
 class VersionSpan(NamedTuple):
-    """Consecutive response tokens that were sampled with one weight version."""
+    """Consecutive response tokens sampled with one weight version."""
 
     version: int
-    """0 is the initial model, i + 1 the outcome of training iteration i."""
+    """Weight version: 0 is the initial model, i + 1 the result of training iteration i."""
     tokens: int
-    """Number of them."""
+    """Number of tokens."""
 
 
 class Drawing(IntEnum):
-    """How the tokens of a sample are drawn; numbers are those of the wire."""
+    """Sampling method of a sample; numbers are those of the messages."""
 
     ROLLOUT = 0
-    """By spec.rollout."""
+    """Settings of spec.rollout."""
     GREEDY = 1
     """The most probable token."""
     EVALUATION = 2
-    """By spec.rollout, but at the temperature of spec.evaluation."""
+    """Settings of spec.rollout with the temperature of spec.evaluation."""
 
 
 @dataclass(frozen=True)
@@ -75,28 +74,28 @@ class SampleRequest:
     random_key: int
     """64 bits; with the response position, the only source of randomness."""
     max_response_tokens: int
-    """Response tokens in total, those in `tokens` included."""
+    """Maximum response tokens in total, including `tokens`."""
     tokens: TokenArray = field(default_factory=lambda: np.empty(0, np.int32))
     """int32 [k]: response tokens already decoded."""
     log_probabilities: FloatArray = field(default_factory=lambda: np.empty(0, np.float32))
     """float32 [k], as in `ResponsePart`."""
     versions: tuple[VersionSpan, ...] = ()
-    """Their tokens sum to k."""
+    """Versions of `tokens`; their counts sum to k."""
     drawing: Drawing = Drawing.ROLLOUT
     record: str = ""
-    """The prompt's JSON object, as text, where an environment is reset by it."""
+    """JSON text of the prompt's object, set if an environment needs it for its reset."""
 
 
 @dataclass(frozen=True)
 class Episode:
-    """What an environment said of a response of several turns."""
+    """The environment's results for a response of several turns."""
 
     turns: int
-    """Of the policy."""
+    """Number of the policy's turns."""
     reward: float | None
-    """Of all turns together; None: no turn was given one."""
+    """Total reward of all turns; None if no turn had one."""
     metrics: Mapping[str, float] = field(default_factory=dict)
-    """Numbers beside the reward, by name."""
+    """Other numbers by name."""
 
 
 @dataclass(frozen=True)
@@ -108,14 +107,14 @@ class ResponsePart:
     tokens: TokenArray
     """int32 [n]."""
     log_probabilities: FloatArray
-    """float32 [n], natural log, under softmax(logits / temperature) before top-p and top-k; NOT_SAMPLED of tokens that
+    """float32 [n], natural log, under softmax(logits / temperature) before top-p and top-k; NOT_SAMPLED for tokens that
     an environment wrote."""
     versions: tuple[VersionSpan, ...]
-    """Their tokens sum to n."""
+    """Versions of `tokens`; their counts sum to n."""
     finish_reason: FinishReason = ""
     """Empty while the response is unfinished."""
     episode: Episode | None = None
-    """Of a whole response whose turns an environment answered."""
+    """Set for a whole response with an environment."""
 
 
 @dataclass(frozen=True)
@@ -130,13 +129,13 @@ class ScoringSample:
     prompt_text: str
     response_text: str
     record: str
-    """The prompt's JSON object, as text."""
+    """JSON text of the prompt's object."""
     finish_reason: FinishReason = ""
-    """How the response ended; empty where nobody says it."""
+    """How the response ended; empty if unknown."""
     fields: Mapping[str, FloatArray] = field(default_factory=dict)
-    """Fields that its tasks need and other tasks made, by name, float32 [n] or [1]."""
+    """Fields from other tasks that its tasks need, by name, float32 [n] or [1]."""
     episode: Episode | None = None
-    """Of a response whose turns an environment answered."""
+    """Set for a response with an environment."""
 
     @property
     def tokens(self) -> TokenArray:
@@ -145,5 +144,5 @@ class ScoringSample:
 
     @property
     def length(self) -> int:
-        """Tokens of prompt and response, p + n."""
+        """Number of tokens of prompt and response, p + n."""
         return len(self.prompt) + len(self.response)

@@ -1,18 +1,18 @@
-"""A pipeline schedule as data: what each training rank does, in order, for one optimizer step (one mini-batch).
+"""A pipeline schedule as data: the ordered work of each training rank for one optimizer step (one mini-batch).
 
 `rlhf_planner.schedule.tables` writes these tables, training ranks execute them, `rlhf schedule` prints them. A serial
-1F1B schedule and a fused one differ in nothing but the rows. Must never hold times: a table is an order, no forecast.
+1F1B schedule and a fused one differ only in the rows. Must never contain times: a table is an order, not a forecast.
 
 Meaning of an action of (pipeline, stage, microbatch) on the rank that holds that stage of that pipeline:
   F       forward; keeps what the backward needs             B  whole backward = I then W
   I       input-gradient half of the backward                W  weight-gradient half, any time after its I
   SEND_F  activation to the next stage's rank (`peer`)       RECV_F  activation from the previous stage's rank
   SEND_B  input gradient to the previous stage's rank        RECV_B  output gradient from the next stage's rank
-`stage` and `microbatch` of a transfer are the *sender's* stage and micro-batch for SEND_*, the *receiver's* for RECV_*.
-Two stages of one pipeline on the same rank need no transfer actions between them. For each ordered pair of ranks the
-k-th send on one side matches the k-th receive on the other. Micro-batches of a pipeline are FIFO on every stage.
-A stage of a pipeline of width w is held in parts by w neighbouring rows: each has its computations, which they do
-together, and transfers to and from the row of the same place among the next stage's.
+`stage` and `microbatch` of a transfer are the *sender's* for SEND_*, the *receiver's* for RECV_*. Two stages of one
+pipeline on the same rank need no transfer actions between them. For each ordered pair of ranks the k-th send on one
+side matches the k-th receive on the other. Micro-batches of a pipeline are FIFO on every stage.
+In a pipeline of width w, w neighbouring rows hold each stage in parts. Each row has the stage's computations, which
+they do together, and transfers to and from the row at the same place of the next stage.
 """
 
 from typing import Literal
@@ -23,7 +23,7 @@ Kind = Literal["F", "B", "I", "W", "SEND_F", "RECV_F", "SEND_B", "RECV_B"]
 
 
 class _Table(BaseModel):
-    # A coordinator of a newer version may say more than a worker knows.
+    # A newer coordinator may send fields that a worker does not know.
     model_config = ConfigDict(extra="ignore", frozen=True)
 
 
@@ -39,24 +39,24 @@ class Action(_Table):
 
 
 class Pipeline(_Table):
-    """One pipeline of one model: which rank holds which stage."""
+    """One pipeline of one model, with the rank of each stage."""
 
     name: str
-    """Unique in the table, such as `actor` or `critic-1`."""
+    """Name, unique in the table, such as `actor` or `critic-1`."""
     model: str
-    """Model role that is trained, `actor` or `critic`."""
+    """Role of the trained model, `actor` or `critic`."""
     stage_ranks: tuple[int, ...]
-    """Rank of each stage, first stage first; of the rows that hold it, the first."""
+    """Rank of each stage, in order; the first of its rows if the stage has several."""
     microbatches: int
     width: int = 1
-    """Rows that hold a stage together; every stage begins at a multiple of it."""
+    """Number of rows that hold a stage together; every stage starts at a multiple of it."""
 
 
 class ScheduleTable(_Table):
     """Rows for the ranks of one data-parallel block; rank numbers count from 0 inside the block."""
 
     method: str
-    """Which solver or baseline made it, such as `serial-1f1b`."""
+    """Name of the solver or baseline, such as `serial-1f1b`."""
     pipelines: tuple[Pipeline, ...]
     rows: tuple[tuple[Action, ...], ...]
-    """Row r is what rank r does, in order."""
+    """Actions of each rank, in order."""

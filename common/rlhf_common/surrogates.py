@@ -1,7 +1,8 @@
-"""Half surrogate pairs: a string of Python and JSON may have one, but no UTF-8 text does.
+"""Unpaired surrogates: strings of Python and JSON may contain them, but UTF-8 text cannot.
 
-JSON writes one as the escape \\ud83d without its second half. No file, message or tokenizer takes it.
-Rule: standard library only, as processes of user code import it. A half is found and shown, never replaced.
+JSON writes one as the escape \\ud83d without its second half. No file, message or tokenizer accepts it.
+Rule: standard library only, because processes of user code import it. An unpaired surrogate is found and shown, never
+replaced.
 """
 
 from collections.abc import Iterable, Mapping
@@ -9,7 +10,7 @@ from typing import Any
 
 
 def has_half_pair(text: str) -> bool:
-    """Return whether a text cannot be written as UTF-8."""
+    """Return whether a text cannot be encoded as UTF-8."""
     try:
         text.encode()
     except UnicodeEncodeError:
@@ -18,9 +19,9 @@ def has_half_pair(text: str) -> bool:
 
 
 def half_pair(value: Any) -> str | None:
-    """Return the path of the first key or string in a JSON value that has a half; None when there is none.
+    """Return the path of the first key or string in a JSON value with an unpaired surrogate; None if there is none.
 
-    A key that has one is shown with its escape.
+    Such a key is shown with its escape.
     """
     waiting: list[tuple[str, Any]] = [("", value)]
     while waiting:
@@ -41,5 +42,5 @@ def half_pair(value: Any) -> str | None:
 
 
 def escaped(text: str) -> str:
-    """Return a text with every half written as its escape, for a message."""
+    """Return a text with every unpaired surrogate written as its escape, for a message."""
     return text.encode("utf-8", "backslashreplace").decode()

@@ -1,7 +1,7 @@
-"""Chats by the template of a model that judges, the same on every day.
+"""Rendering of chats with the template of a judging model, independent of the date.
 
-Rule: a judgment must not depend on the day. A template that reads the date writes the one that it has for programs
-that know none; one without such a date is refused. Who renders the policy's prompts has arguments for a date of its own
+Rule: a judgment must not depend on the day. A template that reads the date uses its default for programs that do not
+know it; a template without a default is rejected. Policy prompts can set their own date
 (spec.prompts.chatTemplateArguments).
 """
 
@@ -12,17 +12,17 @@ from typing import Any, Final
 from rlhf_common.chats import TOOLS, Message
 
 DATE: Final = "strftime_now"
-"""Function that gives templates the date of the day."""
+"""Function that gives templates the current date."""
 RANDOM: Final = r"\|\s*random\b|\blipsum\b"
-"""What templates draw at random by."""
+"""Pattern of random functions in templates."""
 _NO_DATE: Final = f"{{% set {DATE} = no_{DATE} %}}"
-"""Begins a template for which the function is not defined, as its second name is not."""
+"""Prefix of a template that makes the function undefined, like its second name."""
 _REMEDY: Final = "give a copy of the folder whose template does not"
 
 
 def render_undated(tokenizer: Any, messages: Sequence[Message], **arguments: Any) -> str:
-    """Return messages by the tokenizer's chat template. Raises ValueError for a template that would give another text
-    on another day, and whatever else a template raises."""
+    """Return messages rendered by the tokenizer's chat template. Raises ValueError for a template whose text depends on
+    the day; also raises any exception of the template."""
     from jinja2.exceptions import UndefinedError
 
     template = str(tokenizer.get_chat_template(tools=arguments.get(TOOLS)))

@@ -1,6 +1,6 @@
-"""The roles of a worker on the wire: what it does (generation, inference, training), not what a model is (actor, ...).
+"""The roles of a worker in messages: its work (generation, inference, training), not the role of a model (actor, ...).
 
-Rule: a role that this version does not know is refused, never dropped.
+Rule: a role unknown to this version is rejected, never dropped.
 """
 
 from collections.abc import Collection, Mapping
@@ -14,13 +14,13 @@ WIRE: Final[Mapping[Group, "pb.WorkerRole.ValueType"]] = {
     Group.INFERENCE: pb.WORKER_ROLE_INFERENCE,
     Group.TRAINING: pb.WORKER_ROLE_TRAINING,
 }
-"""Each role has the name of the group whose workers begin with it."""
+"""Role of a worker -> its value in messages; names are those of the groups."""
 _ROLES: Final = {number: role for role, number in WIRE.items()}
 _NAMES: Final = ", ".join(WIRE)
 
 
 def roles_of(state: pb.WorkerState) -> frozenset[Group]:
-    """Return the roles that a worker holds; ValueError names one that is not known."""
+    """Return the roles that a worker holds. Raises ValueError for an unknown role."""
     unknown = [number for number in state.roles if number not in _ROLES]
     if unknown:
         raise ValueError(f"state.roles holds {unknown[0]}, must be of {_NAMES}")
@@ -28,6 +28,6 @@ def roles_of(state: pb.WorkerState) -> frozenset[Group]:
 
 
 def write_roles(state: pb.WorkerState, roles: Collection[str]) -> None:
-    """Fill in the roles of a worker."""
+    """Set the roles of a worker in its state."""
     del state.roles[:]
     state.roles.extend(WIRE[Group(role)] for role in sorted(roles))

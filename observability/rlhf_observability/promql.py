@@ -1,8 +1,8 @@
-"""Queries, made of metrics of the catalogue: a name, a label or a value of it that no process serves fails at import.
+"""Queries over metrics of the catalogue: a name, label or label value that no process serves fails at import.
 
-Rule: what is said of a job is joined over `cluster`, `namespace` and `rlhf_job`, never over `pod` or `instance`, which
-change when a process comes back; counters are read through `rate` and `increase` alone, and histograms by `le`.
-Functions here return text and know nothing of who asks.
+Rule: series of a job are joined over `cluster`, `namespace` and `rlhf_job`, never over `pod` or `instance`, which
+change when a process restarts. Counters are read with `rate` and `increase`, histograms by `le`. Functions here return
+text and are independent of their caller.
 """
 
 from dataclasses import dataclass
@@ -11,26 +11,26 @@ from typing import Final
 from rlhf_common.metrics.metric import Metric, MetricKind, Server
 
 RATE_INTERVAL: Final = "$__rate_interval"
-"""Grafana's: four scrapes at least, longer where a pixel is longer."""
+"""Grafana's variable: at least four scrapes, longer if a pixel is longer."""
 CLUSTER, NAMESPACE, RLHF_JOB, POD = "cluster", "namespace", "rlhf_job", "pod"
 JOB: Final = (CLUSTER, NAMESPACE, RLHF_JOB)
-"""What tells a job from all others. `cluster` is absent where one Prometheus has one cluster."""
+"""Labels that identify a job. `cluster` is absent if a Prometheus has only one cluster."""
 SCRAPED: Final = (*JOB, POD, "instance", "job")
 """Labels that a scrape adds."""
 
 
 _MARKS: Final = {"!~": "!~", "!": "!=", "~": "=~", "": "="}
-"""How the value of a label begins -> the operator of its matcher."""
+"""Prefix of a label's value -> the operator of its matcher."""
 
 
 @dataclass(frozen=True)
 class SeriesScope:
-    """The series that a dashboard speaks of, by the variables above it."""
+    """The series of a dashboard, selected by the variables above it."""
 
     matchers: tuple[str, ...]
 
     def narrowed(self, matcher: str) -> "SeriesScope":
-        """Return the series of this scope that a matcher takes."""
+        """Return the series of this scope that match a matcher."""
         return SeriesScope((*self.matchers, matcher))
 
     def value(self, metric: Metric, **labels: str) -> str:
@@ -40,11 +40,11 @@ class SeriesScope:
         return self._select(metric, metric.name, labels)
 
     def total(self, metric: Metric, **labels: str) -> str:
-        """Return a selector of a counter for what reads it as a number: since a process began, nothing else."""
+        """Return a selector of a counter as a number since the start of its process."""
         return self._select(_counted(metric), metric.name, labels)
 
     def rate(self, metric: Metric, **labels: str) -> str:
-        """Return a counter's growth a second."""
+        """Return a counter's growth per second."""
         return f"rate({self._select(_counted(metric), metric.name, labels)}[{RATE_INTERVAL}])"
 
     def increase(self, metric: Metric, window: str = RATE_INTERVAL, **labels: str) -> str:
@@ -52,38 +52,38 @@ class SeriesScope:
         return f"increase({self._select(_counted(metric), metric.name, labels)}[{window}])"
 
     def latest(self, metric: Metric, *by: str, **labels: str) -> str:
-        """Return a gauge of jobs, a series a job and further labels, whichever process serves it now."""
+        """Return a gauge of jobs, one series per job and further labels, from its current process."""
         return highest(self.value(metric, **labels), *JOB, *by)
 
     def rates(self, metric: Metric, *by: str, **labels: str) -> str:
-        """Return a counter's growth a second, a series a job and further labels."""
+        """Return a counter's growth per second, one series per job and further labels."""
         return total(self.rate(metric, **labels), *JOB, *by)
 
     def increases(self, metric: Metric, *by: str, window: str = RATE_INTERVAL, **labels: str) -> str:
-        """Return a counter's growth over a window, a series a job and further labels."""
+        """Return a counter's growth over a window, one series per job and further labels."""
         return total(self.increase(metric, window, **labels), *JOB, *by)
 
     def quantile(self, share: float, metric: Metric, *by: str, window: str = RATE_INTERVAL, **labels: str) -> str:
-        """Return a percentile of a histogram, by the labels given."""
+        """Return a percentile of a histogram, by the given labels."""
         buckets = self.buckets(metric, *by, window=window, **labels)
         return f"histogram_quantile({share:g}, {buckets})"
 
     def buckets(self, metric: Metric, *by: str, window: str = RATE_INTERVAL, **labels: str) -> str:
-        """Return how often each bucket of a histogram was hit a second, for percentiles and heat maps."""
+        """Return the rate per second of each bucket of a histogram, for percentiles and heat maps."""
         selected = self._select(_histogram(metric), f"{metric.name}_bucket", labels)
         return total(f"rate({selected}[{window}])", "le", *by)
 
     def mean(self, metric: Metric, *by: str, window: str = RATE_INTERVAL, **labels: str) -> str:
-        """Return the mean of what a histogram saw, by the labels given."""
+        """Return the mean of a histogram's values, by the given labels."""
         sums, counts = (self._select(_histogram(metric), f"{metric.name}_{part}", labels) for part in ("sum", "count"))
         return f"{total(f'rate({sums}[{window}])', *by)} / {total(f'rate({counts}[{window}])', *by)}"
 
     def count_rate(self, metric: Metric, **labels: str) -> str:
-        """Return how many values a histogram saw a second."""
+        """Return the number of a histogram's values per second."""
         return f"rate({self._select(_histogram(metric), f'{metric.name}_count', labels)}[{RATE_INTERVAL}])"
 
     def seen(self, metric: Metric, window: str = RATE_INTERVAL, **labels: str) -> str:
-        """Return how many values a histogram saw over a window."""
+        """Return the number of a histogram's values over a window."""
         return f"increase({self._select(_histogram(metric), f'{metric.name}_count', labels)}[{window}])"
 
     def _select(self, metric: Metric, name: str, labels: dict[str, str]) -> str:
@@ -94,57 +94,57 @@ class SeriesScope:
 FLEET: Final = SeriesScope(('cluster=~"$cluster"', 'namespace=~"$namespace"'))
 """All jobs of the namespaces."""
 JOBS: Final = SeriesScope((*FLEET.matchers, 'rlhf_job=~"$job"'))
-"""The jobs that were chosen."""
+"""The chosen jobs."""
 WORKERS: Final = SeriesScope((*JOBS.matchers, 'worker=~"$worker"'))
-"""The workers that were chosen, of the jobs that were."""
+"""The chosen workers of the chosen jobs."""
 OPERATORS: Final = SeriesScope(('cluster=~"$cluster"', 'rlhf_job=""'))
-"""The operator's own series, which are of no job."""
+"""The operator's own series, without a job."""
 
 
 def labels_of(metric: Metric) -> frozenset[str]:
-    """Return all labels that series of a metric have once they are scraped."""
+    """Return all labels of a metric's series after a scrape."""
     return frozenset((*metric.label_names, *SCRAPED, *(("le",) if metric.kind is MetricKind.HISTOGRAM else ())))
 
 
 def total(expression: str, *by: str) -> str:
-    """Return a sum, by the labels given; by none, one number."""
+    """Return a sum, by the given labels; without labels, one number."""
     return _aggregate("sum", expression, by)
 
 
 def highest(expression: str, *by: str) -> str:
-    """Return a maximum: of gauges, which a coordinator that came back serves anew, the one series that is left."""
+    """Return a maximum; for gauges that a restarted coordinator serves again, it merges old and new series."""
     return _aggregate("max", expression, by)
 
 
 def lowest(expression: str, *by: str) -> str:
-    """Return a minimum, by the labels given."""
+    """Return a minimum, by the given labels."""
     return _aggregate("min", expression, by)
 
 
 def average(expression: str, *by: str) -> str:
-    """Return a mean, by the labels given."""
+    """Return a mean, by the given labels."""
     return _aggregate("avg", expression, by)
 
 
 def number_of(expression: str, *by: str) -> str:
-    """Return how many series there are, by the labels given."""
+    """Return the number of series, by the given labels."""
     return _aggregate("count", expression, by)
 
 
 def top(size: int, expression: str) -> str:
-    """Return the largest few: the bound on what a panel draws of a thousand workers."""
+    """Return the largest `size` series, a limit for panels over a thousand workers."""
     return f"topk({size}, {expression})"
 
 
 def bottom(size: int, expression: str) -> str:
-    """Return the smallest few."""
+    """Return the smallest `size` series."""
     return f"bottomk({size}, {expression})"
 
 
 def or_zero(expression: str, *labels: str) -> str:
-    """Return 0 where a count has no series yet, as before the first restart; never of a measurement.
+    """Return 0 if a count has no series yet, as before the first restart; not for measurements.
 
-    The series of nothing has the labels given, each with the value "none".
+    The zero series has the given labels, each with the value "none".
     """
     nothing = "vector(0)"
     for label in labels:
@@ -169,7 +169,7 @@ def _histogram(metric: Metric) -> Metric:
 
 
 def _matcher(metric: Metric, name: str, value: str) -> str:
-    """Return `name="value"`; a value that begins with ~ is a pattern of alternatives, with ! or !~ one to leave out."""
+    """Return `name="value"`; a value with prefix ~ is a pattern of alternatives, with ! or !~ an exclusion."""
     known = {label.name: label.values for label in metric.labels}
     if name not in known and not (name in SCRAPED and metric.servers != (Server.OPERATOR,)) and name != POD:
         raise ValueError(f"{metric.name} has no label {name}: {', '.join(labels_of(metric))}")

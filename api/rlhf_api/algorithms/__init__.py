@@ -1,10 +1,10 @@
-"""The algorithms as the contract sees them: one module for each, and the registry that finds them by name.
+"""The manifest side of every algorithm: one module per algorithm, and the registry that finds them by name.
 
-A module holds the fields of its manifest, its dataflow graph, how many responses it samples per prompt, and the rules
-that only it has. Its mathematics is the module of the same name in `rlhf_workers.algorithms`. Coordinator, planner,
-operator and command line ask the graph of a job (`graph_of`): which roles are trained, which task produces which field,
-of which shape. They know no algorithm, and no role or field by its name; a test holds them to it.
-Must never import torch, or anything of `rlhf_api.job`, which is built from these modules.
+A module has the fields of the manifest, the dataflow graph, the responses per prompt, and the algorithm's own rules.
+The module of the same name in `rlhf_workers.algorithms` has its mathematics. Coordinator, planner, operator and command
+line ask the graph of a job (`graph_of`) which roles are trained, which task produces which field, and with which shape.
+They do not name algorithms, roles or fields; a test checks this.
+Must never import torch, nor `rlhf_api.job`, which is built from these modules.
 """
 
 from rlhf_api.algorithms.graph import Graph, SampleField, Scope, Shape, Task

@@ -1,7 +1,7 @@
-"""Fields and rules of the policy gradients that have critics: iterations that train these alone.
+"""Fields and rules of policy gradients with critics: warm-up iterations that train only the critics.
 
-A value head that starts untrained gives advantages that say nothing; the policy need not be trained on them. What
-follows from the field is in `rlhf_workers.training.trainer`.
+An untrained value head gives meaningless advantages, so the policy can skip them. `rlhf_workers.training.trainer`
+implements the field.
 """
 
 from collections.abc import Iterator
@@ -16,10 +16,10 @@ WarmupIterations = Annotated[int, Field(ge=0, le=1000000)]
 
 
 class ActorCriticFields(PolicyGradientFields):
-    """Fields of the policy gradients whose advantages are by critics."""
+    """Fields of policy gradients whose advantages come from critics."""
 
     critic_warmup_iterations: WarmupIterations = 0
-    """First iterations of the job that train the critic (safeRlhf: both critics) alone; the actor stays as it is."""
+    """First iterations of the job that train only the critic (safeRlhf: both critics), not the actor."""
 
     @property
     def responses_per_prompt(self) -> int:

@@ -16,12 +16,12 @@ class CISPO(GRPO):
     kl_coefficient: NonNegative = 0.0
     """Weight of the KL divergence to the reference model; 0 trains without a reference."""
     clip_range: Positive = 1.0
-    """The weight of a token is its ratio clipped to [1 - clipRange, 1 + clipRangeHigh]; from 1 on there is no lower
+    """The weight of a token is its ratio, clipped to [1 - clipRange, 1 + clipRangeHigh]; 1 or more means no lower
     bound."""
     clip_range_high: Positive | None = 0.2
     """Upper clip range; clipRange when null."""
     loss_aggregation: LossAggregation = "TokenMean"
-    """As spec.algorithm.ppo.lossAggregation."""
+    """See spec.algorithm.ppo.lossAggregation."""
 
     @classmethod
     def rules(cls, path: str) -> Iterator[Rule]:

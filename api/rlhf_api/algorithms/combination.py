@@ -1,9 +1,8 @@
-"""How several rewards of a response become one number.
+"""Combines several rewards of a response into one number.
 
-Rule: pure; one response at a time, in float64, by sums whose result does not depend on the order of arrival. A reward
-that abstained is left out, never taken to be zero; where all abstained there is no number. What needs the whole batch
-(`Combine.NORMALIZED_SUM`) is done again where the batch is, by the ranks; here it is the plain sum, the number that
-people are shown.
+Rule: pure; one response at a time, in float64, with sums that do not depend on the order of arrival. A reward that
+abstained is left out and never counts as zero; if all abstained, there is no number. `Combine.NORMALIZED_SUM` needs the
+whole batch, so the ranks compute it again; here it is the plain sum, which reports show.
 """
 
 import math
@@ -13,7 +12,7 @@ from enum import StrEnum
 
 
 class Combine(StrEnum):
-    """What is done with the numbers; w_k are weights, r_k rewards that did not abstain."""
+    """Ways to combine rewards; w_k are weights, r_k the rewards that did not abstain."""
 
     SUM = "Sum"
     """sum w_k r_k."""
@@ -27,7 +26,7 @@ class Combine(StrEnum):
 
 @dataclass(frozen=True)
 class Combination:
-    """Names and weights of the rewards, and what is done with them."""
+    """Names and weights of the rewards, and how to combine them."""
 
     weights: tuple[tuple[str, float], ...]
     """(name, weight), in the order of the manifest."""
@@ -36,7 +35,7 @@ class Combination:
     """lambda."""
 
     def of(self, rewards: Mapping[str, float]) -> float | None:
-        """Return the one number of a response; `rewards` by name, without those that abstained. None: all did."""
+        """Return the combined reward of a response, None if all abstained. `rewards` by name, without abstentions."""
         given = [(weight, rewards[name]) for name, weight in self.weights if name in rewards]
         if not given:
             return None

@@ -1,6 +1,6 @@
 """DAPO, decoupled clip and dynamic sampling: fields and graph. Its losses are `rlhf_workers.algorithms.dapo`.
 
-Source: Yu et al., "DAPO" (2025, arXiv 2503.14476); the limit of rounds and what follows it are this project's.
+Source: Yu et al., "DAPO" (2025, arXiv 2503.14476). The limit of rounds and its consequences are this project's.
 """
 
 from collections.abc import Iterator
@@ -16,8 +16,8 @@ from rlhf_api.rules.rule import Rule
 
 
 class DAPO(GroupGradientFields):
-    """DAPO: GRPO with a higher upper clip range, the mean over tokens, no divergence term, responses that run long
-    punished, and prompts that teach nothing replaced by others."""
+    """DAPO: GRPO with a higher upper clip range, a mean over tokens, no divergence term, a penalty for long responses,
+    and replacement of prompts without a learning signal."""
 
     summary: ClassVar = "DAPO: GRPO with decoupled clipping, dynamic sampling and overlong shaping, no critic."
     all_tasks: ClassVar = (GENERATE, SCORE_REFERENCE, SCORE_REWARD, TRAIN_ACTOR)
@@ -29,16 +29,15 @@ class DAPO(GroupGradientFields):
     clip_range_high: Positive | None = 0.28
     """Upper clip range."""
     overlong_penalty: NonNegative = 1.0
-    """Largest amount that is taken off the reward of a response for its length; 0 takes nothing."""
+    """Largest length penalty subtracted from a reward; 0: none."""
     overlong_share: Annotated[float, Field(gt=0, le=1)] = 0.2
-    """Last part of rollout.maxResponseTokens, as a share of it, over which the penalty grows from 0 to
-    overlongPenalty."""
+    """Share of rollout.maxResponseTokens, at its end, over which the penalty grows from 0 to overlongPenalty."""
     refill_rounds: Annotated[int, Field(ge=0, le=64)] = 10
-    """Prompts whose rewards, before the penalty, are all equal are dropped, and others take their place, as do others
-    that of these are dropped, at most so many times; 0 drops none."""
+    """Most rounds that replace prompts whose rewards before the penalty are all equal. Replacements are checked in the
+    next round. 0 drops no prompt."""
     when_rounds_used_up: Literal["Mask", "Train", "Fail"] = "Mask"
-    """What becomes of the places of a batch that no round could fill. Mask: they are left out of the losses. Train:
-    dropped groups are trained on, whose advantages are 0 and whose tokens count in means. Fail: the job fails."""
+    """Places of a batch that no round could fill. Mask: excluded from the losses. Train: dropped groups are trained on;
+    their advantages are 0, but their tokens count in means. Fail: the job fails."""
 
     @property
     def refill(self) -> RefillRule:

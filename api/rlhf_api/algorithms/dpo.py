@@ -10,19 +10,19 @@ from rlhf_api.algorithms.pairs import FilePairFields, PairFields
 
 
 class PreferenceFields(PairFields):
-    """Numbers of the loss of direct preference optimisation, wherever the pairs come from."""
+    """Fields of the loss of direct preference optimisation, for pairs of any origin."""
 
     beta: Positive = 0.1
-    """How strongly the policy is held to the reference: the loss is over beta times the log-ratios."""
+    """Strength of the pull towards the reference: the loss multiplies log-ratios by beta."""
     loss: Literal["Sigmoid", "IPO"] = "Sigmoid"
-    """Sigmoid is DPO. IPO draws the difference of the log-ratios to 1 / (2 beta), and no further."""
+    """Sigmoid is DPO. IPO regresses the difference of the log-ratios to 1 / (2 beta)."""
     label_smoothing: Annotated[float, Field(ge=0, le=0.49)] = 0.0
-    """Share of pairs whose labels are taken to be the wrong way round. Sigmoid only."""
+    """Assumed share of pairs with swapped labels. Sigmoid only."""
 
 
 class DPO(FilePairFields, PreferenceFields):
-    """Direct preference optimisation: the actor learns from pairs of responses of spec.prompts.path, without a reward.
-    The inference group gives log-probabilities of the reference."""
+    """Direct preference optimisation: the actor learns from the response pairs of spec.prompts.path, without a reward.
+    The inference group computes log-probabilities of the reference."""
 
     summary: ClassVar = "Direct preference optimisation on pairs of the prompt file; nothing is generated."
     all_tasks: ClassVar = (SCORE_REFERENCE, TRAIN_ON_RESPONSES)

@@ -1,7 +1,7 @@
 """Dataflow graphs: fields of samples with their shapes, tasks that need and produce them, and the usual tasks.
 
-A group of workers exists only if a task of the graph runs in it. Fields travel with samples under the names that a task
-`produces`. Pure data: must never hold numbers of an algorithm or code of a loss.
+A group of workers exists only if a task of the graph runs in it. Fields travel with samples under the names in a task's
+`produces`. Pure data: must never contain an algorithm's values or code of a loss.
 """
 
 from dataclasses import dataclass
@@ -15,21 +15,21 @@ from rlhf_common.names import Group
 
 
 class Shape(Enum):
-    """How many numbers a field has."""
+    """Number of values in a field."""
 
     PER_TOKEN = auto()
     """One per token of the response."""
     PER_SAMPLE = auto()
     """One per response."""
     PER_GROUP = auto()
-    """One per prompt, shared by the responses to it."""
+    """One per prompt, shared by its responses."""
 
 
 class Scope(Enum):
-    """What a task waits for before it starts."""
+    """Samples that must be ready before a task starts."""
 
     SAMPLE = auto()
-    """Its sample alone."""
+    """Only its own sample."""
     GROUP = auto()
     """Every response to the prompt."""
     BATCH = auto()
@@ -37,30 +37,30 @@ class Scope(Enum):
 
 
 class SampleField(StrEnum):
-    """A field of a sample. Members are strings, the names that the wire uses."""
+    """A field of a sample. Members are strings, the names in messages."""
 
     TOKENS = "tokens"
     """Sampled token ids."""
     LOG_PROBABILITIES = "log_probabilities"
-    """Of the tokens, by the policy that sampled them."""
+    """Log-probabilities of the tokens, from the policy that sampled them."""
     REFERENCE_LOG_PROBABILITIES = "reference_log_probabilities"
-    """Of the tokens, by the reference."""
+    """Log-probabilities of the tokens, from the reference."""
     VALUES = "values"
-    """Of the states before the tokens, by the critic."""
+    """Values of the states before the tokens, from the critic."""
     REWARD = "reward"
-    """What the response is worth."""
+    """Reward of the response."""
     COST_VALUES = "cost_values"
-    """Costs to come from the states before the tokens, by the critic of costs."""
+    """Expected costs from the states before the tokens, from the critic of costs."""
     COST = "cost"
-    """What harm the response does."""
+    """Cost of the response: the harm that it does."""
 
     @property
     def shape(self) -> Shape:
-        """How many numbers a sample has of it."""
+        """Number of values per sample."""
         return _SHAPES[self]
 
     def numbers(self, response_tokens: int) -> int:
-        """Return how many numbers a sample has of this field when its response has so many tokens."""
+        """Return the number of values of this field for a response of `response_tokens` tokens."""
         return response_tokens if self.shape is Shape.PER_TOKEN else 1
 
 
@@ -76,32 +76,32 @@ _SHAPES: Final = {
 
 
 class NamedField(str):
-    """What one of several rewards says of a response, such as `reward/correct`: a number that may be missing."""
+    """The value of one of several rewards, such as `reward/correct`; it may be missing."""
 
     @property
     def shape(self) -> Shape:
-        """How many numbers a sample has of it."""
+        """Number of values per sample."""
         return Shape.PER_SAMPLE
 
     def numbers(self, response_tokens: int) -> int:
-        """Return how many numbers a sample has of this field, whatever its response has."""
+        """Return the number of values of this field, always 1."""
         return 1
 
 
 @dataclass(frozen=True)
 class RewardPart:
-    """That a task gives one of several rewards of a role."""
+    """Marks a task that produces one of several rewards of a role."""
 
     name: str
     of: SampleField
-    """The field that it becomes with the others."""
+    """The field that combines all of them."""
     combination: Combination
-    """How it does; the same for all parts of the field."""
+    """The combination, the same for all parts of the field."""
 
 
 @dataclass(frozen=True)
 class Task:
-    """One node: a model role does something once everything in its scope has every field that it needs."""
+    """One node: a model role processes the samples in its scope once they all have the needed fields."""
 
     name: str
     group: Group
@@ -110,16 +110,16 @@ class Task:
     produces: tuple[SampleField | NamedField, ...]
     scope: Scope = Scope.SAMPLE
     part: RewardPart | None = None
-    """Set where it gives one of several rewards: then it alone produces no field that is trained on."""
+    """Set if the task produces one of several rewards, which training sees only in combination."""
 
     @property
     def rewards(self) -> bool:
-        """Whether the task judges responses: it alone may abstain, and user code may stand behind it."""
+        """Whether the task judges responses. Such a task may abstain, and may call user code."""
         return self.model.kind is ModelKind.REWARD and self.group is not Group.TRAINING
 
     @property
     def incremental(self) -> bool:
-        """Whether an unfinished response can be scored block by block: every number belongs to one token."""
+        """Whether the task can score an unfinished response block by block: every value belongs to one token."""
         return bool(self.produces) and all(field.shape is Shape.PER_TOKEN for field in self.produces)
 
 
@@ -136,18 +136,18 @@ class Graph:
 
     @property
     def generates(self) -> bool:
-        """Whether responses are sampled; without a task that does, every line of the prompt file holds its own."""
+        """Whether responses are sampled. Otherwise every line of the prompt file contains its own."""
         return bool(self.tasks_of(Group.GENERATION))
 
     @property
     def policy(self) -> ModelRole:
-        """The model role that generates; where none does, the one that is trained first."""
+        """The model role that generates; without generation, the one that is trained first."""
         generating = self.tasks_of(Group.GENERATION) or self.tasks_of(Group.TRAINING)
         return generating[0].model
 
     @property
     def roles(self) -> frozenset[ModelRole]:
-        """Model roles that some task of the graph uses."""
+        """Model roles that the tasks use."""
         return frozenset(task.model for task in self.tasks)
 
     @property
@@ -157,33 +157,33 @@ class Graph:
 
     @property
     def scored_fields(self) -> tuple[SampleField, ...]:
-        """Fields a sample must have before it may be trained on, beyond what generation produces."""
+        """Fields beyond those of generation that a sample needs before training."""
         tasks = self.tasks_of(Group.INFERENCE)
         return tuple(dict.fromkeys(field for task in tasks for field in _combined(task)))
 
     @property
     def batch_fields(self) -> tuple[SampleField, ...]:
-        """Fields of a sample that training gets beside its tokens."""
+        """Fields of a sample that training receives besides its tokens."""
         return (*((SAMPLED_FIELD,) if self.generates else ()), *self.scored_fields)
 
     @cached_property
     def reward_fields(self) -> tuple[SampleField, ...]:
-        """Fields that say what a response is worth; the first is the one that is shown to people."""
+        """Fields with rewards or costs of a response; reports show the first."""
         return tuple(dict.fromkeys(field for task in self.tasks if task.rewards for field in _combined(task)))
 
     @cached_property
     def reward_parts(self) -> dict[str, str]:
-        """Name of one of several rewards -> field that it gives."""
+        """Name of one of several rewards -> the field that it produces."""
         return {task.part.name: str(task.produces[0]) for task in self.tasks if task.part}
 
     @cached_property
     def combination(self) -> Combination | None:
-        """How several rewards of a response become the first of `reward_fields`; None where there is one."""
+        """Combination of several rewards into the first of `reward_fields`; None if there is only one."""
         return next((task.part.combination for task in self.tasks if task.part), None)
 
     @cached_property
     def compared_fields(self) -> tuple[SampleField, ...]:
-        """Log-probabilities by another policy than the one that sampled: what the divergence is measured to."""
+        """Log-probabilities from other policies than the sampling one, to which the divergence is measured."""
         return tuple(
             field
             for task in self.tasks_of(Group.INFERENCE)
@@ -193,12 +193,12 @@ class Graph:
 
 
 def _combined(task: Task) -> tuple[SampleField, ...]:
-    """What a sample has of a task in the end."""
+    """Return the fields that a task finally contributes to a sample."""
     return (task.part.of,) if task.part else tuple(map(SampleField, task.produces))
 
 
 SAMPLED_FIELD: Final = SampleField.LOG_PROBABILITIES
-"""What generation gives with the tokens: the one field that a sample has before it is scored."""
+"""Field that generation returns with the tokens, before any scoring."""
 GENERATE: Final = Task("generate", Group.GENERATION, ModelRole.ACTOR, (), (SampleField.TOKENS, SAMPLED_FIELD))
 SCORE_REFERENCE: Final = Task(
     "reference",
@@ -222,7 +222,7 @@ TRAIN_ACTOR: Final = Task(
     Scope.BATCH,
 )
 TRAIN_ON_RESPONSES: Final = Task("train-actor", Group.TRAINING, ModelRole.ACTOR, (SampleField.TOKENS,), (), Scope.BATCH)
-"""Of responses that were there before: nothing is known of whoever wrote them."""
+"""Training on existing responses, whose origin is unknown."""
 TRAIN_REWARD: Final = Task("train-reward", Group.TRAINING, ModelRole.REWARD, (SampleField.TOKENS,), (), Scope.BATCH)
 TRAIN_CRITIC: Final = Task(
     "train-critic", Group.TRAINING, ModelRole.CRITIC, (SampleField.VALUES, SampleField.REWARD), (), Scope.BATCH

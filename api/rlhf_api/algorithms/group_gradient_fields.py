@@ -1,4 +1,4 @@
-"""Fields and rules of algorithms that judge a response against the other responses to its prompt."""
+"""Fields and rules of algorithms that compare a response with the other responses to its prompt."""
 
 from collections.abc import Iterator
 from typing import Annotated
@@ -13,7 +13,7 @@ GroupSize = Annotated[int, Field(ge=2, le=65536)]
 
 
 class GroupGradientFields(PolicyGradientFields):
-    """Fields of the policy gradients over groups of responses."""
+    """Fields of policy gradients over groups of responses."""
 
     group_size: GroupSize = 8
     """Responses per prompt; must divide rollout.batchSize and the algorithm's miniBatchSize."""

@@ -14,6 +14,6 @@ class GRPO(GroupGradientFields):
     all_tasks: ClassVar = (GENERATE, SCORE_REFERENCE, SCORE_REWARD, TRAIN_ACTOR)
 
     advantage_scale: Literal["GroupStd", "None"] = "GroupStd"
-    """Divide the group-centred reward by the group's standard deviation, or not."""
+    """Whether to divide the group-centred reward by the group's standard deviation."""
     loss_aggregation: LossAggregation = "SequenceMean"
-    """As spec.algorithm.ppo.lossAggregation; ConstantLength with advantageScale None is Dr.GRPO."""
+    """See spec.algorithm.ppo.lossAggregation; ConstantLength with advantageScale None is Dr.GRPO."""

@@ -16,9 +16,9 @@ class GSPO(GRPO):
     kl_coefficient: NonNegative = 0.0
     """Weight of the KL divergence to the reference model; 0 trains without a reference."""
     clip_range: Annotated[float, Field(gt=0, lt=1)] = 3e-4
-    """The ratio of a response is clipped to [1 - clipRange, 1 + clipRangeHigh]; means over a response are near 1."""
+    """The ratio of a response is clipped to [1 - clipRange, 1 + clipRangeHigh]; a response's mean ratio is near 1."""
     clip_range_high: Positive | None = 4e-4
     """Upper clip range; clipRange when null."""
     ratio_level: Literal["Token", "Sequence"] = "Sequence"
-    """Whose slope the ratio has: Sequence that of the whole response, Token that of each token (GSPO-token), which is
-    another one where advantages differ within a response."""
+    """Gradient of the ratio: that of the whole response (Sequence) or of each token (Token, GSPO-token). They differ
+    where advantages vary within a response."""

@@ -1,7 +1,7 @@
-"""Correction of the mismatch between the engine that sampled and the ranks that train: its fields and rules.
+"""Correction of the mismatch between the sampling engine and the training ranks: fields and rules.
 
-Both compute log-probabilities of the same tokens under the same weights, by other kernels or in another precision.
-What follows from the fields is `rlhf_workers.losses.mismatch`.
+Both compute log-probabilities of the same tokens with the same weights, but with different kernels or precision.
+`rlhf_workers.losses.mismatch` implements the correction.
 """
 
 from collections.abc import Iterator, Mapping
@@ -18,7 +18,7 @@ Bound = Annotated[float, Field(ge=0, le=LARGEST)]
 
 
 class Limits(NamedTuple):
-    """Between which ratios of probabilities nothing is corrected."""
+    """Range of probability ratios without correction."""
 
     low: float
     high: float
@@ -32,37 +32,36 @@ LIMITS: Final[Mapping[Mode, Limits]] = MappingProxyType(
         "SequenceMask": Limits(0.0, 3.0),
     }
 )
-"""Of each source: truncated importance sampling (slime), IcePop, the geometric sequence mask of verl, TRL."""
+"""Default limits from the sources: truncated importance sampling (slime), IcePop, the geometric sequence mask of verl,
+TRL."""
 
 
 class MismatchCorrection(ApiModel):
-    """What a token counts in the policy loss by how much likelier it is to the trainer than it was to the engine."""
+    """Weight of a token in the policy loss, from the ratio of its trainer and engine probabilities."""
 
     mode: Mode = "Disabled"
-    """Disabled counts every token alike. Truncate weighs it by the ratio of both probabilities, limited to low and
-    high; Mask by it, or 0 outside of them. GeometricMask leaves out responses whose
-    geometric mean of ratios is outside; SequenceMask weighs by the product of a response's ratios, or 0 outside. Needs
-    oldLogProbabilities Trainer."""
+    """Disabled weights every token equally. Truncate uses the ratio, limited to low and high; Mask uses it, or 0
+    outside of them. GeometricMask drops responses whose geometric mean of ratios is outside; SequenceMask uses the
+    product of a response's ratios, or 0 outside. Needs oldLogProbabilities Trainer."""
     low: Bound | None = None
-    """Least ratio; unset is what the mode's source has: 0, with Mask 0.5, with GeometricMask 0.999."""
+    """Least ratio. Unset: the source's value, which is 0, with Mask 0.5, with GeometricMask 0.999."""
     high: Bound | None = None
-    """Largest ratio; unset is what the mode's source has: 2, with Mask 5, with GeometricMask 1.002, with SequenceMask
-    3."""
+    """Largest ratio. Unset: the source's value, which is 2, with Mask 5, with GeometricMask 1.002, with SequenceMask 3.
+    """
 
     @property
     def limits(self) -> Limits:
-        """The limits in force; of Disabled none, LookupError."""
+        """The limits in force. Raises LookupError if the mode is Disabled."""
         low, high = LIMITS[self.mode]
         return Limits(low if self.low is None else self.low, high if self.high is None else self.high)
 
     def resolved(self) -> Self:
-        """Return it with its limits explicit."""
+        """Return it with explicit limits."""
         return self if self.mode == "Disabled" else self.model_copy(update=self.limits._asdict())
 
 
 def rules(path: str) -> Iterator[Rule]:
-    """Yield what the fields of an algorithm ask of each other; `path` is the algorithm's, such as
-    `spec.algorithm.ppo`."""
+    """Yield the rules between fields of an algorithm; `path` is the algorithm's, such as `spec.algorithm.ppo`."""
     field, old = f"{path}.mismatchCorrection", f"{path}.oldLogProbabilities"
 
     def made(values: Values) -> bool:
@@ -94,6 +93,6 @@ def rules(path: str) -> Iterator[Rule]:
 
 
 def _bound(name: str) -> str:
-    """Return the CEL of a bound in force, of a mode that is not Disabled."""
+    """Return the CEL of a bound in force, for a mode other than Disabled."""
     own = ", ".join(f"'{mode}': {getattr(limits, name)}" for mode, limits in LIMITS.items())
     return f"(has(self.{name}) ? self.{name} : {{{own}}}[self.mode])"

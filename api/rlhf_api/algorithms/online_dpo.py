@@ -1,4 +1,4 @@
-"""Online direct preference optimisation: two responses are sampled, and the reward says which is better.
+"""Online direct preference optimisation: two responses are sampled, and the reward picks the better one.
 
 Fields and graph; its loss is `rlhf_workers.algorithms.online_dpo`.
 """
@@ -13,8 +13,8 @@ from rlhf_api.rules.rule import Rule
 
 
 class OnlineDPO(PreferenceFields):
-    """Direct preference optimisation on pairs of its own responses: the one with the higher reward is chosen, and of
-    equal ones the first."""
+    """Direct preference optimisation on the policy's own pairs: the response with the higher reward is chosen, the
+    first on a tie."""
 
     summary: ClassVar = "Direct preference optimisation on two sampled responses, ranked by the reward; no critic."
     all_tasks: ClassVar = (GENERATE, SCORE_REFERENCE, SCORE_REWARD, TRAIN_ACTOR)

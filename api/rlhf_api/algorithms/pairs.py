@@ -1,4 +1,5 @@
-"""What algorithms on pairs of responses share in the manifest: where a file has them, and that pairs stay whole."""
+"""Shared manifest fields of algorithms on pairs of responses: keys in the prompt file, and the rule that keeps pairs
+whole."""
 
 from collections.abc import Iterator
 from typing import Annotated, ClassVar
@@ -14,14 +15,14 @@ Key = Annotated[str, Field(min_length=1, max_length=253)]
 
 
 class PairFields(AlgorithmFields):
-    """An algorithm that compares two responses to a prompt. Both are in one micro-batch, next to each other."""
+    """An algorithm that compares two responses to a prompt. Both are neighbours in one micro-batch."""
 
     samples_per_unit: ClassVar = PAIR
 
     epochs: Epochs = 1
     """Passes over the samples of an iteration."""
     mini_batch_size: MiniBatchSize = 64
-    """Samples (two a pair) per optimizer step; must divide rollout.batchSize."""
+    """Samples (two per pair) per optimizer step; must divide rollout.batchSize."""
 
     @property
     def responses_per_prompt(self) -> int:
@@ -41,13 +42,13 @@ class PairFields(AlgorithmFields):
 
 
 class FilePairFields(PairFields):
-    """Pairs that spec.prompts.path holds."""
+    """Pairs from spec.prompts.path."""
 
     chosen_key: Key = "chosen"
     """Key of the better response in each object of spec.prompts.path: a string, to which the end-of-sequence token is
-    added. With spec.prompts.chatTemplate also a list of messages."""
+    added, or with spec.prompts.chatTemplate also a list of messages."""
     rejected_key: Key = "rejected"
-    """Key of the worse response, as chosenKey."""
+    """Key of the worse response, like chosenKey."""
 
     @property
     def response_keys(self) -> tuple[str, ...]:

@@ -1,7 +1,7 @@
-"""An algorithm from outside the project: a class that training workers load. Here it is data alone.
+"""An external algorithm: a class that training workers load. This module contains only its manifest data.
 
-What the coordinator, the planner and the operator must know of it is said in the manifest: which models it needs, and
-how many responses per prompt. They never load its code. `rlhf_workers.algorithms.plugin` does.
+The manifest tells the coordinator, the planner and the operator which models it needs and how many responses per
+prompt. They never load its code; `rlhf_workers.algorithms.plugin` does.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -29,12 +29,12 @@ _TASKS_OF: Final[dict[Model, tuple[Task, ...]]] = {
     "Reference": (SCORE_REFERENCE,),
     "Critic": (SCORE_VALUES, TRAIN_CRITIC),
 }
-"""Model that a plug-in may ask for -> the tasks that come with it."""
+"""Model that a plug-in may request -> the tasks for it."""
 _OPTIONAL: Final = tuple(task for tasks in _TASKS_OF.values() for task in tasks)
 
 
 class AlgorithmPlugin(AlgorithmFields):
-    """An algorithm of yours, a subclass of `rlhf_workers.algorithms.base.Algorithm`; training workers load it."""
+    """Your own algorithm, a subclass of `rlhf_workers.algorithms.base.Algorithm`; training workers load it."""
 
     summary: ClassVar = "An algorithm of your own, loaded from a file or module by training workers."
     all_tasks: ClassVar = (GENERATE, SCORE_REFERENCE, SCORE_VALUES, SCORE_REWARD, TRAIN_ACTOR, TRAIN_CRITIC)
@@ -53,20 +53,20 @@ class AlgorithmPlugin(AlgorithmFields):
         ]
         | None
     ) = None
-    """Importable module of the training image; alternative to file."""
+    """Importable module of the training image, instead of file."""
     name: Annotated[str, Field(pattern=NAME_PATTERN, max_length=253, examples=["Reinforce"])]
     """Name of the class."""
     samples_per_prompt: Annotated[int, Field(ge=1, le=65536, examples=[1])]
     """Responses per prompt; must divide rollout.batchSize."""
     models: Annotated[list[Model], Field(max_length=2)] = Field(default_factory=list)
-    """Models it needs beside actor and reward: Reference gives log-probabilities of a frozen policy, Critic
-    values, and is trained too."""
+    """Models besides actor and reward: Reference gives log-probabilities of a frozen policy; Critic gives values and is
+    also trained."""
     epochs: Epochs = 1
     """Passes over the samples of an iteration."""
     mini_batch_size: MiniBatchSize = 64
     """Samples per optimizer step; must divide rollout.batchSize."""
     parameters: dict[str, Any] = Field(default_factory=dict)
-    """Numbers of its own, given to the class untouched."""
+    """Its own parameters, passed to the class unchanged."""
 
     @property
     def responses_per_prompt(self) -> int:

@@ -27,13 +27,13 @@ class PPO(ActorCriticFields):
     all_tasks: ClassVar = (GENERATE, SCORE_REFERENCE, SCORE_VALUES, SCORE_REWARD, TRAIN_ACTOR, TRAIN_CRITIC)
 
     kl_in: Literal["Reward", "Loss"] = "Reward"
-    """Where the KL term goes: subtracted from each token's reward, or added to the policy loss."""
+    """Use of the KL term: subtracted from each token's reward, or added to the policy loss."""
     kl_target: Positive | None = None
-    """Adapts klCoefficient towards this KL (proportional controller), in nats per response; unset keeps it fixed."""
+    """KL in nats per response to which a proportional controller adapts klCoefficient; unset: fixed."""
     kl_horizon: Annotated[int, Field(ge=1, le=2147483647)] = 10000
     """Samples over which the adaptive coefficient moves."""
     value_clip_range: PositiveOrOff = 0.2
-    """Values are clipped to old value +- this; 0 turns value clipping off."""
+    """Values are clipped to old value +- this; 0 disables clipping."""
     gamma: Fraction = 1.0
     """Discount of future rewards, per token."""
     gae_lambda: Fraction = 0.95

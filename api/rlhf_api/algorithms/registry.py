@@ -1,6 +1,6 @@
-"""Every algorithm by the name of its member in `spec.algorithm`, and the questions asked of a job's.
+"""All algorithms by their member name in `spec.algorithm`, and questions about the algorithm of a job.
 
-To add one: a module beside this one, a line here, and the module of the same name in `rlhf_workers.algorithms`.
+To add one: a module in this package, a line here, and the module of the same name in `rlhf_workers.algorithms`.
 """
 
 from collections.abc import Iterator, Mapping
@@ -60,7 +60,7 @@ class Chosen(Protocol):
 
 
 class HasAlgorithm(Protocol):
-    """The spec of a job, as far as its algorithm is concerned."""
+    """The spec of a job, reduced to the parts about its algorithm."""
 
     @property
     def algorithm(self) -> Chosen: ...
@@ -71,17 +71,17 @@ class HasAlgorithm(Protocol):
 
 
 def full_graph(algorithm: str) -> Graph:
-    """Return the graph of an algorithm with every task it may have, whatever its numbers are."""
+    """Return the graph of an algorithm with every task that it may have with any values."""
     return Graph(algorithm, ALGORITHMS[algorithm].all_tasks)
 
 
 def without(group: Group) -> tuple[str, ...]:
-    """Return the algorithms that have no task in a group, whatever their numbers are, by name."""
+    """Return the names of the algorithms that have no task in a group with any values."""
     return tuple(name for name in ALGORITHMS if not full_graph(name).tasks_of(group))
 
 
 def graph_of(spec: HasAlgorithm) -> Graph:
-    """Return the graph of a job: a task that judges is one for each of its rewards, where these have names."""
+    """Return the graph of a job. A task that judges becomes one task per named reward."""
     tasks = (part for task in spec.algorithm.fields.tasks for part in _parts(task, spec))
     return Graph(spec.algorithm.name, tuple(tasks))
 
@@ -100,7 +100,7 @@ def _parts(task: Task, spec: HasAlgorithm) -> Iterator[Task]:
 
 
 class HasRollout(HasAlgorithm, Protocol):
-    """The spec of a job, as far as the size of an iteration is concerned."""
+    """The spec of a job, reduced to the parts about the size of an iteration."""
 
     @property
     def rollout(self) -> "Sizes": ...
@@ -120,32 +120,31 @@ class Sizes(Protocol):
 
 
 def samples_of_batch(spec: HasRollout) -> int:
-    """Return how many samples a batch has: those that are trained on, and the greedy ones that they are held
-    against."""
+    """Return the number of samples of a batch: those that are trained on, and their greedy baselines."""
     return spec.rollout.batch_size // spec.algorithm.fields.responses_per_prompt * samples_per_prompt(spec)
 
 
 def samples_begun(spec: HasRollout) -> int:
-    """Return how many samples an iteration begins: those of the batch, and those beyond it."""
+    """Return the number of samples that an iteration starts, with oversampling."""
     return samples_of_batch(spec) + spec.rollout.oversample * samples_per_prompt(spec)
 
 
 def prompts_begun(spec: HasRollout) -> int:
-    """Return how many prompts an iteration has, those beyond its batch included."""
+    """Return the number of prompts of an iteration, with oversampling."""
     return samples_begun(spec) // samples_per_prompt(spec)
 
 
 def prompts_apart(spec: HasRollout) -> int:
-    """Return how many new prompts each iteration after the first begins: all of its prompts, or, where those that were
-    cut off are carried into the next one, as many as its batch has."""
+    """Return the number of new prompts in each iteration after the first: all its prompts, or one batch of prompts if
+    samples that were cut off are carried over."""
     return prompts_begun(spec) - (spec.rollout.oversample if spec.rollout.max_staleness else 0)
 
 
 def samples_per_prompt(spec: HasAlgorithm) -> int:
-    """Return how many responses to one prompt are decoded."""
+    """Return the number of decoded responses per prompt."""
     return spec.algorithm.fields.responses_per_prompt + has_greedy_baseline(spec)
 
 
 def has_greedy_baseline(spec: HasAlgorithm) -> bool:
-    """Return whether the last sample of each prompt is decoded greedily, and not trained on."""
+    """Return whether the last sample of each prompt is decoded greedily and not trained on."""
     return spec.algorithm.fields.greedy_baseline

@@ -23,11 +23,11 @@ class ReinforcePlusPlus(GroupGradientFields):
     group_size: Annotated[int, Field(ge=1, le=65536)] = 1
     """Responses per prompt; must divide rollout.batchSize and the algorithm's miniBatchSize."""
     kl_in: Literal["Reward", "Loss"] = "Reward"
-    """Where the KL term goes: subtracted from each token's reward (with GroupMean its sum from the response's), or
-    added to the policy loss."""
+    """Use of the KL term: subtracted from each token's reward (with GroupMean its sum from the response's), or added to
+    the policy loss."""
     baseline: Literal["None", "GroupMean"] = "None"
-    """What is subtracted from the reward: nothing, or the mean of the group; then all tokens of a response have the
-    same advantage."""
+    """Value subtracted from the reward: nothing, or the mean of the group; then all tokens of a response have the same
+    advantage."""
     gamma: Fraction = 1.0
     """Discount of future rewards, per token; without a baseline."""
 

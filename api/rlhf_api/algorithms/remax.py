@@ -14,8 +14,8 @@ from rlhf_api.rules.rule import Rule
 
 class ReMax(GroupGradientFields):
     """REINFORCE with the reward of the prompt's greedy response as its baseline; no critic. The greedy response is
-    decoded and judged with the others, and is not trained on: it counts neither in rollout.batchSize nor in
-    miniBatchSize."""
+    decoded and judged like the others but not trained on: it counts neither in rollout.batchSize nor in miniBatchSize.
+    """
 
     summary: ClassVar = "REINFORCE against the greedy response to the prompt, no critic."
     all_tasks: ClassVar = (GENERATE, SCORE_REFERENCE, SCORE_REWARD, TRAIN_ACTOR)
@@ -27,7 +27,7 @@ class ReMax(GroupGradientFields):
     """Responses per prompt that are trained on; must divide rollout.batchSize and the algorithm's miniBatchSize. One
     more is decoded greedily."""
     kl_in: Literal["Reward", "Loss"] = "Reward"
-    """Where the KL term goes: subtracted from each token's reward, or added to the policy loss."""
+    """Use of the KL term: subtracted from each token's reward, or added to the policy loss."""
 
     @classmethod
     def rules(cls, path: str) -> Iterator[Rule]:

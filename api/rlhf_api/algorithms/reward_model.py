@@ -1,5 +1,5 @@
-"""Training of a reward model on pairs of responses: fields and graph. Its loss is `rlhf_workers.algorithms`'s module of
-the same name."""
+"""Training of a reward model on pairs of responses: fields and graph. Its loss is the module of the same name in
+`rlhf_workers.algorithms`."""
 
 from collections.abc import Iterator
 from typing import ClassVar
@@ -11,14 +11,14 @@ from rlhf_api.rules.rule import Rule, Values
 
 
 class RewardModel(FilePairFields):
-    """A reward model learns to score the better of two responses higher. It starts from models.reward.model, or where
-    there is none from models.actor, and its checkpoints are folders that models.reward.model.path takes."""
+    """A reward model learns to score the better of two responses higher. It starts from models.reward.model, or else
+    from models.actor. Its checkpoints are valid folders for models.reward.model.path."""
 
     summary: ClassVar = "Training of a reward model on pairs of responses of the prompt file; nothing is generated."
     all_tasks: ClassVar = (TRAIN_REWARD,)
 
     margin: NonNegative = 0.0
-    """The loss is as if the better response had so much less: pairs are pushed apart by more than that."""
+    """Margin subtracted from the better response's score in the loss, so that pairs move further apart."""
     centering_coefficient: NonNegative = 0.0
     """Weight of the squared sum of the two scores, which keeps scores around zero; 0.01 is usual."""
 

@@ -21,12 +21,11 @@ class RLOO(GroupGradientFields):
     group_size: GroupSize = 4
     """Responses per prompt; must divide rollout.batchSize and algorithm.rloo.miniBatchSize."""
     kl_in: Literal["Reward", "Loss"] = "Reward"
-    """Where the KL term goes: its sum over a response is subtracted from the reward, or it is added to the policy
-    loss."""
+    """Use of the KL term: its sum over a response is subtracted from the reward, or it is added to the policy loss."""
     ratio_level: Literal["Token", "Sequence"] = "Sequence"
-    """What the ratio of new to old probability is of: each token, or the whole response."""
+    """Unit of the ratio of new to old probability: each token, or the whole response."""
     loss_aggregation: LossAggregation = "SequenceMean"
-    """As spec.algorithm.ppo.lossAggregation. With ratioLevel Sequence every token has its response's loss."""
+    """See spec.algorithm.ppo.lossAggregation. With ratioLevel Sequence every token has its response's loss."""
 
     @classmethod
     def rules(cls, path: str) -> Iterator[Rule]:

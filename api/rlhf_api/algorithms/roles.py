@@ -1,4 +1,4 @@
-"""The model roles of a job, each with its kind: what a model says of a response. Their sources are `spec.models`."""
+"""The model roles of a job, each with its kind, which defines a model's output. `spec.models` has their sources."""
 
 from enum import StrEnum
 from typing import Final
@@ -7,35 +7,35 @@ from pydantic.alias_generators import to_camel
 
 
 class ModelKind(StrEnum):
-    """What a model computes, and hence which head it has and which scorer runs it."""
+    """Output of a model, which determines its head and its scorer."""
 
     POLICY = "policy"
     """Log-probabilities of tokens: a causal language model."""
     VALUE = "value"
     """One number per token: a language model with a value head."""
     REWARD = "reward"
-    """One number per response: a sequence classification model, or user code that is called."""
+    """One number per response: a sequence classification model, or user code."""
 
 
 class ModelRole(StrEnum):
-    """A model's part in an algorithm. Members are strings, the names that manifest and wire use."""
+    """A model's function in an algorithm. Members are strings, the names in manifest and messages."""
 
     ACTOR = "actor"
     """The policy that generates and is trained."""
     CRITIC = "critic"
     """The value model."""
     REFERENCE = "reference"
-    """The frozen policy that the trained one is compared with."""
+    """The frozen policy with which the trained one is compared."""
     REWARD = "reward"
-    """What judges responses."""
+    """The judge of responses."""
     COST = "cost"
-    """What judges the harm of responses."""
+    """The judge of harm in responses."""
     COST_CRITIC = "cost_critic"
     """The value model of costs."""
 
     @property
     def kind(self) -> ModelKind:
-        """What a model in this role computes."""
+        """Output of a model in this role."""
         return _KINDS[self]
 
     @property
@@ -45,7 +45,7 @@ class ModelRole(StrEnum):
 
     @property
     def manifest_path(self) -> str:
-        """Manifest path of what the role comes from, such as `spec.models.actor`."""
+        """Manifest path of the role's source, such as `spec.models.actor`."""
         return f"spec.models.{self.manifest_name}"
 
 

@@ -1,4 +1,4 @@
-"""Safe RLHF, a reward under a limit on costs: fields and graph. Its losses: `rlhf_workers.algorithms.safe_rlhf`."""
+"""Safe RLHF, a reward under a limit on costs: fields and graph. Its losses are `rlhf_workers.algorithms.safe_rlhf`."""
 
 from collections.abc import Iterator
 from typing import Annotated, ClassVar
@@ -23,8 +23,8 @@ from rlhf_api.rules.rule import Rule
 
 
 class SafeRLHF(ActorCriticFields):
-    """Safe RLHF: the reward is raised as far as the mean cost stays within a limit, which a Lagrange multiplier holds
-    it to; a critic each for rewards and costs."""
+    """Safe RLHF: maximise the reward while the mean cost stays within a limit, enforced by a Lagrange multiplier.
+    Rewards and costs have one critic each."""
 
     summary: ClassVar = "Safe RLHF: a reward under a limit on costs, actor and two critics."
     all_tasks: ClassVar = (
@@ -40,25 +40,25 @@ class SafeRLHF(ActorCriticFields):
     )
 
     cost_limit: Annotated[float, Field(ge=-LARGEST, le=LARGEST)] = 0.0
-    """Mean cost of a response that is allowed: above it the multiplier grows, below it shrinks."""
+    """Highest mean cost per response: above it the multiplier grows, below it shrinks."""
     initial_multiplier: Positive = 1.0
     """Lagrange multiplier, the weight of costs against rewards, before the first iteration."""
     multiplier_learning_rate: Annotated[float, Field(ge=0, le=LARGEST)] = 0.1
-    """Step of the multiplier's logarithm, once an iteration, per unit of cost above the limit times the multiplier; 0
-    keeps the multiplier as it is."""
+    """Step of the multiplier's logarithm per iteration, per unit of cost above the limit times the multiplier; 0 fixes
+    the multiplier."""
     max_multiplier: Positive = 5.0
     """Largest multiplier."""
     cost_window: Annotated[int, Field(ge=1, le=1048576)] = 128
-    """Last responses whose mean cost is held against the limit."""
+    """Number of last responses whose mean cost is compared with the limit."""
     value_clip_range: PositiveOrOff = 5.0
-    """Values of both critics are clipped to old value +- this; 0 turns value clipping off."""
+    """Values of both critics are clipped to old value +- this; 0 disables clipping."""
     gamma: Fraction = 1.0
     """Discount of future rewards and costs, per token."""
     gae_lambda: Fraction = 0.95
-    """Lambda of generalised advantage estimation, of rewards and of costs."""
+    """Lambda of generalised advantage estimation, for rewards and costs."""
     whiten_advantages: bool = False
-    """Normalise the advantages that rewards and costs make together to mean 0 and variance 1 over the response tokens
-    of the batch."""
+    """Normalise the combined advantages of rewards and costs to mean 0 and variance 1 over the response tokens of the
+    batch."""
 
     @classmethod
     def rules(cls, path: str) -> Iterator[Rule]:

@@ -1,4 +1,4 @@
-"""Supervised fine-tuning on a file of prompts with their responses: fields and graph. Nothing is generated or scored.
+"""Supervised fine-tuning on a file of prompts with their responses: fields and graph, without generation or scoring.
 
 Its loss is `rlhf_workers.algorithms.sft`.
 """
@@ -14,14 +14,14 @@ ResponseKey = Annotated[str, Field(min_length=1, max_length=253)]
 
 
 class SFT(AlgorithmFields):
-    """Supervised fine-tuning: the actor learns to say the responses of spec.prompts.path, token by token."""
+    """Supervised fine-tuning: the actor learns the responses of spec.prompts.path, token by token."""
 
     summary: ClassVar = "Supervised fine-tuning on responses of the prompt file; nothing is generated."
     all_tasks: ClassVar = (TRAIN_ON_RESPONSES,)
 
     response_key: ResponseKey = "response"
-    """Key of the response in each object of spec.prompts.path: a string, to which the end-of-sequence token is added.
-    With spec.prompts.chatTemplate also a list of messages."""
+    """Key of the response in each object of spec.prompts.path: a string, to which the end-of-sequence token is added,
+    or with spec.prompts.chatTemplate also a list of messages."""
     epochs: Epochs = 1
     """Passes over the samples of an iteration."""
     mini_batch_size: MiniBatchSize = 64

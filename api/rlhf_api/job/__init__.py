@@ -1,4 +1,4 @@
-"""The RLHFJob manifest as pydantic models, one file a part of the spec."""
+"""The RLHFJob manifest as pydantic models, with one file per block of the spec."""
 
 from rlhf_api.job.spec import RLHFJob, RLHFJobSpec
 

@@ -1,6 +1,6 @@
-"""`spec.algorithm`: which algorithm trains the policy, and its numbers. Exactly one member is set.
+"""`spec.algorithm`: the algorithm that trains the policy, with its fields. Exactly one member is set.
 
-The members are the registry's (`rlhf_api.algorithms`): nothing is listed here.
+The members come from the registry (`rlhf_api.algorithms`).
 """
 
 from typing import TYPE_CHECKING, Any, ClassVar, Final
@@ -24,7 +24,7 @@ class AnyAlgorithm(ApiModel):
 
     @property
     def fields(self) -> AlgorithmFields:
-        """The one member that is set."""
+        """The member that is set."""
         member: AlgorithmFields = getattr(self, self.name)
         return member
 

@@ -1,4 +1,4 @@
-"""`spec.rollout.environment`: what answers the turns of the policy, so that a response has several."""
+"""`spec.rollout.environment`: user code that replies to the policy in dialogues of several turns."""
 
 from typing import Annotated, ClassVar, Literal
 
@@ -9,40 +9,40 @@ from rlhf_api.job.reward_headers import CodeVariable, SecretKey
 from rlhf_common.kubernetes_names import SUBDOMAIN_FORM, SUBDOMAIN_MAX
 
 ConfigMapName = Annotated[str, Field(pattern=SUBDOMAIN_FORM, max_length=SUBDOMAIN_MAX)]
-"""Name of a user's ConfigMap, which holds Python code."""
+"""Name of a ConfigMap with a user's Python code."""
 
 
 class Environment(ApiModel):
-    """A Python class with `reset(record)` and `step(response)`, whose answers are appended to the response: the policy
-    goes on after them, and is not trained on them. Processes of generation workers run it."""
+    """A Python class with `reset(record)` and `step(response)`. Its answers are appended to the response and the policy
+    continues; answers are not trained on. Generation workers run it in processes."""
 
     exactly_one: ClassVar = ("file", "module", "config_map")
 
     file: Location | None = None
-    """Path of a Python file, relative to the manifest. In a cluster a volume or image holds it."""
+    """Path of a Python file, relative to the manifest. In a cluster, a volume or the image provides it."""
     module: (
         Annotated[str, Field(pattern=MODULE_PATTERN, max_length=253, examples=["environments.calculator"])] | None
     ) = None
-    """Name of an importable module, in place of file."""
+    """Name of an importable module, instead of file."""
     config_map: Annotated[ConfigMapName, Field(examples=["my-game"])] | None = None
-    """Name of a ConfigMap whose key environment.py holds the class, in place of file. In a cluster only."""
+    """Name of a ConfigMap with the class under the key environment.py, instead of file. Clusters only."""
     name: Annotated[str, Field(pattern=NAME_PATTERN, max_length=253)] = "Environment"
     """Name of the class."""
     env: Annotated[list[CodeVariable], Field(max_length=64)] = Field(default_factory=list)
-    """Environment variables of its processes. They get no other variables but those that Python needs."""
+    """Environment variables of its processes, which otherwise get only those that Python needs."""
     max_turns: Annotated[int, Field(ge=1, le=1000)] = 8
-    """Turns of the policy at most; a response that the environment does not end by then ends there (finish reason:
-    length). maxResponseTokens bounds all turns and answers together."""
+    """Maximum turns of the policy. A response still unfinished then ends with finish reason length. maxResponseTokens
+    limits all turns and answers together."""
     timeout_seconds: Annotated[int, Field(ge=1, le=86400)] = 60
-    """Seconds that answering one turn may take; then its process is killed and the sample fails, see sampleRetries."""
+    """Maximum seconds to answer one turn. Then its process is killed and the sample fails; see sampleRetries."""
 
     cache_between_turns: Literal["Disabled", "Enabled"] = "Enabled"
-    """Enabled keeps a sample's KV cache while its turn is answered."""
+    """Enabled keeps a sample's KV cache while the environment answers."""
 
     def secret_keys(self) -> tuple[SecretKey, ...]:
-        """Return the keys of Secrets that its processes are given, in the order of the manifest."""
+        """Return the keys of Secrets that its processes receive, in the order of the manifest."""
         return tuple(variable.secret_key_ref for variable in self.env if variable.secret_key_ref is not None)
 
 
 class EnvironmentReward(ApiModel):
-    """What spec.rollout.environment gave: the sum of the rewards of its steps."""
+    """The sum of the step rewards from spec.rollout.environment."""

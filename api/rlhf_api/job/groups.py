@@ -12,11 +12,11 @@ Mode = Literal["Disabled", "Auto"]
 ComputeType = Literal["Float32", "BFloat16"]
 """Number type of matrix products."""
 Rate = Annotated[float, Field(gt=1e-12, le=1)]
-"""A learning rate. A smaller one changes no float32 weight; with a larger one AdamW takes steps of that size, whatever
-the gradient. The lower bound is exclusive because the API server compares a whole number, such as 0, with the whole
-part of a bound."""
+"""A learning rate. A smaller one changes no float32 weight. A larger one makes AdamW take steps of that size for any
+gradient. The lower bound is exclusive because the API server compares an integer, such as 0, with the integer part of a
+bound."""
 DRAFTERS: Final[tuple[Literal["Siblings", "Ngram", "Model"], ...]] = ("Siblings", "Ngram")
-"""Drafters unless the manifest names others: those that need nothing but the job itself."""
+"""Default drafters, which need nothing outside the job."""
 
 
 class GroupFields(ApiModel):
@@ -27,24 +27,24 @@ class GroupFields(ApiModel):
     cpu_threads: Annotated[int, Field(ge=1, le=1024)] = 1
     """CPU threads of the compute library per worker process. Results may depend on it."""
     template: dict[str, Any] = Field(default_factory=dict)
-    """PodTemplateSpec of the group's pods: image, volumes, node selectors, resources. What the operator itself sets in
-    a pod wins over it."""
+    """PodTemplateSpec of the group's pods: image, volumes, node selectors, resources. The operator's own settings take
+    precedence."""
 
 
 class CoordinatorFields(ApiModel):
     """The process that schedules the job's work and passes samples between workers: one pod without GPUs."""
 
     template: dict[str, Any] = Field(default_factory=dict)
-    """PodTemplateSpec of the coordinator's pod: node selectors, resources, init containers. What the operator itself
-    sets in a pod wins over it. It has the volumes, mounts and pull secrets of training pods."""
+    """PodTemplateSpec of the coordinator's pod: node selectors, resources, init containers. The operator's own settings
+    take precedence. Volumes, mounts and pull secrets come from training pods."""
 
 
 class TensorParallelism(ApiModel):
-    """How the model is split within one generation worker."""
+    """How one generation worker splits the model."""
 
     tensor: Annotated[int, Field(ge=1, le=64)] = 1
-    """Tensor parallel degree: GPUs of one worker over which each layer is split, by vLLM. A power of two, the same as
-    gpusPerReplica; with gpusPerReplica 0, processes on CPU. The policy's attention heads are a multiple of it."""
+    """Tensor parallel degree: GPUs over which vLLM splits each layer within a worker, or CPU processes with
+    gpusPerReplica 0. A power of two, equal to gpusPerReplica, that divides the policy's attention heads."""
 
 
 class DraftModel(ApiModel):
@@ -53,27 +53,25 @@ class DraftModel(ApiModel):
     path: Location
     """Hugging Face folder of a causal language model with the policy's tokenizer."""
     train: Literal["Disabled", "Enabled"] = "Disabled"
-    """Enabled trains it, on the training ranks, to say what the policy says, and publishes it with the
-    policy's weights."""
+    """Enabled trains it on the training ranks to imitate the policy and publishes both together."""
     learning_rate: Rate = 1e-4
-    """Learning rate of its training, the same at every step. The other
-    numbers of AdamW are those of spec.training.optimizer."""
+    """Constant learning rate of the draft model. Other AdamW settings are those of spec.training.optimizer."""
 
 
 class Speculation(ApiModel):
-    """Speculative decoding in generation: tokens are drafted, and several are verified in one pass. A draft is kept
-    where it equals the token that is drawn without it, so it changes no token."""
+    """Speculative decoding in generation: several draft tokens are verified in one pass. A draft token is accepted only
+    if it equals the sampled token, so results do not change."""
 
     mode: Literal["Disabled", "Auto", "Fixed"] = "Auto"
-    """Disabled decodes token by token. Auto drafts as far as was measured to be faster, also not at all. Fixed drafts
-    maxTokens tokens wherever a drafter has as many."""
+    """Disabled decodes one token at a time. Auto picks the draft length, possibly 0, that measured fastest. Fixed
+    drafts maxTokens tokens wherever a drafter has them."""
     max_tokens: Annotated[int, Field(ge=1, le=16)] = 8
-    """Longest draft: tokens of one sample that are verified in one pass, beside the one that is drawn in any case."""
+    """Most draft tokens per sample and pass, in addition to the token that every pass samples."""
     drafters: Annotated[list[Literal["Siblings", "Ngram", "Model"]], Field(min_length=1, max_length=3)] = Field(
         default_factory=lambda: list(DRAFTERS)
     )
-    """Who drafts: Siblings from other responses to the same prompt, of this iteration and earlier ones, Ngram from the
-    sample itself, Model by draftModel. Of several, the one expected to be right the furthest drafts for a sample."""
+    """Draft sources: Siblings uses other responses to the prompt, also from earlier iterations; Ngram uses the sample
+    itself; Model uses draftModel. The drafter with the longest expected acceptance drafts each sample."""
     draft_model: DraftModel | None = None
     """The model of the drafter Model."""
 
@@ -91,15 +89,14 @@ class Generation(GroupFields):
             examples=["Auto", "my_package.my_engine"],
         ),
     ] = "Auto"
-    """Engine that decodes: torch, vllm, or the path of a module of your own in the worker image, with a dot in it. Auto
-    is vllm where the worker has a GPU and an image with vLLM that serves the model; else, and in a deterministic job,
-    torch."""
+    """Engine that decodes: torch, vllm, or the path of your own module, with a dot, in the worker image. Auto uses vllm
+    if the worker has a GPU and an image whose vLLM serves the model; otherwise, and in a deterministic job, torch."""
     engine_args: dict[str, Any] = Field(default_factory=dict)
-    """Arguments of the engine under its own names, passed on unchanged."""
+    """Engine arguments under the engine's own names, passed unchanged."""
     max_batch_size: Annotated[int, Field(ge=1, le=65536)] = 64
-    """Most samples that one worker decodes at a time."""
+    """Most samples that a worker decodes at a time."""
     parallelism: TensorParallelism = Field(default_factory=TensorParallelism)
-    """How the model is split within one worker."""
+    """How one worker splits the model."""
     speculation: Speculation = Field(default_factory=Speculation)
     """Speculative decoding."""
 
@@ -108,41 +105,39 @@ class Inference(GroupFields):
     """Workers that score samples: reference log-probabilities, critic values, rewards."""
 
     replicas: Annotated[int, Field(ge=0, le=4096)] = 1
-    """Number of workers that only score; 0 leaves all scoring to generation workers that have nothing to decode."""
+    """Number of workers that only score. With 0, generation workers with nothing to decode do all scoring."""
     overlap: Literal["Disabled", "Enabled"] = "Enabled"
-    """Enabled scores each sample when it is finished, while others are still decoded. Disabled scores when the whole
-    batch is generated."""
+    """Enabled scores each finished sample while others still decode. Disabled scores after the whole batch is
+    generated."""
     incremental: Literal["Disabled", "Auto", "Enabled"] = "Auto"
-    """Idle workers score the known part of responses that are still decoded, by reference and
-    critic, so that only the rest is left at their end. Auto does so where simulation predicts a gain. Has an effect
-    with overlap Enabled only."""
+    """Lets idle workers score the known part of unfinished responses with reference and critic, so that only the rest
+    remains. Auto does so if simulation predicts a gain. Needs overlap Enabled."""
     batch_tokens: Annotated[int, Field(ge=1, le=16777216)] = 16384
-    """Most tokens scored in one forward pass. Ignored in a deterministic job, which scores sample by
-    sample."""
+    """Most tokens per forward pass of scoring. Deterministic jobs ignore it and score one sample at a time."""
 
 
 class TrainingParallelism(ApiModel):
-    """How a model is split over the training ranks, which are pipeline x data x context x tensor."""
+    """How training ranks split a model: pipeline x data x context x tensor ranks."""
 
     pipeline: Annotated[int, Field(ge=1, le=256)] = 1
     """Number of pipeline stages."""
     data: Annotated[int, Field(ge=1, le=4096)] = 1
     """Number of data parallel copies."""
     context: Annotated[int, Field(ge=1, le=4096)] = 1
-    """Ranks that share each sample of a copy by position."""
+    """Ranks that split each sample by position."""
     shard: Annotated[int, Field(ge=1, le=4096)] = 1
     """Ranks that split one copy (FSDP2). Above 1 it is data x context, with pipeline 1 and
     backend torch."""
     tensor: Annotated[int, Field(ge=1, le=64)] = 1
     """Ranks that split every layer of a stage: a power of two that divides the models' heads, with backend megatron."""
     expert: Annotated[int, Field(ge=1, le=4096)] = 1
-    """Data parallel ranks that share out each layer's experts."""
+    """Data parallel ranks that divide each layer's experts."""
     critic_tensor: Annotated[int, Field(ge=1, le=64)] | None = None
-    """As tensor, of critics, which then have pipeline x tensor / criticTensor stages. Unset: tensor."""
+    """tensor for critics, which have pipeline x tensor / criticTensor stages. Unset: tensor."""
     sequence_parallel: Literal["Disabled", "Enabled"] = "Disabled"
-    """Enabled divides states between layers by position over the tensor ranks, for less memory."""
+    """Enabled splits activations between layers by position over the tensor ranks to save memory."""
     shard_optimizer: bool = False
-    """True shares AdamW's moments out over copies of a stage (ZeRO 1): the same bits, less memory."""
+    """True splits AdamW's moments over copies of a stage (ZeRO 1): same bits, less memory."""
     offload_optimizer: bool = False
     """True keeps AdamW's moments in host memory: the same bits, slower steps."""
 
@@ -153,24 +148,24 @@ class TrainingParallelism(ApiModel):
 
     @property
     def keepers(self) -> int:
-        """Number of first ranks that hold every parameter among them, and so publish and save it."""
+        """Number of leading ranks that together hold every parameter, and so publish and save it."""
         return self.pipeline * self.shard * self.tensor * self.expert
 
     def tensor_field(self, role: ModelRole) -> str:
-        """Return the name of the field that says over how many ranks the layers of a trained role are split."""
+        """Return the name of the field with the number of ranks that split the layers of a trained role."""
         return "criticTensor" if self.critic_tensor is not None and role.kind is ModelKind.VALUE else "tensor"
 
     def tensor_of(self, role: ModelRole) -> int:
-        """Return over how many ranks the layers of a trained role are split."""
+        """Return the number of ranks that split the layers of a trained role."""
         return self.critic_tensor or self.tensor if role.kind is ModelKind.VALUE else self.tensor
 
     def stages_of(self, role: ModelRole) -> int:
-        """Return how many pipeline stages a trained role has."""
+        """Return the number of pipeline stages of a trained role."""
         return self.pipeline * self.tensor // self.tensor_of(role)
 
     @property
     def writers(self) -> int:
-        """Number of first ranks that have something to save."""
+        """Number of leading ranks that have something to save."""
         return self.ranks if self.shard_optimizer else self.keepers
 
 
@@ -178,7 +173,7 @@ class Schedule(ApiModel):
     """The pipeline schedule of one model's training."""
 
     mode: Literal["Auto", "OneFOneB"] = "Auto"
-    """Auto leaves the choice to fusion.intraStage. OneFOneB is serial 1F1B, model after model."""
+    """Auto lets fusion.intraStage choose. OneFOneB is serial 1F1B, one model after the other."""
 
 
 class Optimizer(ApiModel):
@@ -187,27 +182,27 @@ class Optimizer(ApiModel):
     learning_rate: Rate = 1e-6
     """Peak learning rate of the actor."""
     critic_learning_rate: Rate = 9e-6
-    """Peak learning rate of the critic; larger, as a value head starts untrained."""
+    """Peak learning rate of the critic; larger because its value head starts untrained."""
     schedule: Literal["Constant", "Linear", "Cosine"] = "Constant"
-    """Course of the learning rate after warm-up, over all steps of the job. When the iterations of a live job change,
-    the rest of it is stretched or compressed without a jump."""
+    """Shape of the learning rate after warm-up, over all steps of the job. If iterations changes in a live job, the
+    rest of the curve stretches or shrinks without a jump."""
     min_learning_rate_ratio: Annotated[float, Field(ge=0, le=1)] = 0.0
-    """Share of the peak learning rate that Linear and Cosine fall to."""
+    """Final share of the peak learning rate with Linear and Cosine."""
     warmup_steps: Annotated[int, Field(ge=0, le=2147483647)] = 0
-    """Steps in which the learning rate rises linearly from 0 to its peak."""
+    """Steps over which the learning rate rises linearly from 0 to its peak."""
     beta1: Annotated[float, Field(ge=0, lt=1)] = 0.9
-    """Decay of AdamW's first moment, a step."""
+    """Decay of AdamW's first moment per step."""
     beta2: Annotated[float, Field(ge=0, lt=1)] = 0.95
-    """Decay of AdamW's second moment, a step."""
+    """Decay of AdamW's second moment per step."""
     epsilon: Annotated[float, Field(gt=1e-16, le=1)] = 1e-8
     """Term that AdamW adds to its denominator."""
     weight_decay: Annotated[float, Field(ge=0, le=100)] = 0.0
     """Decoupled weight decay of matrices; norms and biases have none."""
     max_gradient_norm: PositiveOrOff = 1.0
-    """Largest gradient norm of a model, over all stages; larger gradients are scaled down to it. 0: no clipping."""
+    """Largest gradient norm of a model, over all stages; larger gradients are scaled down. 0: no clipping."""
     max_non_finite_steps: Annotated[int, Field(ge=0, le=1000000)] = 5
-    """Steps in a row whose gradient may be infinite or NaN: each is skipped and counted, and one more fails the job.
-    0 fails it at the first."""
+    """Consecutive steps that may have an infinite or NaN gradient. Each is skipped and counted; one more fails the job.
+    0: the first fails it."""
 
     def peak_learning_rate(self, role: ModelRole) -> float:
         """Return the peak learning rate of a trained role."""
@@ -218,37 +213,37 @@ class Training(GroupFields):
     """Ranks that train the actor and, where the algorithm has one, the critic."""
 
     backend: Literal["torch", "megatron"] = "torch"
-    """Whose layers are trained: torch those of transformers, megatron those of Megatron-core, which has Llama, Mistral,
-    Mixtral, Qwen2, Qwen3, Qwen3-MoE, without adapters."""
+    """Layers to train: torch uses transformers; megatron uses Megatron-core, which supports Llama, Mistral, Mixtral,
+    Qwen2, Qwen3 and Qwen3-MoE without adapters."""
     parallelism: TrainingParallelism = Field(default_factory=TrainingParallelism)
-    """How models are split over the ranks, which are pipeline x data x context x tensor."""
+    """How the pipeline x data x context x tensor ranks split models."""
     ranks_per_pod: Annotated[int, Field(ge=1, le=64)] = 1
-    """Training ranks in one pod, each a process with gpusPerReplica GPUs; divides the number of ranks."""
+    """Training ranks per pod, each a process with gpusPerReplica GPUs; divides the number of ranks."""
     schedule: Schedule = Field(default_factory=Schedule)
     """Pipeline schedule of one model."""
     critic_overlap: Literal["Disabled", "Enabled", "Auto"] = "Disabled"
-    """Enabled trains critics while the next batch is decoded; Auto where measured to be faster."""
+    """Enabled trains critics while the next batch decodes; Auto does if measured to be faster."""
     micro_batch_size: Annotated[int, Field(ge=1, le=65536)] = 8
     """Samples per micro-batch. The algorithm's miniBatchSize must be a multiple of microBatchSize x
     parallelism.data."""
     micro_batch_tokens: Annotated[int, Field(ge=1, le=1 << 30)] | None = None
-    """Most tokens of a micro-batch, padding included: where lengths ask for it a mini-batch has more micro-batches, of
-    fewer samples. A longer sample raises the bound to itself. Unset: microBatchSize alone bounds."""
+    """Most tokens in a micro-batch, with padding: long samples cause more micro-batches of fewer samples. A longer
+    sample raises the limit to its length. Unset: microBatchSize is the only limit."""
     packing: bool = False
-    """Lay samples of a micro-batch end to end, not padded."""
+    """Concatenate samples of a micro-batch; do not pad."""
     optimizer: Optimizer = Field(default_factory=Optimizer)
     """Optimizer and learning rates."""
     lora: Lora | None = None
-    """Trains low-rank adapters over frozen models. Unset: all weights are trained. They want a learning rate
-    about ten times as large."""
+    """Trains low-rank adapters on frozen models; they need a learning rate about ten times larger. Unset: all weights
+    are trained."""
     precision: Literal["Auto", "Float32", "BFloat16"] = "Auto"
-    """Number type of matrix products in generation, scoring and training. Auto is BFloat16 when training ranks
-    have GPUs (their master weights stay float32), else Float32. Set Float32 where the GPUs are older than Ampere."""
+    """Number type of matrix products in generation, scoring and training. Auto is BFloat16 if training ranks have GPUs
+    (master weights stay float32), else Float32. GPUs older than Ampere need Float32."""
     activation_checkpointing: bool = False
-    """Recompute activations in the backward pass instead of keeping them."""
+    """Recompute activations in the backward pass to save memory."""
     weight_sharing: Mode = "Auto"
-    """How new weights reach workers on the machine of a training rank. Auto hands them over in memory that both
-    processes use, of their GPU or the host, and streams where that does not work. Disabled always streams."""
+    """How new weights reach workers on a training rank's machine. Auto shares GPU or host memory between the processes,
+    and streams if that fails. Disabled always streams."""
 
     @property
     def ranks(self) -> int:
@@ -256,7 +251,7 @@ class Training(GroupFields):
         return self.parallelism.ranks
 
     def adapters(self, role: ModelRole) -> Lora | None:
-        """Return the adapters by which a role is trained; None where all its weights are."""
+        """Return the adapters that train a role; None if all its weights are trained."""
         return (
             None
             if self.lora is not None and self.lora.models == "Policy" and role.kind is ModelKind.VALUE

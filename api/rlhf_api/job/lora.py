@@ -1,4 +1,4 @@
-"""`spec.training.lora`: low-rank adapters in place of full training, with the names and defaults of PEFT."""
+"""`spec.training.lora`: low-rank adapters instead of full training, with the names and defaults of PEFT."""
 
 from typing import Annotated, Final, Literal
 
@@ -7,43 +7,43 @@ from pydantic import Field
 from rlhf_api.api_model import LARGEST, ApiModel, Location
 
 TargetModule = Literal["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
-"""A linear map of a layer, by the name that Hugging Face's models and PEFT give it."""
+"""A linear map of a layer, by its name in Hugging Face models and PEFT."""
 EVERY_TARGET: Final[tuple[TargetModule, ...]] = (
     "q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj",
 )  # fmt: skip
-"""All linear maps of a layer: what PEFT calls all-linear."""
+"""All linear maps of a layer: PEFT's all-linear."""
 
 
 class Lora(ApiModel):
-    """Low-rank adapters: a matrix W of a frozen model computes as W + alpha / rank x B A, and only A, of `rank` rows,
-    and B, of `rank` columns, are trained. A begins random, by spec.seed and its name, and B at zero, so the job begins
-    with the model of the folder. There is no dropout: it would train another policy than the one that sampled."""
+    """Low-rank adapters: a frozen matrix W computes as W + alpha / rank x B A; only A (`rank` rows) and B (`rank`
+    columns) are trained. A starts random, from spec.seed and its name; B starts at zero, so the job starts with the
+    folder's model. There is no dropout: it would train another policy than the one that sampled."""
 
     rank: Annotated[int, Field(ge=1, le=4096)] = 8
     """Rank of every adapter, PEFT's r."""
     alpha: Annotated[float, Field(gt=1e-6, le=LARGEST)] = 8.0
-    """Scale of every adapter times its rank, PEFT's lora_alpha: B A counts alpha / rank times."""
+    """Scale of every adapter times its rank, PEFT's lora_alpha: the factor of B A is alpha / rank."""
     target_modules: Annotated[list[TargetModule], Field(min_length=1, max_length=7)] = Field(
         default_factory=lambda: list(EVERY_TARGET)
     )
-    """Linear maps of each layer that have an adapter."""
+    """Linear maps of each layer that get an adapter."""
     models: Literal["All", "Policy"] = "All"
-    """All trains every model of the job by adapters, a critic with its whole value head. Policy trains the actor by
-    adapters, and critics in full."""
+    """All trains every model with adapters, and a critic's value head in full. Policy trains the actor with adapters
+    and critics in full."""
 
     adapter: Location | None = None
-    """PEFT folder of adapters from which the actor starts, with the same rank, alpha and targetModules. Unset: B starts
-    at zero. The reference, where spec.models.reference is unset, is the actor's folder without them."""
+    """PEFT folder of the actor's initial adapters, with the same rank, alpha and targetModules. Unset: B starts at
+    zero. If spec.models.reference is unset, the reference is the actor's folder without them."""
     publish: Literal["Merged", "Adapters"] = "Merged"
-    """What goes from the training ranks to workers. Merged: whole models, W + alpha / rank x B A. Adapters: A and B
-    alone, to which each worker adds the frozen weights from its own copy of the model's folder."""
+    """Content that training ranks send to workers. Merged: whole models, W + alpha / rank x B A. Adapters: only A
+    and B; each worker adds the frozen weights from its own copy of the folder."""
 
     trunk: Literal["Separate", "Shared"] = "Separate"
-    """Shared holds the frozen weights of models of one folder once: on a training rank for actor and critic, and on
-    workers that score for the reference and a critic. Separate: once a model.
-    Shared needs publish Adapters, models All, and one folder for all of them."""
+    """Shared stores the frozen weights of models from one folder once: for actor and critic on a training rank, for
+    reference and critic on scoring workers. Separate: once per model. Shared needs publish Adapters, models All, and
+    the same folder for all."""
 
     @property
     def scale(self) -> float:
-        """Return what B A is multiplied by."""
+        """Return the factor of B A."""
         return self.alpha / self.rank

@@ -1,4 +1,4 @@
-"""A folder of a model, as every part of the manifest names one."""
+"""The folder of a model, as used in every block of the manifest."""
 
 from rlhf_api.api_model import ApiModel, Location
 

@@ -1,4 +1,4 @@
-"""`spec.models`: where each model role comes from. A role that the algorithm's graph does not need is left out."""
+"""`spec.models`: the source of each model role. Omit roles that the algorithm's graph does not need."""
 
 from typing import Annotated, ClassVar
 
@@ -18,25 +18,24 @@ class Models(ApiModel):
     at_most_one: ClassVar = ("reward", "rewards")
 
     actor: ModelSource
-    """The policy that is trained."""
+    """The policy to train."""
     critic: ModelSource | None = None
-    """The value model: a causal language model, whose value head starts at zero, or a reward model, whose head it
-    keeps. Unset: it starts from the actor. Algorithms without a critic ignore it."""
+    """The value model: a causal language model, with a value head that starts at zero, or a reward model with its own
+    head. Unset: it starts from the actor. Ignored by algorithms without a critic."""
     reference: ModelSource | None = None
-    """The frozen model with which the KL term compares the actor. Unset: the actor's own model."""
+    """The frozen model to which the KL term compares the actor. Unset: the actor's initial model."""
     reward: Reward | None = None
-    """Where rewards come from, if it is one place. Algorithms that ask for no reward ignore it."""
+    """The only source of rewards. Ignored by algorithms without a reward."""
     rewards: Annotated[list[NamedReward], Field(min_length=1, max_length=MAX_REWARDS)] | None = None
-    """Several rewards by name, in place of reward. spec.rewardShaping says how they are combined."""
+    """Several rewards by name, instead of reward. spec.rewardShaping combines them."""
     cost: Reward | None = None
-    """What judges the harm of responses, as a reward judges their worth. Algorithms without a
-    cost ignore it."""
+    """Source of costs, the harm of responses. Ignored by algorithms without a cost."""
     cost_critic: ModelSource | None = None
-    """The value model of costs, as critic is that of rewards. Unset: it starts from the actor. Algorithms without a
-    cost ignore it."""
+    """The value model of costs, like critic for rewards. Unset: it starts from the actor. Ignored by algorithms without
+    a cost."""
 
     def given(self, role: ModelRole) -> ModelSource | None:
-        """Return the model that the manifest gives for a role; None where it gives none, no model at all, or several
+        """Return the model that the manifest sets for a role; None if it sets none, user code, or several rewards
         (`rewards_of`)."""
         if role.kind is ModelKind.REWARD:
             given = self.rewards_of(role)
@@ -45,7 +44,7 @@ class Models(ApiModel):
         return source
 
     def rewards_of(self, role: ModelRole) -> tuple[GivenReward, ...]:
-        """Return the rewards that the manifest gives for a role that judges responses, in its order."""
+        """Return the rewards of a role that judges responses, in the order of the manifest."""
         one: Reward | None = getattr(self, role, None)
         if one is not None:
             return (GivenReward(role.manifest_path, one, role),)
@@ -55,7 +54,7 @@ class Models(ApiModel):
         return tuple(GivenReward(f"{path}[{i}]", each, role, each.name, each.weight) for i, each in places)
 
     def reward_of(self, task: Task) -> GivenReward:
-        """Return the reward that a task of the job's graph asks for. KeyError when the manifest has none."""
+        """Return the reward that a task of the job's graph needs. Raises KeyError if the manifest has none."""
         name = task.part.name if task.part else ""
         return {given.name: given for given in self.rewards_of(task.model)}[name]
 
@@ -65,17 +64,17 @@ class Models(ApiModel):
         return tuple(given for role in ModelRole if role.kind is ModelKind.REWARD for given in self.rewards_of(role))
 
     def secret_keys(self) -> tuple[SecretKey, ...]:
-        """Return the keys of Secrets that rewards are given."""
+        """Return the keys of Secrets that rewards receive."""
         return tuple(key for given in self.all_rewards for key in given.reward.secret_keys())
 
     def source(self, role: ModelRole) -> ModelSource | None:
-        """Return the model that a role starts from: the actor's where none is given. None: user code is called."""
+        """Return the model that a role starts from, by default the actor's. None if the role calls user code."""
         given = self.given(role)
         calls = role.kind is ModelKind.REWARD and self.rewards_of(role)
         return given if given is not None or calls else self.actor
 
     def path_field(self, role: ModelRole) -> str:
-        """Return the manifest path of the path of the model that a role starts from, for messages."""
+        """Return the manifest path of the folder that a role starts from, for messages."""
         if role.kind is ModelKind.REWARD and (given := self.rewards_of(role)):
             return f"{given[0].field}.{given[0].reward.own_model_field}.path"
         chosen = role if self.given(role) is not None else ModelRole.ACTOR

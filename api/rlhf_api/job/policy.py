@@ -1,5 +1,4 @@
-"""`spec.fusion`, `spec.checkpoints` and `spec.runPolicy`: mechanisms that can be disabled, and the lifecycle of a
-job."""
+"""`spec.fusion`, `spec.checkpoints` and `spec.runPolicy`: optional mechanisms and the job's lifecycle."""
 
 from typing import Annotated, Literal
 
@@ -10,29 +9,30 @@ from rlhf_api.job.failure import FailurePolicy
 
 
 class InterStageFusion(ApiModel):
-    """Inter-stage fusion of RLHFuse: the long tail of generation migrates to few workers, so that the others score."""
+    """Inter-stage fusion of RLHFuse: the long tail of generation migrates to a few workers, so that the others can
+    score."""
 
     mode: Literal["Disabled", "Auto", "Fixed"] = "Auto"
-    """Disabled never migrates the tail. Auto does where simulation predicts a gain, with the threshold and pool that
-    are predicted best. Fixed uses `threshold` and `pool`."""
+    """Disabled never migrates the tail. Auto migrates if simulation predicts a gain, with the best predicted threshold
+    and pool. Fixed uses `threshold` and `pool`."""
     threshold: Annotated[int, Field(ge=1, le=1048576)] | None = None
-    """With mode Fixed: number of unfinished samples at which the tail is consolidated on the pool (R_t)."""
+    """With mode Fixed: number of unfinished samples at which the tail moves to the pool (R_t)."""
     pool: Annotated[int, Field(ge=1, le=4096)] | None = None
-    """With mode Fixed: number of generation workers that keep the tail (m). All of them, or more, disables fusion."""
+    """With mode Fixed: number of generation workers in the pool (m). All workers, or more, disables fusion."""
     transfer: Literal["Auto", "KV", "Tokens"] = "Auto"
-    """What moves with a sample: KV, its KV cache; Tokens, its tokens alone, from which the destination computes the
-    cache again. Auto takes for each sample what is predicted to be faster."""
+    """Data that moves with a sample: KV, its KV cache; Tokens, only its tokens, from which the destination recomputes
+    the cache. Auto chooses the faster by prediction for each sample."""
     balance: Literal["Disabled", "Auto"] = "Auto"
-    """Auto also moves samples before the threshold, from the fullest worker to one that would run out of work, when
-    that is predicted to gain more than it costs."""
+    """Auto also moves samples before the threshold, from the fullest worker to one about to run idle, if the predicted
+    gain exceeds the cost."""
 
 
 class IntraStageFusion(ApiModel):
-    """Intra-stage fusion of RLHFuse: actor and critic train at the same time in pipelines of opposite directions."""
+    """Intra-stage fusion of RLHFuse: actor and critic train at once in pipelines of opposite directions."""
 
     mode: Literal["Disabled", "Fused", "FusedSplit", "Auto"] = "Auto"
     """Disabled trains the actor, then the critic. Fused trains both at once; FusedSplit also splits the backward pass.
-    Auto measures all three and takes the fastest."""
+    Auto measures all three and uses the fastest."""
 
 
 class Fusion(ApiModel):
@@ -45,24 +45,24 @@ class Fusion(ApiModel):
 
 
 class Checkpoints(ApiModel):
-    """Where and when the state of training is saved. A job that resumes from a checkpoint continues exactly."""
+    """Where and when training state is saved. A job that resumes from a checkpoint continues exactly."""
 
     path: Location
     """Folder of the checkpoints, relative to the manifest. The coordinator and all training ranks need it."""
     every: Annotated[int, Field(ge=1, le=1000000)] = 10
-    """Iterations between two checkpoints. The last iteration always makes one."""
+    """Iterations between checkpoints. The last iteration always saves one."""
     keep: Annotated[int, Field(ge=1, le=1000000)] = 3
-    """Number of newest checkpoints that are kept."""
+    """Number of newest checkpoints to keep."""
     dtype: Literal["Model", "Float32"] = "Model"
-    """Type of saved weights. Model: that of the model's config.json. Training resumes from float32 either way."""
+    """Number type of saved weights. Model: that of the model's config.json. Training always resumes from float32."""
     on_deletion: Literal["Disabled", "Save"] = "Disabled"
-    """Save makes a last checkpoint when a running job is deleted; until then the finalizer rlhf.dev/checkpoint holds
-    it. Disabled deletes it at once."""
+    """Save writes a last checkpoint when a running job is deleted; the finalizer rlhf.dev/checkpoint delays deletion
+    until then. Disabled deletes at once."""
     deletion_deadline_seconds: Annotated[int, Field(ge=1, le=300)] = 300
-    """Seconds that the last checkpoint may take; then the job is deleted without it."""
+    """Seconds allowed for the last checkpoint; then the job is deleted without it."""
 
     def due(self, version: int) -> bool:
-        """Return whether a weight version is saved, wherever the job ends."""
+        """Return whether to save a weight version, regardless of where the job ends."""
         return version % self.every == 0
 
 
@@ -70,29 +70,26 @@ class RunPolicy(ApiModel):
     """Restarts, deadlines and deletion of the job."""
 
     backoff_limit: Annotated[int, Field(ge=0, le=1000)] = 3
-    """Restarts after failures before the job fails; disruptions and what failurePolicy ignores do not count."""
+    """Restarts after failures before the job fails. Disruptions and ends that failurePolicy ignores do not count."""
     failure_policy: FailurePolicy = Field(default_factory=FailurePolicy)
-    """What the end of a pod means. Has no effect with `rlhf run`, which makes no pods."""
+    """Reaction to the end of a pod. No effect with `rlhf run`, which has no pods."""
     active_deadline_seconds: Annotated[int, Field(ge=1, le=2147483647)] | None = None
-    """Seconds that the job may run, counted from its start and again from its resumption; then it fails. Unset: no
-    limit."""
+    """Seconds that the job may run, from its start and again from each resumption; then it fails. Unset: no limit."""
     ttl_seconds_after_finished: Annotated[int, Field(ge=0, le=2147483647)] | None = None
-    """Seconds after its end at which a finished job is deleted. Unset: never."""
+    """Seconds after its end until a finished job is deleted. Unset: never."""
     worker_timeout_seconds: Annotated[int, Field(ge=1, le=86400)] = 30
-    """Seconds without a message from a worker after which it counts as lost."""
+    """Seconds without a message after which a worker counts as lost."""
     start_timeout_seconds: Annotated[int, Field(ge=1, le=86400)] = 900
-    """Seconds that workers may take to register once their containers run, and to load their models. Time without a
-    node does not count."""
+    """Seconds allowed for workers to register once their containers run, and to load models. Time without a node does
+    not count."""
     pod_start_timeout_seconds: Annotated[int, Field(ge=0, le=86400)] = 1800
-    """Seconds that a pod on a node may wait for an image, a volume or an init container. Then its GPUs are given back,
-    or those of the whole job when an iteration needs the pod, and the job tries again later. 0: never. Has no effect
-    with `rlhf run`."""
+    """Seconds that a pod on a node may wait for an image, a volume or an init container. Then its GPUs are released, or
+    the whole job's if an iteration needs the pod, and the job tries again later. 0: no limit. No effect with `rlhf
+    run`."""
     force_coordinator_after_seconds: Annotated[int, Field(ge=60, le=86400)] | None = None
-    """Seconds after its grace period for which a coordinator's pod may stay in deletion on a node that does not answer.
-    Then another node gets it by force, but only where nodes see the lock of its journal.
-    Unset: never."""
+    """Seconds after the grace period before a coordinator pod in deletion on an unresponsive node is force-deleted and
+    replaced on another node. This needs a journal lock that other nodes see. Unset: never."""
     hang_timeout_seconds: Annotated[int, Field(ge=0, le=86400)] = 300
-    """Seconds for which a process may leave liveness probes unanswered, a generation worker a decode step unfinished,
-    or training ranks that trained before stand still (60 at most, or 10 times what they ever took); then it is
-    restarted, which counts as a failure. 0: no limit. A change
-    applies to new pods only."""
+    """Seconds after which a process counts as hung: it does not answer liveness probes, a decode step does not end, or
+    training ranks make no progress (for them at most 60, but at least 10 times their longest gap so far). A restart
+    follows, which counts as a failure. 0: no limit. Changes apply to new pods."""

@@ -1,4 +1,4 @@
-"""What users' code is given besides samples: variables of its processes, headers of requests, and their Secrets."""
+"""Inputs of user code besides samples: environment variables, request headers, and their Secrets."""
 
 import re
 from collections.abc import Iterable
@@ -10,7 +10,7 @@ from rlhf_api.api_model import NAME_PATTERN, ApiModel
 from rlhf_common.kubernetes_names import SUBDOMAIN_FORM, SUBDOMAIN_MAX
 
 SECRET_PREFIX: Final = "RLHF_SECRET_"  # noqa: S105 a name, not a secret
-"""Beginning of the environment variables that carry Secrets of users' code."""
+"""Prefix of the environment variables that carry Secrets for user code."""
 
 
 class SecretKey(ApiModel):
@@ -23,12 +23,12 @@ class SecretKey(ApiModel):
 
 
 class CodeVariable(ApiModel):
-    """An environment variable of users' code: exactly one of value, secretKeyRef."""
+    """An environment variable for user code: exactly one of value, secretKeyRef."""
 
     name: Annotated[str, Field(pattern=NAME_PATTERN, max_length=253, examples=["JUDGE_TOKEN"])]
     """Name of the variable."""
     value: Annotated[str, Field(max_length=32768)] | None = None
-    """Stored and shown in clear text."""
+    """Plain text value."""
     secret_key_ref: SecretKey | None = None
     """Secret that holds the value."""
 
@@ -39,17 +39,17 @@ class RewardHeader(ApiModel):
     name: Annotated[str, Field(pattern=r"^[-A-Za-z0-9!#$%&'*+.^_`|~]+$", max_length=253, examples=["Authorization"])]
     """Name of the header."""
     value: Annotated[str, Field(pattern=r"^[ -~]*$", max_length=8192, examples=["application/json"])] | None = None
-    """Stored and shown in clear text."""
+    """Plain text value."""
     secret_key_ref: SecretKey | None = None
     """Secret that holds the whole value, such as `Bearer abc`."""
 
 
 def secret_variables(keys: Iterable[SecretKey]) -> dict[SecretKey, str]:
-    """Return key of a Secret -> environment variable by which its value reaches the processes that run users' code.
+    """Return key of a Secret -> environment variable that carries its value to the processes that run user code.
 
-    Key `token` of Secret `judge` has RLHF_SECRET_JUDGE_TOKEN; where two keys would have the same variable, the later
-    ones are numbered. Pods get the variables from Secrets, `rlhf run` from the environment in which it is started, so
-    a value is in no ConfigMap, no file of ours and no message.
+    Key `token` of Secret `judge` becomes RLHF_SECRET_JUDGE_TOKEN. If two keys would have the same variable, the later
+    ones get a number. Pods get the variables from Secrets; `rlhf run` gets them from its own environment. So no
+    ConfigMap, file or message of this project contains a value.
     """
     variables: dict[SecretKey, str] = {}
     for key in dict.fromkeys(keys):

@@ -1,4 +1,4 @@
-"""`spec.rewardShaping`: what several rewards become together, and what a reward becomes before it is trained on."""
+"""`spec.rewardShaping`: how several rewards are combined, and how a reward changes before training."""
 
 from typing import Annotated, Literal
 
@@ -12,34 +12,34 @@ class RewardShaping(ApiModel):
     """The defaults change no reward."""
 
     combine: Literal["Sum", "NormalizedSum", "Min", "MeanMinusVariance"] = "Sum"
-    """What several rewards become, weights w: Sum: sum w r. NormalizedSum: each is normalised over the batch to mean 0
-    and standard deviation 1 first. Min: the least w r. MeanMinusVariance: weighted mean less varianceWeight times the
-    weighted variance. A reward that abstained is left out."""
+    """How several rewards r with weights w combine. Sum: sum w r. NormalizedSum: the same after normalising each to
+    mean 0 and standard deviation 1 over the batch. Min: the least w r. MeanMinusVariance: weighted mean minus
+    varianceWeight times weighted variance. Abstentions are left out."""
     variance_weight: Annotated[float, Field(ge=0, le=LARGEST)] = 1.0
     """Factor of the variance in MeanMinusVariance."""
 
     scale: Annotated[float, Field(gt=0, le=LARGEST)] = 1.0
     """Factor of the combined reward."""
     minimum: Annotated[float, Field(ge=-LARGEST, le=LARGEST)] | None = None
-    """Least reward after scaling: what is below becomes it. Unset: no bound."""
+    """Lower bound of the scaled reward; smaller values are clipped. Unset: no bound."""
     maximum: Annotated[float, Field(ge=-LARGEST, le=LARGEST)] | None = None
-    """Greatest reward after scaling: what is above becomes it. Unset: no bound."""
+    """Upper bound of the scaled reward; larger values are clipped. Unset: no bound."""
     normalize: Literal["None", "Batch"] = "None"
-    """Batch: bounded rewards are normalised over the batch to mean 0 and standard deviation 1."""
+    """Batch: normalise the clipped rewards over the batch to mean 0 and standard deviation 1."""
     overlong_buffer: Annotated[int, Field(ge=0, le=LARGEST)] = 0
-    """Last tokens of rollout.maxResponseTokens in which a response costs more and more, up to overlongPenalty.
-    0: none."""
+    """Last tokens of rollout.maxResponseTokens over which the penalty of a response grows to overlongPenalty. 0:
+    none."""
     overlong_penalty: Annotated[float, Field(ge=0, le=LARGEST)] = 1.0
-    """What the longest response costs where overlongBuffer is set."""
+    """Penalty of the longest response if overlongBuffer is set."""
     missing_end_penalty: Annotated[float, Field(ge=0, le=LARGEST)] = 0.0
-    """What a response costs that did not end by itself."""
+    """Penalty of a response that does not end by itself."""
     truncated: Literal["Keep", "Mask", "Filter"] = "Keep"
-    """Responses that were cut at rollout.maxResponseTokens. Keep: trained on like others. Mask: in no loss, but their
-    rewards count in the baselines of others. Filter: as if they had abstained."""
+    """Responses cut at rollout.maxResponseTokens. Keep: trained on like others. Mask: in no loss, but their rewards
+    count in the baselines of others. Filter: treated as abstentions."""
 
     @property
     def changes_nothing(self) -> bool:
-        """Whether every reward stays what its response was given."""
+        """Whether shaping leaves every reward unchanged."""
         of_each_response = RewardShaping(combine=self.combine, variance_weight=self.variance_weight)
         return self.combine != "NormalizedSum" and self == of_each_response
 

@@ -1,7 +1,7 @@
-"""Where rewards come from: `spec.models.reward`, or several by name in `spec.models.rewards`.
+"""Sources of rewards: `spec.models.reward`, or several by name in `spec.models.rewards`.
 
-A source is a Python function, a model, an endpoint, a judge, or the environment of the rollout. What several give is
-brought together by `spec.rewardShaping`.
+A source is a Python function, a model, an endpoint, a judge, or the environment of the rollout. `spec.rewardShaping`
+combines several rewards.
 """
 
 from dataclasses import dataclass
@@ -17,13 +17,13 @@ from rlhf_api.job.model_source import ModelSource
 from rlhf_api.job.reward_headers import CodeVariable, RewardHeader, SecretKey
 
 MAX_REWARDS: Final = 8
-"""Named rewards of a job: more models than fit beside a policy, and few enough to look at one by one."""
+"""Maximum named rewards per job: more models than fit beside a policy, and few enough to inspect one by one."""
 
 
 class RewardFunction(ApiModel):
     """A Python function `name(prompt, response, record) -> float | None`, sync or async. None abstains: the sample is
-    not trained on. It may have the parameters finish_reason and response_tokens too, and may return a mapping with
-    `reward` and `metrics`, numbers by name."""
+    not trained on. Optional parameters are finish_reason and response_tokens. It may return a mapping with `reward` and
+    `metrics`, numbers by name."""
 
     exactly_one: ClassVar = ("file", "module", "config_map")
 
@@ -40,18 +40,18 @@ class RewardFunction(ApiModel):
         ]
         | None
     ) = None
-    """Name of an importable module, in place of file."""
+    """Name of an importable module, instead of file."""
     config_map: Annotated[ConfigMapName, Field(examples=["my-reward"])] | None = None
-    """Name of a ConfigMap whose key reward.py holds the function, in place of file. In a cluster only."""
+    """Name of a ConfigMap with the function under the key reward.py, instead of file. Clusters only."""
     name: Annotated[str, Field(pattern=NAME_PATTERN, max_length=253, examples=["score"])] = "score"
     """Name of the function."""
     env: Annotated[list[CodeVariable], Field(max_length=64)] = Field(default_factory=list)
-    """Environment variables of the function's process. It gets no other variables but those that Python needs."""
+    """Environment variables of its process, which otherwise gets only those that Python needs."""
 
 
 class RewardEndpoint(ApiModel):
     """An HTTP endpoint: POST {"samples": [{"prompt", "response", "record", "finish_reason", "response_tokens"}]} ->
-    {"rewards": [float | null]}, and if it likes "metrics": [{name: number}]."""
+    {"rewards": [float | null]}, optionally with "metrics": [{name: number}]."""
 
     url: Annotated[str, Field(pattern=r"^https?://[^/ ]+", max_length=2048, examples=["http://rewards:8000/score"])]
     """URL, http or https."""
@@ -60,33 +60,32 @@ class RewardEndpoint(ApiModel):
 
 
 class Reward(ApiModel):
-    """Where rewards come from: exactly one of function, model, endpoint, judge, environment."""
+    """Source of rewards: exactly one of function, model, endpoint, judge, environment."""
 
     exactly_one: ClassVar = ("function", "model", "endpoint", "judge", "environment")
 
     function: RewardFunction | None = None
-    """A Python function run in inference workers."""
+    """A Python function run by inference workers."""
     model: ModelSource | None = None
-    """A sequence classification model with one output, run in inference workers."""
+    """A sequence classification model with one output, run by inference workers."""
     endpoint: RewardEndpoint | None = None
     """An HTTP endpoint."""
     judge: Judge | None = None
-    """A language model that is asked for its judgment."""
+    """A language model as judge."""
     environment: EnvironmentReward | None = None
-    """The environment that answers the turns of the policy."""
+    """The environment of the rollout."""
     timeout_seconds: Annotated[int, Field(ge=1, le=86400)] = 60
-    """Seconds that one call may take. A slower one is retried and at last fails the job; it is never
-    taken to be zero."""
+    """Seconds that one call may take. A slower call is retried, then onFailure applies; it never counts as zero."""
     retries: Annotated[int, Field(ge=0, le=20)] = 2
-    """Tries after the first failure, before the job fails."""
+    """Retries after the first failure."""
     on_failure: Literal["Fail", "Abstain"] = "Fail"
-    """What follows when all tries of a sample failed. Fail: the job fails. Abstain: the reward abstains, and the job
-    goes on; the failure is counted and written down."""
+    """Reaction when all tries of a sample fail. Fail: the job fails. Abstain: the reward abstains and the job
+    continues; the failure is counted and logged."""
     calls: Literal["Sample", "Batch", "Group"] = "Sample"
-    """What a call of a function or an endpoint is given. Sample: one response. Batch: up to batchSize responses that
-    wait, as lists. Group: all responses to one prompt, as lists."""
+    """Input per call of a function or endpoint. Sample: one response. Batch: lists of up to batchSize waiting
+    responses. Group: lists of all responses to one prompt."""
     batch_size: Annotated[int, Field(ge=1, le=4096)] = 32
-    """Responses of a call at most, with calls Batch."""
+    """Most responses per call with calls Batch."""
 
     @property
     def kind(self) -> str:
@@ -95,7 +94,7 @@ class Reward(ApiModel):
 
     @property
     def own_model(self) -> ModelSource | None:
-        """The model that inference workers run for it; None: it is called."""
+        """The model that inference workers run for this reward; None if the reward is called."""
         return self.judge.model if self.judge else self.model
 
     @property
@@ -105,16 +104,16 @@ class Reward(ApiModel):
 
     @property
     def of_group(self) -> bool:
-        """Whether it judges all responses to a prompt together."""
+        """Whether one call judges all responses to a prompt."""
         return self.calls == "Group" or (self.judge is not None and self.judge.method == "Pairwise")
 
     @property
     def longest(self) -> int:
-        """Seconds that all tries of one sample may take."""
+        """Maximum seconds of all tries for one sample."""
         return self.timeout_seconds * (self.retries + 1)
 
     def secret_keys(self) -> tuple[SecretKey, ...]:
-        """Return the keys of Secrets that the reward is given, each once, in the order of the manifest."""
+        """Return the distinct keys of Secrets that the reward receives, in the order of the manifest."""
         asked = self.judge.endpoint if self.judge else None
         sources = (
             self.function.env if self.function else (),
@@ -129,20 +128,20 @@ class NamedReward(Reward):
     """One of several rewards."""
 
     name: Annotated[str, Field(pattern=r"^[a-z0-9]+(-[a-z0-9]+)*$", max_length=32, examples=["correct"])]
-    """Name of the reward, in metrics, sample tables and messages."""
+    """Name of the reward in metrics, sample tables and messages."""
     weight: Annotated[float, Field(ge=-LARGEST, le=LARGEST)] = 1.0
-    """What it counts for where rewards are combined; negative for what is to become less."""
+    """Weight of the reward in the combination; negative to discourage it."""
 
 
 @dataclass(frozen=True)
 class GivenReward:
-    """A reward of a manifest, and where it stands there."""
+    """A reward of a manifest with its path there."""
 
     field: str
     """Manifest path, such as `spec.models.reward` or `spec.models.rewards[1]`."""
     reward: Reward
     role: ModelRole
-    """What it judges by: a cost is given as a reward is."""
+    """Role of the reward; a cost is specified like a reward."""
     name: str = ""
     """Empty for the only reward of its role."""
     weight: float = 1.0

@@ -9,7 +9,7 @@ from rlhf_api.job.environment import Environment
 from rlhf_common.chats import OF_SYSTEM, Message, messages_of
 
 Name = Annotated[str, Field(min_length=1, max_length=253)]
-"""Of a key of objects, or a column."""
+"""Key of an object, or name of a column."""
 
 
 class PromptSource(ApiModel):
@@ -18,53 +18,53 @@ class PromptSource(ApiModel):
     name: Annotated[str, Field(max_length=63, pattern=r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$")]
     """Name of the source in metrics and in the log."""
     path: Location
-    """Path of the file or folder, as prompts.path."""
+    """Path of the file or folder, see prompts.path."""
     weight: Annotated[int, Field(ge=1, le=1000)] = 1
-    """Prompts of this source among as many as the weights of all sources sum to."""
+    """Weight: prompts from this source out of the sum of all weights."""
     prompt_key: Name | None = None
-    """Key or column of the prompt in this source, which objects then have under prompts.promptKey. Unset: that."""
+    """Key or column of the prompt in this source; its value moves to prompts.promptKey. Unset: the same key."""
 
 
 class PromptFiles(ApiModel):
-    """Which files prompts are read from."""
+    """Files of prompts."""
 
     exactly_one: ClassVar = ("path", "sources")
 
     path: Location | None = None
-    """Path of the file or folder, relative to the manifest. Names in .parquet or .arrow are tables, read by their
-    columns; any other file is JSONL. A folder is a saved data set of the library datasets, or tables."""
+    """Path of the file or folder, relative to the manifest. Files named .parquet or .arrow are tables, read by column;
+    other files are JSONL. A folder is a saved data set of the library datasets, or tables."""
     sources: Annotated[list[PromptSource], Field(min_length=1, max_length=16)] | None = None
-    """Several files that are mixed by their weights, in place of path."""
+    """Several files, mixed by weight, instead of path."""
 
 
 class Prompts(PromptFiles):
-    """Files of prompts: JSONL, parquet or Arrow. Every line or row is an object, which the reward receives as `record`;
-    for algorithms that generate nothing it holds the responses, too."""
+    """Files of prompts: JSONL, parquet or Arrow. Every line or row is an object that the reward receives as `record`.
+    If the algorithm generates nothing, it also holds the responses."""
 
     field: ClassVar = "spec.prompts"
-    """Path of the block in the manifest, which errors name."""
+    """Path of the block in the manifest, for errors."""
 
     prompt_key: Name = "prompt"
-    """Key or column of the prompt: a string, or with chatTemplate a list of chat messages, too."""
+    """Key or column of the prompt: a string, or with chatTemplate also a list of chat messages."""
     columns: list[Name] = Field(default_factory=list, max_length=64)
-    """Keys or columns that objects have beside those of prompt and responses; others are not read. None: all."""
+    """Other keys or columns to read, besides prompt and responses. Empty: all."""
     chat_template: bool = False
-    """Whether the prompt is rendered by the tokenizer's chat template. A string is then a message of the user."""
+    """Whether the tokenizer's chat template renders the prompt. A string becomes a user message."""
     chat_template_file: Location | None = None
-    """Path of a Jinja template, relative to the manifest, in place of the tokenizer's own."""
+    """Path of a Jinja template, relative to the manifest, instead of the tokenizer's own."""
     chat_template_arguments: dict[str, Any] | None = None
-    """Arguments of the template under its own names, such as enable_thinking; one that it does not read is refused."""
+    """Template arguments under its own names, such as enable_thinking; those that it does not use are rejected."""
     system_message: Annotated[str, Field(min_length=1, max_length=65536)] | None = None
-    """First message of chats that begin with none of role system."""
+    """First message of chats that do not start with role system."""
     shuffle: bool = True
-    """Whether prompts are used in random order, which depends on the seed and the epoch alone. False: in file order."""
+    """Whether to use prompts in random order, which depends on seed and epoch only. False: file order."""
     overlong: Literal["Fail", "Filter"] = "Fail"
-    """What becomes of a line whose prompt or response has more tokens than spec.rollout allows. Fail ends the job at
-    its start and names it. Filter leaves it out; the log and the metrics of every iteration count such lines."""
+    """Handling of lines with a longer prompt or response than spec.rollout allows. Fail fails the job at its start and
+    names the line. Filter skips it; the log and metrics count such lines."""
 
     @property
     def files(self) -> list[PromptSource]:
-        """What the prompts are read from, in order; a single file has an empty name."""
+        """Sources of the prompts, in order; a single file has an empty name."""
         if self.path is not None:
             return [PromptSource.model_construct(name="", path=self.path, weight=1, prompt_key=self.prompt_key)]
         return [
@@ -73,7 +73,7 @@ class Prompts(PromptFiles):
         ]
 
     def conversation(self, prompt: object) -> list[Message]:
-        """Return the messages of a record's prompt that a chat template renders. Raises ChatError."""
+        """Return the messages of a record's prompt for the chat template. Raises ChatError."""
         messages = (
             [{"role": "user", "content": prompt}] if isinstance(prompt, str) else messages_of(prompt, self.prompt_key)
         )
@@ -88,39 +88,37 @@ class Rollout(ApiModel):
     batch_size: Annotated[int, Field(ge=1, le=1048576)] = 512
     """Samples (responses) per iteration."""
     oversample: Annotated[int, Field(ge=0, le=65536)] = 0
-    """Prompts of an iteration beyond those of its batch. Once responses to as many prompts as the batch has are
-    finished, the others are cut off and not trained on. Which these are depends on how
-    fast workers are. 0 in a deterministic job."""
+    """Additional prompts per iteration. When all responses to as many prompts as the batch has are finished, the others
+    are cut off and not trained on. The choice depends on the workers' speed. 0 in a deterministic job."""
     max_staleness: Annotated[int, Field(ge=0, le=64)] = 0
-    """Iterations over which a sample that is cut off is carried with its tokens: the next one begins with its prompt
-    and goes on where it stands. One with a token that is older by more versions is begun anew. 0 carries nothing; needs
-    oversample."""
+    """Iterations for which a sample that was cut off is carried: the next iteration starts with its prompt and
+    continues its tokens. A sample with an older token restarts. 0 carries nothing; others need oversample."""
     overlap_training: Literal["Disabled", "Enabled"] = "Disabled"
-    """Enabled decodes an iteration while the one before trains, by weights one version older."""
+    """Enabled decodes an iteration during the previous training, with weights one version old."""
     max_prompt_tokens: Annotated[int, Field(ge=1, le=1048576)] = 256
-    """Most tokens of a prompt; spec.prompts.overlong says what becomes of a longer one."""
+    """Most tokens in a prompt. For longer ones, see spec.prompts.overlong."""
     max_response_tokens: Annotated[int, Field(ge=1, le=1048576)] = 1024
-    """Most tokens of a response, which ends there (finish reason: length); of one that the prompt file
-    holds, with its end-of-sequence token, see spec.prompts.overlong."""
+    """Most tokens in a response, which ends there (finish reason: length). For responses from the prompt file, with
+    end-of-sequence token, see spec.prompts.overlong."""
     temperature: Annotated[float, Field(ge=0, le=10)] = 1.0
-    """Temperature of sampling; 0 takes the most probable token."""
+    """Sampling temperature; 0 takes the most probable token."""
     top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
-    """Sample from the smallest set of tokens whose probabilities sum to this; 1 keeps all."""
+    """Sample from the smallest set of tokens with this total probability; 1 keeps all."""
     top_k: Annotated[int, Field(ge=0, le=16777216)] = 0
     """Sample from this many most probable tokens; 0 keeps all."""
     sample_retries: Annotated[int, Field(ge=0, le=10)] = 2
-    """Times that a sample is decoded again, on another worker if there is one, after one failed on it."""
+    """Retries of a sample after a worker fails on it, on another worker if possible."""
     max_failed_samples: Annotated[int, Field(ge=0, le=1048575)] = 0
-    """Samples of an iteration that may fail: it goes on, and trains, without them. One more fails the job and is
-    named."""
+    """Samples per iteration that may fail: the iteration trains without them. One more fails the job, which names
+    it."""
     stop: list[Annotated[str, Field(min_length=1, max_length=256)]] = Field(default_factory=list, max_length=16)
-    """Strings that end a response. They stay in the text."""
+    """Strings that end a response and stay in its text."""
     stop_token_ids: list[Annotated[int, Field(ge=0, le=16777216)]] = Field(default_factory=list, max_length=64)
-    """Ids of tokens that end a response, beside the tokenizer's end-of-sequence token."""
+    """Token ids that end a response, besides the tokenizer's end-of-sequence token."""
     environment: Environment | None = None
-    """What answers the turns of the policy. Unset: a response is one turn."""
+    """Environment for several turns. Unset: a response has one turn."""
 
     @property
     def may_be_stale(self) -> bool:
-        """Whether tokens may be trained on that weights of an earlier version drew."""
+        """Whether training may use tokens sampled with weights of an earlier version."""
         return self.max_staleness > 0 or self.overlap_training == "Enabled"

@@ -1,7 +1,7 @@
-"""`spec.scheduling`, `spec.managedBy` and `spec.operatorClass`: who places the job's pods, and who reconciles it.
+"""`spec.scheduling`, `spec.managedBy` and `spec.operatorClass`: what places the job's pods, and what reconciles it.
 
-Rule: only what the user decides is here. What the cluster serves, and which objects follow, is decided by the operator
-(`rlhf_operator.gang`).
+Rule: this module contains only the user's choices. The operator (`rlhf_operator.gang`) decides what the cluster
+supports and which objects follow.
 """
 
 from typing import Annotated, Final, Literal
@@ -13,17 +13,17 @@ from rlhf_common.kubernetes_names import SUBDOMAIN_FORM, SUBDOMAIN_MAX
 
 ManagedBy = Literal["rlhf.dev/operator", "kueue.x-k8s.io/multikueue"]
 OURS: Final = "rlhf.dev/operator"
-"""The value of spec.managedBy under which this operator reconciles a job."""
+"""The value of spec.managedBy for jobs that this operator reconciles."""
 QUEUE_LABEL: Final = "kueue.x-k8s.io/queue-name"
-"""Label of a job that names the LocalQueue it waits in, as for every kind of job that Kueue admits."""
+"""Label with the name of the LocalQueue in which the job waits, the same for all jobs that Kueue admits."""
 ELASTIC_ANNOTATION: Final = "kueue.x-k8s.io/elastic-job"
-"""Annotation of a job that lets it grow by a Workload slice while it runs: "true", as for every kind of job."""
+"""Annotation that lets a running job grow by a Workload slice if it is "true", the same for all jobs of Kueue."""
 
 Name = Annotated[str, Field(max_length=SUBDOMAIN_MAX, pattern=SUBDOMAIN_FORM)]
 
 
 OPERATOR_CLASS_MAX: Final = 49
-"""Characters: `rlhf-operator-<class>`, the name of a Lease, stays within a DNS label."""
+"""Maximum characters: the Lease name `rlhf-operator-<class>` must fit in a DNS label."""
 OperatorClass = Annotated[str, Field(max_length=OPERATOR_CLASS_MAX, pattern=r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$")]
 
 
@@ -31,21 +31,21 @@ class Gang(ApiModel):
     """Gang scheduling: all pods that the job needs to start are placed together, or none."""
 
     mode: Literal["Auto", "Disabled", "Native", "Kueue", "Volcano", "Coscheduling"] = "Auto"
-    """Auto is Kueue when the job has the label kueue.x-k8s.io/queue-name; else Volcano or Coscheduling when a pod
-    template names their scheduler; else Native (scheduling.k8s.io) where it is served; else Disabled."""
+    """Auto is Kueue if the job has the label kueue.x-k8s.io/queue-name; else Volcano or Coscheduling if a pod template
+    names their scheduler; else Native (scheduling.k8s.io) if available; else Disabled."""
     queue: Name | None = None
-    """With Volcano: name of the Queue; unset is Volcano's default queue. Kueue reads the label
-    kueue.x-k8s.io/queue-name instead."""
+    """With Volcano: name of the Queue; unset: Volcano's default queue. Kueue reads the label kueue.x-k8s.io/queue-name
+    instead."""
     timeout_seconds: Annotated[int, Field(ge=1, le=86400)] | None = None
-    """With Coscheduling: seconds that placed pods wait for the others before their nodes are given to other pods.
-    Unset: the scheduler's own default."""
+    """With Coscheduling: seconds that placed pods wait for the others before they release their nodes. Unset: the
+    scheduler's default."""
 
 
 class Scheduling(ApiModel):
-    """Placement of the job's pods as a whole; node selectors, tolerations and affinity are in pod templates."""
+    """Placement of the job's pods as a whole. Pod templates have node selectors, tolerations, affinity."""
 
     gang: Gang = Field(default_factory=Gang)
     """Gang scheduling."""
     priority_class_name: Name | None = None
-    """Name of the PriorityClass of every pod whose template names none, and of the pod group where the scheduler takes
-    one. Unset: the cluster's default."""
+    """PriorityClass of pods whose template names none, and of the pod group if the scheduler supports one. Unset: the
+    cluster's default."""

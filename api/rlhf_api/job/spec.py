@@ -1,4 +1,4 @@
-"""RLHFJob: the manifest that a user writes. Rules that cross fields are in `rlhf_api.rules`, with their CEL text."""
+"""RLHFJob: the manifest that a user writes. Rules across fields are in `rlhf_api.rules` with their CEL text."""
 
 from typing import Annotated, Any, Literal
 
@@ -25,30 +25,30 @@ from rlhf_common.samples import FIRST_EVALUATION_SAMPLE
 
 
 class RLHFJobSpec(ApiModel):
-    """What is trained, on which data, and by how many workers."""
+    """The models, data and workers of the training run."""
 
     algorithm: Algorithm
-    """Exactly one member, the algorithm that trains the policy."""
+    """The algorithm that trains the policy: exactly one member."""
     iterations: Annotated[int, Field(ge=1, le=10000000)] = 100
     """Number of iterations, each of which generates, scores and trains one batch."""
     seed: Annotated[int, Field(ge=0, lt=2**53)] = 0
-    """Seed of every random number of the job. It is below 2^53, which every JSON reader keeps exact."""
+    """Seed of every random number of the job, below 2^53 so that every JSON reader keeps it exact."""
     deterministic: bool = False
     """Whether results are independent of batching, placement, timing and faults (bitwise on CPU), at some cost in
     speed."""
     placement: Literal["Dedicated", "Colocated"] = "Dedicated"
-    """Dedicated: training ranks have pods of their own. Colocated: rank r runs in the process of generation worker r,
-    and both use its device in turn."""
+    """Dedicated: training ranks have their own pods. Colocated: rank r runs in the process of generation worker r; they
+    take turns on its device."""
     suspend: bool = False
-    """True makes the job save a checkpoint and stop all its workers, until it is false again."""
+    """True saves a checkpoint and stops all workers until it is false again."""
     models: Models
-    """Where each model role comes from."""
+    """Source of each model role."""
     reward_shaping: RewardShaping = Field(default_factory=RewardShaping)
-    """What rewards become before advantages are made of them."""
+    """Changes to rewards before advantages are computed."""
     prompts: Prompts
     """The prompts of the policy."""
     rollout: Rollout = Field(default_factory=Rollout)
-    """How responses are sampled."""
+    """Sampling of responses."""
     generation: Generation = Field(default_factory=Generation)
     """Workers that decode responses."""
     inference: Inference = Field(default_factory=Inference)
@@ -60,7 +60,7 @@ class RLHFJobSpec(ApiModel):
     fusion: Fusion = Field(default_factory=Fusion)
     """Fusion of the stages of an iteration."""
     checkpoints: Checkpoints | None = None
-    """Where and when checkpoints are saved. Unset: none, only the journal is kept."""
+    """Where and when checkpoints are saved. Unset: there is only the journal."""
     samples: SampleSelection = Field(default_factory=SampleSelection)
     """Tables of samples for people to read."""
     evaluation: Evaluation | None = None
@@ -70,15 +70,15 @@ class RLHFJobSpec(ApiModel):
     scheduling: Scheduling = Field(default_factory=Scheduling)
     """Gang scheduling, queues and priority."""
     metrics: Literal["Enabled", "Disabled"] = "Enabled"
-    """Enabled serves metrics of the job's processes to Prometheus. Disabled measures and serves nothing; files of
-    the run have them all the same."""
+    """Enabled serves metrics of the job's processes to Prometheus. Disabled does not; the run's files still have
+    them."""
     trackers: Trackers = Field(default_factory=Trackers)
-    """Services that are given the metrics or the traces of every iteration, beside the run folder's files."""
+    """Services that receive metrics or traces of every iteration, besides the run folder's files."""
     managed_by: ManagedBy = OURS
     """Who reconciles the job: this operator, or Kueue's MultiKueue, which runs it in another cluster."""
     operator_class: OperatorClass | None = None
-    """The operator that reconciles the job where a cluster has several: the one started with this name as
-    --operator-class. Unset: the one started without."""
+    """The operator to reconcile the job if a cluster has several: the one started with this --operator-class. Unset:
+    the one started without."""
 
     @property
     def rank_group(self) -> Group:
@@ -86,31 +86,31 @@ class RLHFJobSpec(ApiModel):
         return Group.GENERATION if self.placement == "Colocated" else Group.TRAINING
 
     def prompts_of(self, sample: int) -> Prompts:
-        """Return the prompts that a sample is from, by its number in messages."""
+        """Return the prompts that a sample belongs to, by its number in messages."""
         evaluated = self.evaluation.held_out(self.prompts) if self.evaluation is not None else None
         return evaluated if evaluated is not None and sample >= FIRST_EVALUATION_SAMPLE else self.prompts
 
     def combination(self, role: ModelRole) -> Combination | None:
-        """Return how the rewards of a role that judges are combined; None where it has a single one."""
+        """Return the combination of the rewards of a role that judges; None if it has only one."""
         weights = tuple((given.name, given.weight) for given in self.models.rewards_of(role) if given.name)
         return self.reward_shaping.combination(weights) if weights else None
 
     def scope(self, role: ModelRole, reward: str) -> Scope:
-        """Return what a call of a role's reward is given: one response, or all responses to a prompt."""
+        """Return the scope of one call of a role's reward: one response, or all responses to a prompt."""
         of_groups = (each.name for each in self.models.rewards_of(role) if each.reward.of_group)
         return Scope.GROUP if reward in of_groups else Scope.SAMPLE
 
     def secret_variables(self, group: Group) -> dict[SecretKey, str]:
-        """Return key of a Secret -> environment variable of a group's workers, of all that users' code in them is
-        given. Groups that run more code have more of them, of the same names."""
+        """Return key of a Secret -> environment variable, for all user code in a group's workers. A Secret has the same
+        variable in every group."""
         environment = self.rollout.environment
         turns = environment.secret_keys() if environment and group is Group.GENERATION else ()
-        # Workers of both groups score; those of generation take turns, too.
+        # Workers of both groups score; generation workers also run the environment.
         return {} if group is Group.TRAINING else secret_variables((*self.models.secret_keys(), *turns))
 
     @property
     def compute_type(self) -> ComputeType:
-        """Number type of matrix products of every role: training.precision, or where that is Auto, what the ranks
+        """Number type of matrix products of every role: training.precision; if that is Auto, the type that the ranks
         use."""
         if self.training.precision != "Auto":
             return self.training.precision
@@ -119,7 +119,7 @@ class RLHFJobSpec(ApiModel):
 
 
 class RLHFJob(ApiModel):
-    """One job: `kubectl apply` it, or `rlhf run` it."""
+    """One job, for `kubectl apply` or `rlhf run`."""
 
     api_version: Literal["rlhf.dev/v1alpha1"]
     """Always rlhf.dev/v1alpha1."""
@@ -128,7 +128,7 @@ class RLHFJob(ApiModel):
     metadata: dict[str, Any]
     """Kubernetes object metadata; name is required."""
     spec: RLHFJobSpec
-    """What is trained, and how."""
+    """The desired training run."""
     status: RLHFJobStatus | None = None
     """Written by the operator."""
 

@@ -1,7 +1,7 @@
-"""Rules of algorithms whose graph has no task in a group: such a group has no workers, so what configures them is
-refused, not ignored; and a job has a reward where its graph asks for one.
+"""Rules for algorithms whose graph has no task in a group. The group has no workers, so its settings are rejected
+instead of ignored. A job also needs a reward if its graph does.
 
-Built from the graphs of the registry: no algorithm is named here.
+The rules come from the graphs of the registry; this module names no algorithm.
 """
 
 from collections.abc import Iterator
@@ -12,7 +12,7 @@ from rlhf_api.rules.rule import Rule, Values
 from rlhf_common.names import Group
 
 _OFF: Final = ("Disabled", "Auto")
-"""Modes that ask for nothing where there is nothing to do."""
+"""Modes without effect if there is nothing to do."""
 _UNUSED: Final[dict[Group, tuple[tuple[str, tuple[Any, ...]], ...]]] = {
     Group.GENERATION: (
         ("spec.placement", ("Dedicated",)),
@@ -28,11 +28,11 @@ _UNUSED: Final[dict[Group, tuple[tuple[str, tuple[Any, ...]], ...]]] = {
     ),
     Group.INFERENCE: (("spec.inference.replicas", (0, 1)), ("spec.inference.gpusPerReplica", (0,))),
 }
-"""Group -> (field, the values that it may have where the group does not exist; the last one is its default)."""
+"""Group -> (field, its allowed values if the group does not exist; the last one is the default)."""
 
 
 def of_absent_groups() -> Iterator[Rule]:
-    """Yield every rule about groups that an algorithm does not have, and about the reward."""
+    """Yield the rules about groups that an algorithm does not have, and about the reward."""
     for group, fields in _UNUSED.items():
         names = without(group)
         for field, values in fields:
@@ -48,7 +48,7 @@ def _is_without(group: Group, values: Values) -> bool:
 
 
 def _is_without_cel(group: Group) -> str:
-    """Return the same question in CEL, over the spec."""
+    """Return the CEL of `_is_without`, over the spec."""
     return _any_of(without(group))
 
 
@@ -58,7 +58,7 @@ def _is_one_of(names: tuple[str, ...], values: Values) -> bool:
 
 
 def _any_of(names: tuple[str, ...]) -> str:
-    """Return the same question in CEL, over the spec."""
+    """Return the CEL of `_is_one_of`, over the spec."""
     return f"({' || '.join(f'has(self.algorithm.{name})' for name in names)})"
 
 
@@ -78,7 +78,7 @@ def _unused(group: Group, names: tuple[str, ...], field: str, allowed: tuple[Any
 
 
 def _scores_somewhere() -> Rule:
-    """Return the rule that scoring has workers of its own where nobody generates: generation workers score too."""
+    """Return the rule that scoring has its own workers in a job without generation, whose workers score too."""
     names = tuple(name for name in without(Group.GENERATION) if full_graph(name).tasks_of(Group.INFERENCE))
     field = "spec.inference.replicas"
     return Rule(

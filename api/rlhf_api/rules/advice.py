@@ -1,7 +1,7 @@
-"""Warnings: what is allowed and yet does nothing, or not what it seems to do, each with its field and a remedy.
+"""Warnings: valid settings without effect, or with another effect than they seem, each with field and remedy.
 
-Rule: a job with warnings is started like one without. CEL cannot warn, so the API server does not give these: `rlhf
-validate` does, and the operator in the message of the condition Planned.
+Rule: a job with warnings starts like one without. CEL cannot warn, so these come from `rlhf validate`, and from the
+operator in the message of the condition Planned, not from the API server.
 """
 
 from collections.abc import Iterator, Sequence
@@ -15,10 +15,10 @@ from rlhf_common.names import ExitCode, Group
 
 _RULES: Final = "spec.runPolicy.failurePolicy.rules"
 _CODES: Final = frozenset(range(1, 256)) - {int(ExitCode.RESTART)}
-"""Exit codes that a failure can have."""
+"""Possible exit codes of a failure."""
 
 Match = tuple[str, object]
-"""A group, and an exit code or a pod's condition in it."""
+"""A group, and an exit code or a pod condition in it."""
 
 
 def advice(job: RLHFJob) -> list[Problem]:
@@ -29,7 +29,7 @@ def advice(job: RLHFJob) -> list[Problem]:
 
 
 def optimizer_steps(job: RLHFJob) -> int:
-    """Return the number of optimizer steps of the whole job, per model."""
+    """Return the optimizer steps of the whole job per model."""
     spec = job.spec
     fields = spec.algorithm.fields
     return spec.iterations * fields.epochs * (spec.rollout.batch_size // fields.mini_batch_size)

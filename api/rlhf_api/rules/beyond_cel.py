@@ -1,7 +1,7 @@
-"""Rules that CEL cannot state, or not within the size of the definition: Python alone judges them.
+"""Rules in Python only: CEL cannot state them, or not within the size limit of the definition.
 
-Rule: `rlhf validate`, `rlhf run` and the operator (condition Planned) give them; the API server takes such a job. They
-read a job whose fields are right. A job that runs already goes on, as with every rule that is new in a version.
+Rule: `rlhf validate`, `rlhf run` and the operator (condition Planned) report them; the API server accepts such a job.
+They need a job with valid fields. A running job continues, as with every rule that is new in a version.
 """
 
 from collections.abc import Iterator
@@ -14,12 +14,12 @@ from rlhf_api.rules.user_code import code_problems
 
 
 def refusals(job: RLHFJob) -> list[Problem]:
-    """Return what stops a job."""
+    """Return the problems that stop a job."""
     return [problem for problem in _problems(job) if problem.severity is not Severity.WARNING]
 
 
 def warnings(job: RLHFJob) -> list[Problem]:
-    """Return what a job can be started with, and may not be meant."""
+    """Return the problems with which a job can start, but which may be unintended."""
     return [problem for problem in _problems(job) if problem.severity is Severity.WARNING]
 
 

@@ -1,4 +1,4 @@
-"""Kinds of rules that occur more than once: CEL, Python check and words are made together from the same fields."""
+"""Kinds of rules that occur more than once: CEL, Python check and message are built from the same fields."""
 
 import math
 from collections.abc import Sequence
@@ -7,9 +7,9 @@ from typing import Final
 from rlhf_api.rules.rule import Rule, Values
 
 AXES: Final = ("pipeline", "data", "context", "tensor")
-"""Of the training ranks, whose number is the product of all."""
+"""Axes of the training ranks; their product is the number of ranks."""
 COPIES: Final = ("data", "context")
-"""Axes along which every rank has the same layers."""
+"""Axes along which all ranks have the same layers."""
 
 
 def _cel(path: str) -> str:
@@ -17,7 +17,7 @@ def _cel(path: str) -> str:
 
 
 def multiple(field: str, *factors: str, of: str | None = None) -> Rule:
-    """Return the rule that `field` is a multiple of the product of `factors`, where the parent `of` is set."""
+    """Return the rule that `field` is a multiple of the product of `factors`, if the parent `of` is set."""
     product_cel = " * ".join(_cel(factor) for factor in factors)
     names = " x ".join(factors)
     value_cel = _cel(field)
@@ -33,13 +33,13 @@ def multiple(field: str, *factors: str, of: str | None = None) -> Rule:
         value, unit = values[field], product(values)
         return f"must be a multiple of {names} ({unit}): use {value // unit * unit + unit}"
 
-    # Of one value and unit each expression is written once, in a list of one pair, as the definition has to be small;
-    # calls of format, as the API server cannot bound the cost of strings that are added up.
+    # Each expression of value and unit is written once, in a list of one pair, to keep the definition small. format is
+    # called because the API server cannot bound the cost of string concatenation.
     words = f"'must be a multiple of {names} (%d): use %d'.format([n[1], n[0] - n[0] % n[1] + n[1]])"
     return Rule(
         field=field,
         node="spec",
-        # A factor below 1 is refused by its own field; here it would only add a division by zero to the answer.
+        # The factor's own field rejects a value below 1; here it would only add a division by zero to the answer.
         cel=f"{guard}[{product_cel}].all(n, n < 1 || {value_cel} % n == 0)",
         holds=lambda values: (of is not None and not values.has(of)) or values[field] % product(values) == 0,
         message=f"must be a multiple of {names}",
@@ -49,12 +49,12 @@ def multiple(field: str, *factors: str, of: str | None = None) -> Rule:
 
 
 def ranks_in_words(axes: Sequence[str] = AXES) -> str:
-    """Return the number of ranks along some axes in words."""
+    """Return the number of ranks along some axes as text."""
     return " x ".join(axes)
 
 
 def ranks_in_cel(parallelism: str, axes: Sequence[str] = AXES) -> str:
-    """Return the number of ranks along some axes in CEL, of the parallelism that an expression names."""
+    """Return the number of ranks along some axes in CEL; `parallelism` is the CEL expression of the parallelism."""
     return " * ".join(f"{parallelism}.{axis}" for axis in axes)
 
 
@@ -64,7 +64,7 @@ def number_of_ranks(values: Values, axes: Sequence[str] = AXES) -> int:
 
 
 def nothing_to_fuse(algorithm: str) -> Rule:
-    """Return the rule that an algorithm which trains a single model has no intra-stage fusion."""
+    """Return the rule that an algorithm with a single trained model has no intra-stage fusion."""
     return Rule(
         field="spec.fusion.intraStage.mode",
         node="spec",
@@ -78,7 +78,7 @@ def nothing_to_fuse(algorithm: str) -> Rule:
 
 
 def each_once(field: str, message: str) -> Rule:
-    """Return the rule that no member of a list occurs twice."""
+    """Return the rule that a list has no duplicates."""
     node, _, name = field.rpartition(".")
     return Rule(
         field=field,
@@ -90,7 +90,7 @@ def each_once(field: str, message: str) -> Rule:
 
 
 def drawn_at_random(algorithm: str, why: str) -> Rule:
-    """Return the rule that the algorithm at a path does not sample greedily; `why`: what would be the same then."""
+    """Return the rule that an algorithm does not sample greedily; `why`: what would otherwise be identical."""
     field = "spec.rollout.temperature"
     return Rule(
         field=field,
@@ -102,7 +102,7 @@ def drawn_at_random(algorithm: str, why: str) -> Rule:
 
 
 def estimator_fits(algorithm: str) -> Rule:
-    """Return the rule that no estimator weighs by a ratio where rewards are made, of the algorithm at a path."""
+    """Return the rule that the KL estimator of an algorithm uses no ratio if the KL term is in the reward."""
     field, place = f"{algorithm}.klEstimator", f"{algorithm}.klIn"
     return Rule(
         field=field,

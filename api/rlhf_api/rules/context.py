@@ -1,4 +1,4 @@
-"""Rules of `spec.training.parallelism.context`: ranks that share samples by position, and what they cannot do yet."""
+"""Rules of `spec.training.parallelism.context`, ranks that split samples by position: unsupported combinations."""
 
 from collections.abc import Iterator
 from typing import Final
@@ -10,7 +10,7 @@ _FIELD: Final = "spec.training.parallelism.context"
 
 
 def of_context() -> Iterator[Rule]:
-    """Yield every rule of ranks that have some positions of each sample."""
+    """Yield the rules of context parallel ranks."""
     yield Rule(
         field=_FIELD,
         node="spec",

@@ -1,4 +1,4 @@
-"""Rules of `spec.training.criticOverlap`: critics that are trained apart from the policy, beside a decoding fleet."""
+"""Rules of `spec.training.criticOverlap`: critics that train separately from the policy, during decoding."""
 
 from collections.abc import Iterator
 from typing import Final
@@ -14,7 +14,7 @@ _SEVERAL: Final = tuple(name for name in ALGORITHMS if len(full_graph(name).trai
 
 
 def of_critic_overlap() -> Iterator[Rule]:
-    """Yield every rule of critics that are trained while the next batch is decoded."""
+    """Yield the rules of critics that train while the next batch decodes."""
     off = "self.training.criticOverlap == 'Disabled'"
     chosen = " || ".join(f"has(self.algorithm.{name})" for name in _SEVERAL)
     yield Rule(

@@ -1,6 +1,6 @@
-"""Rules of `spec.rollout.environment`: somebody generates, by an engine that goes on after what others wrote, and turns
-end by tokens. What it gives as a reward is read only where there is one. Each variable of its processes has one value.
-"""
+"""Rules of `spec.rollout.environment`. The job needs generation with an engine that can continue after text from
+others, and turns that end with a token. The environment's reward needs an environment. Each variable of its processes
+has exactly one value."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
@@ -16,7 +16,7 @@ _REWARD, _REWARDS, _COST = "spec.models.reward", "spec.models.rewards", "spec.mo
 
 
 def of_environment() -> Iterator[Rule]:
-    """Yield every rule of environments."""
+    """Yield the rules of environments."""
     without = tuple(name for name in ALGORITHMS if not full_graph(name).tasks_of(Group.GENERATION))
     has = " || ".join(f"has(self.algorithm.{name})" for name in without)
     yield Rule(

@@ -1,5 +1,5 @@
-"""Rules of `spec.evaluation`: somebody decodes its responses and judges each by itself, and several to a prompt are
-drawn at random, or they are all the same."""
+"""Rules of `spec.evaluation`. The job decodes responses and judges each by itself. Several responses to a prompt need
+random sampling, or they would be identical."""
 
 from collections.abc import Iterator
 from typing import Final
@@ -14,7 +14,7 @@ _TEMPERATURE: Final = f"{_NODE}.temperature"
 
 
 def of_evaluation() -> Iterator[Rule]:
-    """Yield every rule of evaluation."""
+    """Yield the rules of evaluation."""
     yield _needs_judge(tuple(name for name in ALGORITHMS if not _is_judged(name)))
     yield _OF_SINGLE
     yield Rule(
@@ -27,13 +27,13 @@ def of_evaluation() -> Iterator[Rule]:
 
 
 def _is_judged(algorithm: str) -> bool:
-    """Return whether an algorithm decodes responses and has them judged."""
+    """Return whether an algorithm decodes responses and judges them."""
     graph = full_graph(algorithm)
     return bool(graph.tasks_of(Group.GENERATION)) and any(task.rewards for task in graph.tasks)
 
 
 def _needs_judge(without: tuple[str, ...]) -> Rule:
-    """Return the rule that a job of an algorithm without generation or rewards evaluates nothing."""
+    """Return the rule that a job without generation or rewards has no evaluation."""
     has = " || ".join(f"has(self.algorithm.{name})" for name in without)
     return Rule(
         field=_NODE,
@@ -45,7 +45,7 @@ def _needs_judge(without: tuple[str, ...]) -> Rule:
 
 
 def _calls_groups(values: Values) -> bool:
-    """Whether a reward is given all responses to a prompt at once."""
+    """Return whether a call of a reward gets all responses to a prompt."""
     one, several = "spec.models.reward", "spec.models.rewards"
     if values.has(one) and values[f"{one}.calls"] == "Group":
         return True

@@ -1,4 +1,4 @@
-"""Rules of `spec.training.parallelism.expert`: data ranks that share out experts, and what they cannot do yet."""
+"""Rules of `spec.training.parallelism.expert`, data ranks that divide experts: unsupported combinations."""
 
 from collections.abc import Iterator
 from typing import Final
@@ -12,7 +12,7 @@ _FIELD: Final = f"{_PARALLELISM}.expert"
 
 
 def of_experts() -> Iterator[Rule]:
-    """Yield every rule of data ranks that hold some of the experts each."""
+    """Yield the rules of expert parallel ranks."""
     yield Rule(
         field=_FIELD,
         node=_PARALLELISM,

@@ -1,4 +1,4 @@
-"""Rules of `spec.runPolicy.failurePolicy`: statements about every member of its list, reported by the member's name."""
+"""Rules of `spec.runPolicy.failurePolicy`: statements about every list member, reported with its name."""
 
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final
@@ -11,13 +11,13 @@ _NODE: Final = "spec.runPolicy.failurePolicy"
 _FIELD: Final = f"{_NODE}.rules"
 
 _MATCHES: Final = ("onExitCodes", "onPodConditions", "onPodFailure")
-"""Fields by which a failure rule says which ends it matches."""
+"""Fields with which a failure rule matches ends."""
 
 Member = Mapping[str, Any]
 
 
 def _of_every_rule(cel: str, holds: Callable[[Member], bool], message: str) -> Rule:
-    """Return a statement that must hold for every failure rule; `cel` is written over `rule`."""
+    """Return a statement that must hold for every failure rule; `cel` is an expression over `rule`."""
 
     def wrong(values: Values) -> list[Member]:
         return [member for member in values[_FIELD] if not holds(member)]
@@ -53,7 +53,7 @@ def _says_nothing(rule: Member) -> bool:
 
 
 def of_failure_policy() -> Iterator[Rule]:
-    """Yield every rule about failure rules."""
+    """Yield the rules about failure rules."""
     given = ", ".join(f"has(rule.{name})" for name in _MATCHES)
     yield _of_every_rule(
         f"[{given}].exists_one(given, given)",

@@ -1,4 +1,4 @@
-"""Rules of sizes that no cluster and no model has, though each number by itself is one that a field may have."""
+"""Rules of sizes that no cluster or model supports, although each field is within its own bounds."""
 
 from collections.abc import Iterator
 from typing import Final
@@ -10,13 +10,14 @@ from rlhf_api.rank_pods import rank_pods
 from rlhf_common.names import Group
 
 MAX_PODS: Final = 5000
-"""Pods of one job: Kubernetes is built for 5,000 nodes per cluster, and one coordinator serves all workers of a job."""
+"""Maximum pods of a job: Kubernetes supports 5,000 nodes per cluster, and one coordinator serves all workers of a job.
+"""
 MAX_CONTEXT: Final = 1_048_576
-"""Tokens of prompt and response: the longest contexts for which models are published that can be trained."""
+"""Maximum tokens of prompt and response: the longest contexts of published models that can be trained."""
 
 
 def size_problems(spec: RLHFJobSpec) -> Iterator[Problem]:
-    """Yield sizes beyond those that can be had."""
+    """Yield the sizes beyond these limits."""
     counts = {Group.GENERATION: spec.generation.replicas, Group.INFERENCE: spec.inference.replicas}
     if spec.rank_group is Group.TRAINING:
         counts[Group.TRAINING] = rank_pods(spec)

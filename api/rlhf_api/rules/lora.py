@@ -1,4 +1,4 @@
-"""Rules of `spec.training.lora`: a backend that has adapters, each linear map once, a trunk that can be shared."""
+"""Rules of `spec.training.lora`: a backend with adapters, distinct linear maps, a trunk that can be shared."""
 
 from collections.abc import Iterator
 from typing import Final
@@ -13,7 +13,7 @@ _TRUNK: Final = f"{_NODE}.trunk"
 
 
 def of_lora() -> Iterator[Rule]:
-    """Yield every rule of adapters."""
+    """Yield the rules of adapters."""
     yield Rule(
         field=_NODE,
         node="spec.training",

@@ -1,7 +1,7 @@
-"""Rules of `spec.generation.gpusPerReplica` and `spec.generation.parallelism`: what each engine can make of them.
+"""Rules of `spec.generation.gpusPerReplica` and `spec.generation.parallelism` for each engine.
 
-vLLM splits every layer over the GPUs of one worker, so it has as many as parts; torch uses one device. An engine of
-one's own is asked for neither. Auto may come out as either, so a worker of several GPUs needs vLLM.
+vLLM splits every layer over the GPUs of one worker, so the tensor degree equals the number of GPUs; torch uses one
+device. A custom engine has neither limit. Auto may choose either, so a worker with several GPUs needs vLLM.
 """
 
 from collections.abc import Iterator
@@ -16,7 +16,7 @@ _DEGREES: Final = (1, 2, 4, 8, 16, 32, 64)
 
 
 def of_parallelism() -> Iterator[Rule]:
-    """Yield every rule of the GPUs of a generation worker."""
+    """Yield the rules of a generation worker's GPUs."""
     yield Rule(
         field=_TENSOR,
         node="spec",
@@ -54,7 +54,7 @@ def of_parallelism() -> Iterator[Rule]:
 
 
 def _one_device() -> Rule:
-    """Return the rule of a worker whose training rank has the first of its devices alone."""
+    """Return the rule of a worker whose training rank uses only the first of its devices."""
 
     def holds(values: Values) -> bool:
         return bool(values["spec.placement"] != "Colocated" or values[_GPUS] <= 1)

@@ -1,4 +1,4 @@
-"""Walks the parts of a job, so that a rule over a kind of field holds wherever a manifest has such a field."""
+"""Walks the blocks of a job, so that a rule over a kind of field applies to every such field."""
 
 from collections.abc import Iterator
 

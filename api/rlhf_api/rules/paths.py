@@ -30,12 +30,12 @@ _MARK: Final = "://"
 
 
 def of_paths() -> Iterator[Rule]:
-    """Yield a rule for each path of every job."""
+    """Yield a rule for each path of a job."""
     yield from map(is_path, _PATHS)
 
 
 def is_path(field: str) -> Rule:
-    """Return the rule that a field, where it is set, is a path."""
+    """Return the rule that a field is a path if it is set."""
     node, _, name = field.rpartition(".")
     return Rule(
         field=field,

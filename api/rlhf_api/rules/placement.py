@@ -1,4 +1,4 @@
-"""Rules of `spec.placement`: what Colocated asks of the groups, and which fields of training it leaves unused."""
+"""Rules of `spec.placement`: requirements of Colocated, and training fields that it does not use."""
 
 from collections.abc import Iterator
 from typing import Any, Final
@@ -8,7 +8,7 @@ from rlhf_api.rules.common_rules import number_of_ranks, ranks_in_cel, ranks_in_
 from rlhf_api.rules.rule import Rule, Values
 
 _AXES: Final = ("pipeline", "data", "context")
-"""Of the ranks where no stage is held in parts, as other rules have it with Colocated."""
+"""Axes of the training ranks with Colocated, where other rules exclude stages in parts."""
 _DEDICATED: Final = "self.placement == 'Dedicated'"
 
 
@@ -17,7 +17,7 @@ def _dedicated(values: Values) -> bool:
 
 
 def of_placement() -> Iterator[Rule]:
-    """Yield every rule of placement."""
+    """Yield the rules of placement."""
     ranks_cel = ranks_in_cel("self.training.parallelism", _AXES)
     field = "spec.generation.replicas"
     need = f"must be at least {ranks_in_words(_AXES)} of spec.training.parallelism with spec.placement Colocated,"
@@ -56,7 +56,7 @@ def _no_group() -> Rule:
 
 
 def _as_generation(name: str) -> Rule:
-    """Return the rule of a field of the process that is the generation worker's: left out of training, or the same."""
+    """Return the rule of a process setting that belongs to the generation worker: training leaves it unset or equal."""
     field, theirs = f"spec.training.{name}", f"spec.generation.{name}"
     default: Any = next(other.default for other in GroupFields.model_fields.values() if other.alias == name)
     return Rule(

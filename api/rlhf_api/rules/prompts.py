@@ -1,7 +1,7 @@
-"""Rules of `spec.prompts` and `spec.evaluation.prompts`: settings of a chat template need one, and sources have names
-of their own and are files.
+"""Rules of `spec.prompts` and `spec.evaluation.prompts`: chat settings need a chat template, and sources are files with
+distinct names.
 
-Rule: the prompts of an evaluation are judged with what they inherit (`rlhf_api.job.evaluation`).
+Rule: prompts of an evaluation are checked together with inherited fields (`rlhf_api.job.evaluation`).
 """
 
 from collections.abc import Callable, Iterator
@@ -15,7 +15,7 @@ _OF_TEMPLATE: Final = ("chatTemplateFile", "chatTemplateArguments", "systemMessa
 
 
 def of_prompts() -> Iterator[Rule]:
-    """Yield every rule of prompts."""
+    """Yield the rules of prompts."""
     for name in _OF_TEMPLATE:
         yield _with_template(name)
     yield _EVALUATED_WITH_TEMPLATE
@@ -71,4 +71,4 @@ _EVALUATED_WITH_TEMPLATE: Final = Rule(
     holds=_evaluated_with_template,
     message=f"must be true for {', '.join(_OF_TEMPLATE)}, which are read only with it: set it, or remove them",
 )
-"""Rule: without a chat template, set or inherited, the prompts of an evaluation set nothing of one."""
+"""Rule that evaluation prompts have no chat settings unless a chat template is set or inherited."""

@@ -1,4 +1,4 @@
-"""Rules of `spec.training.ranksPerPod`: pods are full, and only pods of training hold several ranks."""
+"""Rules of `spec.training.ranksPerPod`: pods are full, and only training pods have several ranks."""
 
 from collections.abc import Iterator
 from typing import Final
@@ -10,7 +10,7 @@ _FIELD: Final = "spec.training.ranksPerPod"
 
 
 def of_rank_pods() -> Iterator[Rule]:
-    """Yield every rule of several ranks a pod."""
+    """Yield the rules of several ranks per pod."""
     yield Rule(
         field=_FIELD,
         node="spec.training",

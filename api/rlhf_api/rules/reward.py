@@ -1,4 +1,4 @@
-"""Rules of variables and headers of what judges responses: each has exactly one value, and a name of its own."""
+"""Rules of variables and headers of rewards: each has exactly one value and a distinct name."""
 
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final
@@ -8,17 +8,17 @@ from rlhf_api.rules.rule import Rule, Values
 
 CALLS: Final = "must be Sample with a model or a judge, which are given what they need anyway"
 BY_NAME: Final = "each.name"
-"""CEL of what tells variables apart."""
+"""CEL of the name of a variable."""
 _LISTS: Final = (
     ("function", "env", BY_NAME, str),
     ("endpoint", "headers", "each.name.lowerAscii()", lambda name: name.lower()),
     ("judge.endpoint", "headers", "each.name.lowerAscii()", lambda name: name.lower()),
 )
-"""(member of a source, its list, CEL and Python of what tells its members apart): headers ignore case."""
+"""(member of a source, its list, CEL and Python of the key of its members): headers ignore case."""
 
 
 def of_reward() -> Iterator[Rule]:
-    """Yield every rule about variables and headers."""
+    """Yield the rules about variables and headers."""
     for role in ModelRole:
         if role.kind is ModelKind.REWARD:
             yield from _of_source(role.manifest_path)

@@ -1,6 +1,6 @@
-"""Rules of `spec.models.rewards`: what holds for the single reward holds for each of several, and their names differ.
+"""Rules of `spec.models.rewards`: each of several rewards follows the rules of the single one, and names are distinct.
 
-The CEL is written over the list, as a rule's node is an object of which there is one: `each` is a reward.
+The CEL covers the whole list, since a rule's node is a single object: `each` is a reward.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -18,17 +18,17 @@ _SETTINGS: Final = (
     (("endpoint",), "headers", "name.lowerAscii()"),
     (("judge", "endpoint"), "headers", "name.lowerAscii()"),
 )
-"""(member, its list of names with values, CEL of what tells these apart): headers ignore case."""
+"""(member, its list of names with values, CEL of the key of these): headers ignore case."""
 _PATHS: Final = ((("model",), "path"), (("function",), "file"), (("judge", "model"), "path"))
 _MARK: Final = "://"
 _RESERVED: Final = frozenset({"function"})
-"""Names of fields that are words of CEL."""
+"""Field names that are keywords of CEL."""
 
 Member = Mapping[str, Any]
 
 
 def of_rewards() -> Iterator[Rule]:
-    """Yield every rule of several rewards."""
+    """Yield the rules of several rewards."""
     yield from _unions(NamedReward, ())
     for member, name, key in _SETTINGS:
         yield from _settings(member, name, key)
@@ -119,13 +119,13 @@ def _unions(model: type[ApiModel], path: tuple[str, ...]) -> Iterator[Rule]:
 
 
 def _guard(path: tuple[str, ...]) -> str:
-    """Return the beginning of a statement that is about rewards in which a node is set."""
+    """Return the start of a statement about the rewards that have a node set."""
     return "".join(f"!has({_cel(path[: end + 1])}) || " for end in range(len(path)))
 
 
 def _cel(path: tuple[str, ...]) -> str:
-    """Return a path within a reward in CEL. Words of CEL are escaped: by their plain name the API server finds a field,
-    but not how long its lists may be, and so no bound for the cost of a rule."""
+    """Return a path within a reward in CEL. CEL keywords are escaped: under a plain keyword the API server finds the
+    field but not the length limit of its lists, so it cannot bound the cost of a rule."""
     return ".".join(("each", *(f"__{name}__" if name in _RESERVED else name for name in path)))
 
 
@@ -161,7 +161,7 @@ def _path(path: tuple[str, ...], name: str) -> Rule:
 
 
 def _of_each(cel: str, holds: Callable[[Member], bool], message: str) -> Rule:
-    """Return the rule that a statement holds for each reward; its message names the first for which it does not."""
+    """Return the rule that a statement holds for each reward; its message names the first for which it fails."""
 
     def says(values: Values) -> str:
         wrong = next(each for each in _rewards(values) if not holds(each))

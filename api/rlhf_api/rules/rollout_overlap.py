@@ -1,7 +1,7 @@
-"""Rules of `spec.rollout.overlapTraining`: an iteration that decodes while the one before is trained on.
+"""Rules of `spec.rollout.overlapTraining`: an iteration decodes during training on the previous one.
 
-One rule holds what it needs, as each rule of its own takes bytes of a definition that has few left. That an algorithm
-generates at all is a rule of `absent_groups`.
+A single rule combines all requirements, because separate rules would take too many bytes of the definition.
+`absent_groups` has the rule that the algorithm generates.
 """
 
 from collections.abc import Iterator
@@ -15,14 +15,15 @@ _NEEDED: Final[tuple[tuple[str, Any], ...]] = (
     ("spec.training.criticOverlap", "Disabled"),
     ("spec.rollout.maxStaleness", 0),
 )
-"""(field, value that it needs): devices of its own for either side, all models trained beside decoding, and nothing
-carried, which would be older still."""
+"""(field, required value): separate devices for both sides, all models trained during decoding, and no carried samples,
+which would be even staler."""
 _EVERY: Final = "spec.checkpoints.every"
-"""An iteration before a checkpoint trains beside nothing: with one after each the field would do nothing."""
+"""Field checked because an iteration before a checkpoint does not overlap; with a checkpoint after each, nothing would.
+"""
 
 
 def of_rollout_overlap() -> Iterator[Rule]:
-    """Yield the rule of decoding beside training."""
+    """Yield the rule of decoding during training."""
     needed = " && ".join(f"{_cel(field)} == {_literal(value)}" for field, value in _NEEDED)
     yield Rule(
         field=_FIELD,

@@ -1,4 +1,4 @@
-"""One rule that crosses fields, and how it reads a manifest. A rule is data: field, CEL, Python check, message."""
+"""One rule across fields, and how it reads a manifest. A rule is data: field, CEL, Python check, message."""
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -6,11 +6,11 @@ from typing import Any
 
 
 class UnknownValueError(LookupError):
-    """A field that a rule reads is absent, or wrong by itself, so the rule cannot be judged."""
+    """A field that a rule reads is absent or invalid, so the rule cannot be checked."""
 
 
 class Values:
-    """A manifest with its defaults, read by path. Reading a wrong field raises UnknownValueError."""
+    """A manifest with its defaults, read by path. Raises UnknownValueError for an invalid field."""
 
     def __init__(self, data: Mapping[str, Any], broken: Iterable[str] = ()) -> None:
         self._data = data
@@ -23,7 +23,7 @@ class Values:
         return value
 
     def has(self, path: str) -> bool:
-        """Return whether a field is set. Raises UnknownValueError when something around it is wrong."""
+        """Return whether a field is set. Raises UnknownValueError if a field around it is invalid."""
         return self._find(path) is not None
 
     def _find(self, path: str) -> Any:
@@ -41,26 +41,26 @@ class Values:
 class Rule:
     """One statement about a job.
 
-    A rule that uses `oldSelf` as an optional is about new jobs alone, so it holds for a manifest with a uid.
+    A rule that uses `oldSelf` as an optional applies only to new jobs, so it holds for a manifest with a uid.
     """
 
     field: str
     """Path of the field to blame, such as `spec.rollout.batchSize`."""
     node: str
-    """Path of the object that the CEL is written over, as `self`; empty for the whole job."""
+    """Path of the object that is `self` in CEL; empty for the whole job."""
     cel: str
     """The statement in CEL, for the API server."""
     holds: Callable[[Values], bool]
     """The same statement in Python. May raise UnknownValueError."""
     message: str
-    """What would be right; it follows the name of the field and does not name values."""
+    """Description of a correct value; it follows the name of the field and contains no values."""
     message_cel: str | None = None
-    """CEL expression of a message with the values in it; `message` when unset."""
+    """CEL expression of a message with values; `message` if unset."""
     says: Callable[[Values], str] | None = None
-    """The message with the values in Python; `message` when unset."""
+    """The message with values in Python; `message` if unset."""
 
     def broken(self, values: Values) -> str | None:
-        """Return the message when the rule does not hold; None when it holds, or cannot be judged."""
+        """Return the message if the rule fails; None if it holds or cannot be checked."""
         try:
             if self.holds(values):
                 return None

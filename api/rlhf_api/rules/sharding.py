@@ -1,6 +1,5 @@
-"""Rules of `spec.training.parallelism.shard` and `shardOptimizer`: one copy over all ranks, or moments that copies
-share out; and what ranks that hold parts, by `shard` or by `tensor`, cannot do yet.
-"""
+"""Rules of `spec.training.parallelism.shard` and `shardOptimizer`: one copy over all ranks, or moments divided over
+copies. Also combinations that ranks with parts of a model, by `shard` or `tensor`, do not support."""
 
 from collections.abc import Iterator
 from typing import Final
@@ -15,11 +14,11 @@ _DRAFT: Final = "spec.generation.speculation.draftModel"
 NO_DRAFT_TRAINED: Final = (
     "!has(self.generation.speculation.draftModel) || self.generation.speculation.draftModel.train == 'Disabled'"
 )
-"""What `trains_no_draft` asks, in CEL, of node `spec`."""
+"""CEL of `trains_no_draft` for node `spec`."""
 
 
 def of_sharding() -> Iterator[Rule]:
-    """Yield every rule of ranks that hold models in parts."""
+    """Yield the rules of ranks that hold parts of models."""
     yield Rule(
         field=_FIELD,
         node=_PARALLELISM,
@@ -52,7 +51,7 @@ def of_sharding() -> Iterator[Rule]:
 
 
 def of_parts(name: str) -> Iterator[Rule]:
-    """Yield the rules of a field of the parallelism that has ranks hold parts of a model: what parts cannot do yet."""
+    """Yield the rules of a parallelism field that splits models over ranks: unsupported combinations."""
     field, is_one = f"{_PARALLELISM}.{name}", f"self.training.parallelism.{name} == 1"
     yield Rule(
         field=field,
@@ -71,7 +70,7 @@ def of_parts(name: str) -> Iterator[Rule]:
 
 
 def trains_no_draft(values: Values) -> bool:
-    """Return whether no draft model is trained beside the policy: it is trained by a whole head."""
+    """Return whether no draft model is trained with the policy; its training needs a whole head."""
     return bool(not values.has(_DRAFT) or values[f"{_DRAFT}.train"] == "Disabled")
 
 

@@ -1,4 +1,4 @@
-"""Rules of `spec.generation.speculation`: each drafter once, and a draft model with the drafter that drafts by it."""
+"""Rules of `spec.generation.speculation`: distinct drafters, and a draft model exactly with the drafter Model."""
 
 from collections.abc import Iterator
 from typing import Final
@@ -12,7 +12,7 @@ _MODEL: Final = f"{_NODE}.draftModel"
 
 
 def of_speculation() -> Iterator[Rule]:
-    """Yield every rule of speculative decoding."""
+    """Yield the rules of speculative decoding."""
     yield each_once(_DRAFTERS, "must name each drafter once: remove the second of a kind")
     yield Rule(
         field=_DRAFTERS,

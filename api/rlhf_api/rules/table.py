@@ -1,4 +1,4 @@
-"""The table: every rule that crosses fields, and what may change in a live job."""
+"""The table of all rules across fields, and the fields that may change in a live job."""
 
 from collections.abc import Iterator
 from typing import Final
@@ -36,19 +36,19 @@ from rlhf_api.rules.unions import unions
 from rlhf_common.names import Group, worker_name
 
 MAX_WORKERS: Final = 4096
-"""Workers of one group: four digits in host names."""
+"""Maximum workers of one group: four digits in host names."""
 HOST_NAME: Final = 63
-"""Characters of the longest DNS label."""
+"""Maximum characters of a DNS label."""
 MAX_NAME: Final = HOST_NAME - len(f"-{worker_name(Group.GENERATION, MAX_WORKERS - 1)}")
-"""Characters of the longest job name: `<job>-generation-4095` is the longest host name made from it."""
+"""Maximum characters of a job name: `<job>-generation-4095` is the longest host name made from it."""
 
 
 COORDINATOR_ENDING: Final = f"-{Group.COORDINATOR.value}"
-"""Ending of the name of a coordinator's Service, and hence of no job."""
+"""Suffix of a coordinator's Service name, which no job name may have."""
 
 
 def _of_algorithms() -> Iterator[Rule]:
-    """Yield what each algorithm's graph, batch sizes and own rules ask of the rest."""
+    """Yield the rules that follow from each algorithm's graph, batch sizes and own rules."""
     for algorithm, fields in ALGORITHMS.items():
         path = f"spec.algorithm.{algorithm}"
         mini_batch = f"{path}.miniBatchSize"
@@ -61,7 +61,7 @@ def _of_algorithms() -> Iterator[Rule]:
 
 
 def _given_when_fixed(name: str, example: str) -> Iterator[Rule]:
-    """Yield the rules of a field of inter-stage fusion that is set with mode Fixed, and only with it."""
+    """Yield the rules of an inter-stage fusion field that is set exactly with mode Fixed."""
     field, mode = f"spec.fusion.interStage.{name}", "spec.fusion.interStage.mode"
 
     def needed(values: Values) -> bool:
@@ -87,7 +87,7 @@ def _given_when_fixed(name: str, example: str) -> Iterator[Rule]:
 
 
 def _only_with(name: str, mode: str) -> Rule:
-    """Return the rule of a field of the gang that only one scheduler reads."""
+    """Return the rule of a gang field that only one scheduler reads."""
     field, chosen = f"spec.scheduling.gang.{name}", "spec.scheduling.gang.mode"
     return Rule(
         field=field,
@@ -99,7 +99,7 @@ def _only_with(name: str, mode: str) -> Rule:
 
 
 MIN_TEMPERATURE: Final = 0.001
-"""Logits are divided by it; of the largest ones the quotient has to stay a float32."""
+"""Lowest temperature: the quotient of the largest logits must fit in float32."""
 _NAME_FORM: Final = r"^[a-z]([-a-z0-9]*[a-z0-9])?$"
 
 
@@ -143,7 +143,7 @@ _STATEMENTS: Final = (
     Rule(
         field="metadata.name",
         node="",
-        # Of new jobs alone: one that is stored under such a name has to stay writable, for its status if nothing else.
+        # New jobs only: a stored job with such a name must stay writable, at least for its status.
         cel=f"oldSelf.hasValue() || !self.metadata.name.endsWith('{COORDINATOR_ENDING}')",
         holds=lambda values: values.has("metadata.uid") or not values["metadata.name"].endswith(COORDINATOR_ENDING),
         message=(
@@ -274,7 +274,7 @@ RULES: Final[tuple[Rule, ...]] = (
     *of_prompts(),
     *of_absent_groups(),
 )
-"""Every rule that crosses fields."""
+"""All rules across fields."""
 
 IMMUTABLE: Final[tuple[str, ...]] = (
     "spec.algorithm",
@@ -309,9 +309,8 @@ IMMUTABLE: Final[tuple[str, ...]] = (
     "spec.managedBy",
     "spec.operatorClass",
 )
-"""Fields that decide what the weights become, where state lies, or who places and reconciles what already runs.
-Replica counts, iterations, suspend, fusion, templates, checkpoint frequency and the run policy may change in a live
-job."""
+"""Fields that determine the weights, the location of state, or who places and reconciles running pods. Replica counts,
+iterations, suspend, fusion, templates, checkpoint frequency and the run policy may change in a live job."""
 
 LAYOUT: Final[tuple[str, ...]] = (
     "spec.training.backend",
@@ -321,8 +320,8 @@ LAYOUT: Final[tuple[str, ...]] = (
     "spec.training.microBatchTokens",
     "spec.training.packing",
 )
-"""Of them, how ranks share a step: the same sums in another order. Checkpoints are the same under all of them, so a run
-whose processes have all ended, or a suspended job, may go on by others."""
+"""The immutable fields of how ranks share a step: the same sums in another order. Checkpoints do not depend on them, so
+they may change while a job is suspended or all processes of a run have ended."""
 
 IMMUTABLE_MESSAGE: Final = "cannot be changed in an existing job: set it back, or create a new job"
 LAYOUT_MESSAGE: Final = "can be changed in a suspended job only: set it back, or suspend it"

@@ -1,5 +1,5 @@
-"""Rules of `spec.training.parallelism.tensor`, `criticTensor` and `sequenceParallel`: which sizes there are, and what
-stages in parts cannot do yet."""
+"""Rules of `spec.training.parallelism.tensor`, `criticTensor` and `sequenceParallel`: valid sizes, and combinations
+that stages in parts do not support."""
 
 from collections.abc import Iterator
 from typing import Final
@@ -13,7 +13,7 @@ _CRITIC: Final = f"{_PARALLELISM}.criticTensor"
 
 
 def of_tensor() -> Iterator[Rule]:
-    """Yield every rule of training ranks that hold a stage together. Parts over data ranks need another backend."""
+    """Yield the rules of tensor parallel ranks. Splitting over data ranks needs another backend."""
     yield Rule(
         field=_FIELD,
         node=_PARALLELISM,

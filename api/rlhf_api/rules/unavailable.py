@@ -1,4 +1,4 @@
-"""Values that the manifest has and that this version cannot do yet. Whoever implements one deletes its line."""
+"""Manifest values that this version does not support. Whoever implements one deletes its line."""
 
 from dataclasses import dataclass
 from typing import Final
@@ -8,15 +8,15 @@ from rlhf_api.rules.rule import UnknownValueError, Values
 
 @dataclass(frozen=True)
 class Unavailable:
-    """A value of a field that is refused for now."""
+    """A value of a field that is rejected for now."""
 
     field: str
     value: str
     instead: str
-    """What to use instead."""
+    """Supported alternative."""
 
     def broken(self, values: Values) -> str | None:
-        """Return the message when a manifest asks for the value; None when it does not."""
+        """Return the message if a manifest uses the value; None otherwise."""
         try:
             if values[self.field] != self.value:
                 return None

@@ -1,6 +1,6 @@
-"""A rule for each union of the manifest: exactly one of its members is set, or at most one.
+"""One rule per union of the manifest: exactly one of its members is set, or at most one.
 
-The models declare their unions (`ApiModel.exactly_one`, `at_most_one`); nothing is listed here.
+The models declare their unions (`ApiModel.exactly_one`, `at_most_one`).
 """
 
 from collections.abc import Iterator

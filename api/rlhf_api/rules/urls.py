@@ -1,7 +1,8 @@
 """Rules of addresses that a job calls: rewards, judges, trackers, traces.
 
-Rule: pure; no name is looked up. A host is refused by what it says, in every spelling that a resolver takes: decimal,
-octal, hexadecimal and short forms of IPv4, IPv4 within IPv6, wide digits. What a name leads to only the network knows.
+Rule: pure, without name resolution. Hosts are rejected by their text, in every spelling that a resolver accepts:
+decimal, octal, hexadecimal and short forms of IPv4, IPv4 within IPv6, full-width digits. The target of a name is not
+checked.
 """
 
 import ipaddress
@@ -20,7 +21,7 @@ from rlhf_common.tracing.settings import ENDPOINTS
 Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 
 _FIELDS: Final = ("url", "uri", "endpoint")
-"""Names of fields that are addresses."""
+"""Names of address fields."""
 _SCHEMES: Final = frozenset({"http", "https"})
 _WITH_USER: Final = re.compile(r"^[a-z][a-z0-9+.-]*://[^/?#\s]*@", re.IGNORECASE)
 _USER: Final = re.compile(r"(?<=://)[^/?#]*@")
@@ -33,9 +34,9 @@ _METADATA_NAMES: Final = frozenset({"metadata.google.internal", "metadata.goog",
 _METADATA_ADDRESSES: Final = tuple(
     map(ipaddress.ip_network, ("169.254.0.0/16", "fe80::/10", "fd00:ec2::/32", "fd20:ce::/32", "100.100.100.200/32"))
 )
-"""Link-local addresses, and those at which EC2, Google and Alibaba serve metadata beside them."""
+"""Link-local addresses, and the other metadata addresses of EC2, Google and Alibaba."""
 _LINK_LOCAL_IN_NAME: Final = re.compile(r"(^|[.-])169[.-]254[.-]\d+[.-]\d+([.-]|$)|(^|\.)a9fea9fe(\.|$)")
-"""In names of services that answer with the address in the name, such as nip.io."""
+"""Link-local addresses in names that resolve to the address in the name, such as those of nip.io."""
 _IN_LAST_BITS: Final = tuple(map(ipaddress.ip_network, ("64:ff9b::/96", "::/96", "::ffff:0:0:0/96")))
 """Networks whose last 32 bits are an IPv4 address."""
 _BY_HEADER: Final = "everybody who may read the job can read it: give it by headers with a secretKeyRef"
@@ -50,7 +51,7 @@ def urls(spec: RLHFJobSpec) -> Iterator[tuple[str, str]]:
 
 
 def url_problems(spec: RLHFJobSpec) -> Iterator[Problem]:
-    """Yield addresses that cannot be meant or hold credentials, and warn of secrets in clear text."""
+    """Yield invalid addresses and addresses with credentials, and warn of secrets in clear text."""
     fields = dict(urls(spec))
     for field, url in fields.items():
         yield from _address(field, url)
@@ -65,7 +66,7 @@ def url_problems(spec: RLHFJobSpec) -> Iterator[Problem]:
 
 
 def is_loopback(url: str) -> bool:
-    """Return whether an address leads to the pod itself that calls it."""
+    """Return whether an address leads to the calling pod itself."""
     try:
         host = _host(urlsplit(url))
     except ValueError:
@@ -100,7 +101,7 @@ def _address(field: str, url: str) -> Iterator[Problem]:
 
 
 def _wrong_host(host: str) -> str:
-    """Return why nothing that a job may call can be at a host; empty when something can."""
+    """Return why no service of a job can be at a host; empty if one can."""
     if host in _METADATA_NAMES or _LINK_LOCAL_IN_NAME.search(host):
         return "is where a cloud serves credentials of its machines: name the server that is meant"
     for address in _addresses(host):
@@ -113,17 +114,18 @@ def _wrong_host(host: str) -> str:
 
 
 def _host(parsed: SplitResult) -> str:
-    """Return the host as a resolver reads it; empty for none."""
+    """Return the host as a resolver reads it; empty if there is none."""
     return unicodedata.normalize("NFKC", unquote(parsed.hostname or "")).lower().rstrip(".")
 
 
 def _addresses(host: str) -> list[Address]:
-    """Return the address that a host is, and those within it; none for a name."""
+    """Return the address of a host, and those embedded in it; nothing for a name."""
     try:
         address: Address = ipaddress.ip_address(host.partition("%")[0])
     except ValueError:
         try:
-            # inet_aton takes what resolvers take: 0xa9fea9fe, 2852039166, 0251.0376.0251.0376, 169.16689662.
+            # inet_aton accepts the same spellings as resolvers: 0xa9fea9fe, 2852039166, 0251.0376.0251.0376,
+            # 169.16689662.
             return [ipaddress.IPv4Address(socket.inet_aton(host))] if host and not re.search(r"\s", host) else []
         except (OSError, ValueError):
             return []
@@ -145,7 +147,7 @@ def _headers(spec: RLHFJobSpec) -> Iterator[Problem]:
 
 
 def _variables(template: object, path: str) -> Iterator[Problem]:
-    """Yield addresses of collectors in a template's variables that are no server's."""
+    """Yield collector addresses in a template's variables that cannot be a server's."""
     entries = dict(texts(template, path))
     for field, name in entries.items():
         value_field = f"{field.removesuffix('.name')}.value"

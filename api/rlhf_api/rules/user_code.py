@@ -1,7 +1,7 @@
-"""Rules of user code: every file, module and name that a manifest gives is one that Python can import.
+"""Rules of user code: Python can import every file, module and name in a manifest.
 
-Rule: pure; nothing is imported or looked for. The patterns of the fields admit identifiers; which of them Python
-reserves is said here.
+Rule: pure; nothing is imported or searched. The patterns of the fields admit identifiers; this module rejects Python's
+reserved words.
 """
 
 import keyword
@@ -21,7 +21,7 @@ _ENGINE: Final = "spec.generation.engine"
 
 
 def code_problems(spec: RLHFJobSpec) -> Iterator[Problem]:
-    """Yield what Python cannot import, and warn of what hides a module of Python itself."""
+    """Yield names that Python cannot import, and warn of names that hide a Python module."""
     for path, part in parts(spec, "spec"):
         if type(part).model_fields.keys() >= _MEMBERS:
             code: Any = part
@@ -50,7 +50,7 @@ def _module(field: str, module: str | None, file_field: str) -> Iterator[Problem
 
 
 def _file(field: str, file: str | None) -> Iterator[Problem]:
-    if file is None or "://" in file:  # an address, which a rule of paths refuses
+    if file is None or "://" in file:  # a rule of paths rejects an address
         return
     path = PurePosixPath(file)
     if file.endswith("/") or path.suffix not in all_suffixes():

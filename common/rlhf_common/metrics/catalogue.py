@@ -1,7 +1,7 @@
 """All metrics of the project, by name.
 
-Rule: a metric is in it because a module of this package declares it as a constant; nothing is listed twice. A name has
-one meaning, whoever serves it.
+Rule: a metric belongs to it if a module of this package declares it as a constant. A name has one meaning in every
+process.
 """
 
 from collections.abc import Iterator, Mapping
@@ -36,7 +36,7 @@ MODULES: Final[tuple[ModuleType, ...]] = (
     worker_drafts,
     process,
 )
-"""In the order in which people read about them."""
+"""Modules in reading order."""
 
 
 def _declared() -> Iterator[Metric]:

@@ -1,8 +1,8 @@
-"""Writes metrics of the catalogue for Prometheus: families of values read at a scrape, and histograms that are fed.
+"""Writes metrics of the catalogue for Prometheus: families of values read at a scrape, and histograms filled over time.
 
-Rule: the one module here that knows the client of Prometheus. A scrape runs on a thread of its own: it reads what it is
-given and changes nothing. A metric that the process is not declared to serve is refused, in the test and not at night.
-A value that is not there gives no series; a failure to read one fails the scrape, which Prometheus shows as `up` 0.
+Rule: a scrape runs on its own thread; it reads values and changes nothing. A metric that the process is not declared to
+serve raises an error, so a test finds it. A missing value gives no series. If a read fails, the scrape fails, and
+Prometheus shows `up` 0.
 """
 
 import time
@@ -25,13 +25,13 @@ from rlhf_common.metrics.metric import Metric, MetricKind
 from rlhf_common.metrics.process import BUILD_INFO
 
 Values = Mapping[tuple[str, ...], float]
-"""Values of labels, in the order of the metric's labels -> value."""
+"""Label values, in the order of the metric's labels -> value."""
 Ids = tuple[tuple[str, str], ...]
-"""What a value was measured on: (name, value) pairs."""
+"""Identity of a measured object: (name, value) pairs."""
 READ_TRIES: Final = 100
-"""Times a scrape reads again what changed under it; a change takes a microsecond, a scrape comes every half minute."""
+"""Attempts of a scrape to read data that changes; a change takes a microsecond, a scrape comes every half minute."""
 CERTIFICATE_FILE: Final = "tls.crt"
-"""In the folder that RLHF_CERTIFICATES names."""
+"""File name in the folder RLHF_CERTIFICATES."""
 _Read = TypeVar("_Read")
 
 prometheus_client.disable_created_metrics()  # type: ignore[no-untyped-call]
@@ -49,7 +49,7 @@ def family(metric: Metric, values: Values) -> Family:
 
 
 class HistogramSeries:
-    """The series of a histogram that one thread feeds and others read; a microsecond a value, without a lock."""
+    """The series of a histogram that one thread fills and others read; a microsecond per value, without a lock."""
 
     def __init__(self, metric: Metric) -> None:
         self.metric = metric
@@ -58,7 +58,7 @@ class HistogramSeries:
             self._series[()] = _Counts(metric)
 
     def observe(self, value: float, labels: tuple[str, ...] = (), exemplar: Ids = ()) -> None:
-        """Take in one value. `exemplar`: what it was measured on, as (name, value) pairs of 128 characters at most."""
+        """Add one value. `exemplar`: identity of the measured object, (name, value) pairs of at most 128 characters."""
         series = self._series.get(labels)
         if series is None:
             if len(labels) != len(self.metric.labels):
@@ -71,7 +71,7 @@ class HistogramSeries:
             series.exemplars[place] = (exemplar, value, time.time())
 
     def family(self) -> Family:
-        """Return what a scrape is told: buckets are cumulated, each with the newest exemplar that fell into it."""
+        """Return the family for a scrape: cumulated buckets, each with its newest exemplar."""
         result = HistogramMetricFamily(self.metric.name, self.metric.meaning, labels=self.metric.label_names)
         bounds = [*(str(bound) for bound in self.metric.buckets), "+Inf"]
         for labels, series in list(self._series.items()):
@@ -84,19 +84,19 @@ class HistogramSeries:
 
 
 class _Counts:
-    """Of one set of labels."""
+    """Counts for one set of labels."""
 
     __slots__ = ("counts", "exemplars", "sum")
 
     def __init__(self, metric: Metric) -> None:
         self.counts = [0] * (len(metric.buckets) + 1)
         self.exemplars: list[tuple[Ids, float, float]] = [((), 0.0, 0.0)] * len(self.counts)
-        """By bucket: what fell into it last, its value, and when that was, in seconds since 1970."""
+        """Newest exemplar per bucket: identity, value, and time in seconds since 1970."""
         self.sum = 0.0
 
 
 def settled(read: Callable[[], _Read]) -> _Read:
-    """Return what `read` returns, which iterates over what another thread may change meanwhile: then it reads again."""
+    """Return the result of `read`, which iterates over data that another thread may change; it is retried then."""
     for _ in range(READ_TRIES - 1):
         try:
             return read()
@@ -106,15 +106,15 @@ def settled(read: Callable[[], _Read]) -> _Read:
 
 
 class BuildInfo(Collector):
-    """The version of the package."""
+    """The version of the package, as a metric."""
 
     def collect(self) -> Iterator[Family]:
-        """Yield the one series."""
+        """Yield its single series."""
         yield family(BUILD_INFO, {(version("rlhf-operator"),): 1.0})
 
 
 def registry_of(collectors: Iterable[Collector]) -> CollectorRegistry:
-    """Return a registry of these collectors, and what every process serves of itself."""
+    """Return a registry of these collectors and the metrics that every process has."""
     registry = CollectorRegistry()
     for collector in (*collectors, BuildInfo(), ProcessCollector(registry=None)):
         registry.register(collector)
@@ -122,26 +122,27 @@ def registry_of(collectors: Iterable[Collector]) -> CollectorRegistry:
 
 
 def disabled(_: dict[str, Any], start: Callable[..., Any]) -> Iterable[bytes]:
-    """Serve a job without metrics: a page that says so, with a status by which Prometheus shows the target as down."""
+    """Serve a job without metrics: a page that says so, with a status that Prometheus shows as a target that is
+    down."""
     start("404 Not Found", [("Content-Type", "text/plain; charset=utf-8")])
     return [b"spec.metrics of this job is Disabled\n"]
 
 
 def application(registry: CollectorRegistry) -> Application:
-    """Return what an endpoint serves: text, or OpenMetrics with exemplars for a scraper that asks for it."""
+    """Return the application of an endpoint: text, or OpenMetrics with exemplars if the scraper asks for it."""
     served: Application = make_wsgi_app(registry)
     return served
 
 
 def text_application(registry: CollectorRegistry) -> Application:
-    """Return the same in text alone: in OpenMetrics the client writes the colon of an engine's names as `_`, unless the
-    scraper says that it takes any character."""
+    """Return an application with text only. The client's OpenMetrics replaces the colon in an engine's names by `_`,
+    unless the scraper accepts any character."""
     served = application(registry)
     return lambda request, start: served({**request, "HTTP_ACCEPT": "text/plain"}, start)
 
 
 def certificate_expiry(certificates: Path | None) -> Values:
-    """Return when the certificate in this folder ends; nothing without one, or where it cannot be read just now."""
+    """Return the expiry of the certificate in this folder; empty without one, or if it cannot be read."""
     if certificates is None:
         return {}
     try:

@@ -1,7 +1,6 @@
-"""Metrics of inter-stage fusion: threshold, pool, moves, what was predicted and what was measured.
+"""Metrics of inter-stage fusion: threshold, pool, moves, predictions and measurements.
 
-Rule: a prediction and the measurement that it is compared with are of the same iteration, the last finished one, unless
-the name is one that was there before.
+Rule: a prediction and its measurement belong to the same iteration, the last finished one, except for older names.
 """
 
 from functools import partial

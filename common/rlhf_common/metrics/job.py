@@ -1,6 +1,6 @@
-"""Metrics of one job by its coordinator: iterations, phases, where time and GPUs go.
+"""Metrics of one job from its coordinator: iterations, phases, use of time and GPUs.
 
-Rule: no label names the job, the scrape does. What a counter counts begins anew with the coordinator's process.
+Rule: no label names the job; the scrape adds it. Counters start again with the coordinator's process.
 """
 
 from functools import partial

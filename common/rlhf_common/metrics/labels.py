@@ -1,7 +1,7 @@
-"""Every label that a metric of ours has, with what it may be.
+"""Every label of this project's metrics with its values.
 
-Rule: values are those of the code's own enumerations where there is one. `namespace`, `rlhf_job` and `pod` of a job's
-process come from the scrape; only the operator, which speaks of many jobs, sets the first two itself.
+Rule: values come from the code's own enumerations where they exist. `namespace`, `rlhf_job` and `pod` of a job's
+process come from the scrape; only the operator, which reports many jobs, sets the first two itself.
 """
 
 from typing import Final
@@ -12,15 +12,15 @@ from rlhf_common.names import PHASES, Group
 from rlhf_common.tracing.export import OUTCOMES
 
 JOBS: Final = 1000
-"""Jobs of an operator at the scale that is measured."""
+"""Jobs per operator at the measured scale."""
 WORKERS: Final = 1024
-"""Workers of a job at the scale that is measured."""
+"""Workers per job at the measured scale."""
 
 _GROUPS: Final = tuple(group.value for group in Group)
 _WORKER_GROUPS: Final = tuple(group.value for group in Group if group is not Group.COORDINATOR)
 
 STAGES: Final = ("generation", "inference", "training", "weight_update", "checkpoint", "wait", "other")
-"""Where the time of an iteration goes; they add up to it."""
+"""Stages of an iteration's time, which add up to the whole."""
 IDLE_CAUSES: Final = (
     "tail",
     "no_work",
@@ -33,7 +33,7 @@ IDLE_CAUSES: Final = (
     "recovering",
     "starting",
 )
-"""Why a GPU that a job holds computes nothing."""
+"""Reasons why a GPU of a job computes nothing."""
 WAITING_REASONS: Final = tuple(
     reason.value
     for reason in (
@@ -45,7 +45,7 @@ WAITING_REASONS: Final = tuple(
         RunningReason.STARTING,
     )
 )
-"""Why a job does not run yet."""
+"""Reasons why a job does not run yet."""
 
 NAMESPACE: Final = Label("namespace", "of the job", bound="jobs", limit=JOBS)
 RLHF_JOB: Final = Label("rlhf_job", "name of the job", bound="one for each namespace and job", limit=1)

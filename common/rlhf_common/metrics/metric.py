@@ -1,7 +1,8 @@
-"""What a metric and a label of it are.
+"""The types of a metric and its labels.
 
-Rule: plain data, checked when it is made: units are base units and names end in them as Prometheus asks, counters end
-in `_total`. A label is bounded, in words and as a number, by what exists; a value that only a user chooses is none.
+Rule: plain data, checked at creation. Units are base units and names end in them, as Prometheus recommends; counters
+end in `_total`. The values of a label are bounded, in words and as a number, by existing things; free user input is no
+label.
 """
 
 import re
@@ -14,7 +15,7 @@ _NAME: Final = re.compile(r"(rlhf|process)_[a-z0-9]+(_[a-z0-9]+)*")
 
 
 class MetricKind(StrEnum):
-    """Types of Prometheus."""
+    """Metric types of Prometheus."""
 
     GAUGE = "gauge"
     COUNTER = "counter"
@@ -22,7 +23,7 @@ class MetricKind(StrEnum):
 
 
 class Unit(StrEnum):
-    """What a value counts."""
+    """Unit of a value."""
 
     SECONDS = "seconds"
     TIMESTAMP = "seconds since 1970"
@@ -39,7 +40,7 @@ class Unit(StrEnum):
 
 
 class Server(StrEnum):
-    """Whose endpoint has it."""
+    """Kind of process whose endpoint serves a metric."""
 
     OPERATOR = "operator"
     COORDINATOR = "coordinator"
@@ -52,7 +53,7 @@ _ENDINGS: Final = {
     Unit.BYTES: ("_bytes",),
     Unit.RATIO: ("_ratio", "_share"),
 }
-"""How a name ends, before `_total`, by its unit."""
+"""Suffix of a name by unit, before `_total`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,11 +63,11 @@ class Label:
     name: str
     meaning: str
     values: tuple[str, ...] = ()
-    """All that it can be; empty: `bound` says what bounds it."""
+    """All values; empty: `bound` names their bound."""
     bound: str = ""
-    """What bounds its values, such as "workers of the job"."""
+    """Bound of its values, such as "workers of the job"."""
     limit: int = 0
-    """How many values it has at the scale that is measured: 1,024 workers in a job, 1,000 jobs at an operator."""
+    """Number of values at the measured scale: 1,024 workers per job, 1,000 jobs per operator."""
 
     def __post_init__(self) -> None:
         if bool(self.values) == bool(self.bound) or bool(self.bound) != bool(self.limit):
@@ -74,34 +75,34 @@ class Label:
 
     @property
     def count(self) -> int:
-        """How many values it has at most, at the scale that is measured."""
+        """Maximum number of values at the measured scale."""
         return len(self.values) or self.limit
 
 
 @dataclass(frozen=True, slots=True)
 class Metric:
-    """One metric: everything that exporters, dashboards, alerts and the documentation need to know of it."""
+    """One metric, with the data for exporters, dashboards, alerts and the documentation."""
 
     name: str
-    """As a query says it: a counter with `_total`, a histogram without `_bucket`."""
+    """Name in queries: a counter with `_total`, a histogram without `_bucket`."""
     kind: MetricKind
     unit: Unit
     servers: tuple[Server, ...]
     meaning: str
-    """One sentence."""
+    """Meaning, one sentence."""
     source: str
-    """The formula, or where the value comes from."""
+    """Formula or origin of the value."""
     normal: str
-    """What a reader should expect to see."""
+    """Values that a reader should expect."""
     labels: tuple[Label, ...] = ()
     buckets: tuple[float, ...] = ()
     """Upper bounds of a histogram, without infinity."""
     absent: str = ""
-    """When there is no series; empty: always there is one."""
+    """When there is no series; empty: there is always one."""
     run_metric: str = ""
-    """The name in metrics.jsonl and TensorBoard of the same number; `{model}` and the like stand for a label."""
+    """Name of the same number in metrics.jsonl and TensorBoard; `{model}` and similar stand for a label."""
     one_a_set: bool = False
-    """Of all combinations of its last label only one has a series at a time, such as the phase that a job is in."""
+    """Whether only one value of its last label has a series at a time, such as the phase of a job."""
 
     def __post_init__(self) -> None:
         stem = self.name.removesuffix("_total")
@@ -128,14 +129,14 @@ class Metric:
 
     @property
     def series(self) -> int:
-        """How many series one process has at most, at the scale that is measured; every bucket is one."""
+        """Maximum number of series of one process at the measured scale; every bucket is one."""
         labels = self.labels[:-1] if self.one_a_set else self.labels
         sets = prod(label.count for label in labels)
         return sets * (len(self.buckets) + 3 if self.kind is MetricKind.HISTOGRAM else 1)
 
     @property
     def sample_names(self) -> tuple[str, ...]:
-        """The names that series have in a query."""
+        """Names of its series in a query."""
         if self.kind is MetricKind.HISTOGRAM:
             return (f"{self.name}_bucket", f"{self.name}_sum", f"{self.name}_count")
         return (self.name,)

@@ -1,7 +1,7 @@
-"""Metrics of the operator itself, and of every job as the operator sees it.
+"""Metrics of the operator itself, and of every job from the operator's view.
 
-Rule: the series of a job go when the job goes. Only here `namespace` and `rlhf_job` are labels of the process: a scrape
-must honor them (the chart's ServiceMonitor does).
+Rule: the series of a job end with the job. The process itself sets the labels `namespace` and `rlhf_job`: a scrape must
+honor them (the chart's ServiceMonitor does).
 """
 
 from functools import partial

@@ -1,6 +1,6 @@
-"""docs/metrics.md, generated: `python -m rlhf_common.metrics.page` writes it.
+"""Generates docs/metrics.md: `python -m rlhf_common.metrics.page` writes it.
 
-Rule: every word of a table comes from the catalogue; nothing is written twice.
+Rule: the text of a table comes from the catalogue.
 """
 
 import sys
@@ -27,7 +27,7 @@ from rlhf_common.metrics.labels import JOBS, WORKERS
 from rlhf_common.metrics.metric import Label, Metric, Server
 
 PATH: Final = Path(__file__).parents[3] / "docs" / "metrics.md"
-"""Where a checkout keeps the page."""
+"""Path of the page in a checkout."""
 
 _HEADINGS: Final[dict[ModuleType, tuple[str, str]]] = {
     operator: ("The operator, and every job as it sees it", "Served by the operator, port 8080."),
@@ -107,7 +107,7 @@ def _row(metric: Metric) -> str:
 
 
 def _labels() -> Iterator[str]:
-    """What each label may be; one of several meanings has a row for each."""
+    """Yield the rows about labels; a label with several meanings has one row for each."""
     seen: dict[Label, list[str]] = {}
     for metric in METRICS:
         for label in metric.labels:

@@ -1,4 +1,5 @@
-"""Metrics of any process of ours. Rule: read from the kernel when scraped; names are those of every client library."""
+"""Metrics of any process of the project. Rule: read from the kernel at a scrape; names are those of all client
+libraries."""
 
 from typing import Final
 

@@ -1,7 +1,7 @@
-"""What an iteration came to: reward, divergence, lengths, losses. metrics.jsonl and TensorBoard have the same numbers.
+"""Results of an iteration: reward, divergence, lengths, losses. metrics.jsonl and TensorBoard have the same numbers.
 
-Rule: values are those of the last finished iteration; what is not finite, or was not measured, has no series. A run
-metric of another name, such as one of a user's algorithm, is a series of `rlhf_iteration_metric` alone.
+Rule: values are those of the last finished iteration; a value that is not finite, or was not measured, has no series. A
+run metric with another name, such as one of a user's algorithm, is a series of `rlhf_iteration_metric`.
 """
 
 from functools import partial
@@ -183,7 +183,7 @@ STALENESS_MAX: Final = _aged(
     run_metric="staleness/max",
 )
 
-# ---------------------------------------------------------------- what training measured
+# ---------------------------------------------------------------- measurements of training
 
 LOSS: Final = _of_model(
     "rlhf_loss",

@@ -1,7 +1,7 @@
-"""Metrics of speculative decoding, as the coordinator sees it: drafts of all workers, and tokens shared for them.
+"""Metrics of speculative decoding from the coordinator: drafts of all workers, and tokens shared for them.
 
-Rule: counts come from what workers report of their steps, so they say what was, never what was planned. A job that
-decodes token by token has no series of drafts.
+Rule: counts come from the workers' reports of their steps: they are measurements, not plans. A job without speculation
+has no series of drafts.
 """
 
 from functools import partial

@@ -1,7 +1,7 @@
-"""Metrics of weights, checkpoints, trackers, the journal and the disks that they are on, by the coordinator.
+"""Metrics of weights, checkpoints, trackers, the journal and their disks, from the coordinator.
 
-Rule: a disk is asked when scraped, at most every ten seconds, and never on the event loop; one that does not answer has
-no series.
+Rule: disks are read at a scrape, at most every ten seconds, and never on the event loop. A disk that does not answer
+has no series.
 """
 
 from functools import partial

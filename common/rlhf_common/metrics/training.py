@@ -1,7 +1,7 @@
-"""Metrics of training by the coordinator: steps, bubbles, the schedule, the group of ranks, the draft model.
+"""Metrics of training from the coordinator: steps, bubbles, the schedule, the group of ranks, the draft model.
 
-Rule: a step is one optimizer step, a mini-batch through every pipeline; all ranks of a group take it together, so one
-rank speaks for all.
+Rule: a step is one optimizer step, a mini-batch through every pipeline. All ranks of a group take it together, so one
+rank reports for all.
 """
 
 from functools import partial

@@ -1,6 +1,6 @@
-"""Metrics of one worker by itself. Rule: the same counters as its heartbeat; gone with the worker's process.
+"""Metrics of one worker from itself. Rule: the same counters as its heartbeat; they end with the worker's process.
 
-What an engine serves of its own (of vLLM: `vllm:*`) is beside them on the same endpoint, under the engine's names.
+An engine's own metrics (`vllm:*` for vLLM) are on the same endpoint, under the engine's names.
 """
 
 from functools import partial

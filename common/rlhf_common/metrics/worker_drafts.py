@@ -1,6 +1,6 @@
-"""How one worker's engine chose its drafts. Rule: gone with the worker's process, as in `worker`.
+"""Draft choices of one worker's engine. Rule: they end with the worker's process, as in `worker`.
 
-What became of drafts is served by the coordinator, for all workers of a job (`speculation`).
+The coordinator serves the results of drafts for all workers of a job (`speculation`).
 """
 
 from functools import partial

@@ -1,4 +1,4 @@
 """Readers and checks of model folders in the formats of Hugging Face.
 
-They must never load a tensor into a library, and never import torch.
+They must never import torch, nor load a tensor into a library.
 """

@@ -1,9 +1,9 @@
-"""The files of a model folder that belong to the model besides its weights: a checkpoint and an export get them all.
+"""The files of a model folder that belong to the model besides its weights. A checkpoint and an export copy them all.
 
-These are the files right in the folder, and text files of sub-folders such as `additional_chat_templates/`. Rule: never
-weights, in whatever format, nor what describes them; a sub-folder that holds weights is another model's, or another
-format's, and is left out. Links lead out of a folder only into the cache of the hub, or from a text file to one of the
-same kind. The number of files and bytes is bounded, so that no checkpoint grows by what lies there by chance.
+These are the files directly in the folder, and text files of sub-folders such as `additional_chat_templates/`. Rule:
+never weights in any format, nor descriptions of them. A sub-folder with weights belongs to another model or format and
+is left out. Links may lead out of a folder into the cache of the hub, or from a text file to one of the same kind. The
+number of files and bytes is bounded, so that stray files do not enlarge checkpoints.
 """
 
 from collections.abc import Iterator
@@ -19,23 +19,23 @@ WEIGHTS: Final = (
     ".safetensors", ".bin", ".pt", ".pth", ".h5", ".msgpack", ".gguf", ".ggml", ".onnx", ".onnx_data", ".ckpt", ".npz",
     ".npy", ".tflite", ".pkl", ".pickle", ".ot", ".nemo", ".distcp", ".pdparams", ".engine", ".tar", ".gz", ".zip",
 )  # fmt: skip
-"""Ends the names of weights, of training state, and of archives."""
+"""Suffixes of weights, training state and archives."""
 TEXT: Final = frozenset(
     {".json", ".jinja", ".model", ".txt", ".tiktoken", ".py", ".md", ".yaml", ".yml", ".vocab", ".bpe", ".spm"}
 )
 """Suffixes of configuration, tokenizers, templates, code and documents."""
 NOT_COPIED: Final = frozenset({ADAPTER_CONFIG, *QUANTISATION_FILES})
-"""Files that say how weights beside them are read; those of a checkpoint are others."""
+"""Files that describe how to read the weights beside them; those of a checkpoint differ."""
 INDEX_SUFFIX: Final = ".index.json"
 MAX_FILES: Final = 1000
 MAX_BYTES: Final = 1 << 30
 MAX_DEPTH: Final = 4
-"""Sub-folders within one another."""
+"""Maximum depth of nested sub-folders."""
 
 
 def companion_files(folder: Path) -> list[str]:
-    """Return the names of the files, sorted; in sub-folders with the path from `folder`. FolderError when there are
-    more than a checkpoint may get."""
+    """Return the names of the files, sorted; in sub-folders with the path from `folder`. Raises FolderError above the
+    limits of a checkpoint."""
     names = [str(file.relative_to(folder)) for file in sorted(_files(folder, folder, 0))]
     total = sum((folder / name).stat().st_size for name in names)
     if len(names) > MAX_FILES or total > MAX_BYTES:
@@ -50,7 +50,7 @@ def companion_files(folder: Path) -> list[str]:
 
 
 def _files(root: Path, folder: Path, depth: int) -> Iterator[Path]:
-    """Yield the files of a folder that are copied."""
+    """Yield the files of a folder to copy."""
     for item in folder.iterdir():
         if item.name.startswith(".") or item.name == "__pycache__":
             continue
@@ -67,7 +67,7 @@ def _is_companion(file: Path) -> bool:
 
 
 def _is_part_of_model(folder: Path) -> bool:
-    """Return whether a sub-folder is neither another model, with weights in it or below it, nor a set of data."""
+    """Return whether a sub-folder is neither another model, with weights at any depth, nor a data set."""
     items = list(islice(folder.rglob("*"), MAX_FILES + 1))
     return len(items) <= MAX_FILES and not any(item.name.endswith(WEIGHTS) for item in items)
 

@@ -1,7 +1,7 @@
-"""Which tensors the layers of a model have, as config.json tells it, for the families that are trained here.
+"""The tensors of a model's layers according to config.json, for the families that this project trains.
 
-Rule: a tensor of a layer that the model would leave out is refused, because the model of the folder is another one than
-config.json describes: more layers, biases, norms, or adapters that were never merged. No torch is needed.
+Rule: a layer tensor that the model would ignore is rejected, because the folder's model then differs from config.json:
+more layers, biases, norms, or adapters that were never merged. No torch is needed.
 """
 
 import re
@@ -10,7 +10,7 @@ from typing import Any, Final
 
 _LAYER: Final = re.compile(r"model\.layers\.(\d+)\.(.+)")
 _CONSTANTS: Final = re.compile(r".*(inv_freq|masked_bias|attn\.bias)")
-"""Tensors that models have computed for themselves and some files hold."""
+"""Tensors that models compute themselves and some files contain."""
 _EVERY: Final = (
     r"(input|post_attention)_layernorm\.weight|self_attn\.[qkvo]_proj\.weight|mlp\.(gate|up|down)_proj\.weight|"
     r"(mlp|block_sparse_moe)\.(gate\.weight|experts\..+)"
@@ -21,12 +21,12 @@ _OWN: Final[Mapping[str, str]] = {
     "qwen3": r"self_attn\.[qk]_norm\.weight",
     "qwen3_moe": r"self_attn\.[qk]_norm\.weight",
 }
-"""What layers of a family have beside `_EVERY`."""
+"""Layer tensors of a family in addition to `_EVERY`."""
 _BIASES: Final[Mapping[str, str]] = {
     "attention_bias": r"self_attn\.[qkvo]_proj\.bias",
     "mlp_bias": r"mlp\.(gate|up|down)_proj\.bias",
 }
-"""Key of config.json -> biases that the layers have where it is true."""
+"""Key of config.json -> biases that the layers have if it is true."""
 _WITH_BIASES: Final[Mapping[str, tuple[str, ...]]] = {
     "llama": ("attention_bias", "mlp_bias"),
     "gemma2": ("attention_bias",),
@@ -37,7 +37,7 @@ _WITH_BIASES: Final[Mapping[str, tuple[str, ...]]] = {
 
 
 def layer_problem(config: Mapping[str, Any], names: Iterable[str]) -> str:
-    """Return the first tensor of a layer that the model leaves out, and why; empty where there is none."""
+    """Return the first layer tensor that the model ignores, and why; empty if there is none."""
     family, layers = str(config["model_type"]), config.get("num_hidden_layers")
     keys = [key for key in _WITH_BIASES.get(family, ()) if config.get(key)]
     parts = [_EVERY, *([_OWN[family]] if family in _OWN else []), *(_BIASES[key] for key in keys)]

@@ -1,8 +1,8 @@
-"""What config.json and the weight files of a model folder must agree on, checked before anything is loaded.
+"""Checks that config.json and the weight files of a model folder agree, before anything is loaded.
 
-Finds quantised weights, and layers and a head that are not those that config.json describes. Rule: a folder
-passes only if every reader (transformers, vLLM, training ranks) would take the same numbers from it. Tensors are read
-only where config.json ties two that the files hold both. No torch is needed.
+Finds quantised weights, and layers or a head that differ from config.json. Rule: a folder passes only if every reader
+(transformers, vLLM, training ranks) would read the same numbers. Tensors are read only if config.json ties two that the
+files both contain. No torch is needed.
 """
 
 import json
@@ -27,29 +27,29 @@ TIED_BY_DEFAULT: Final[Mapping[str, bool]] = {
     "llama": False, "mistral": False, "qwen2": False, "qwen3": False, "gemma2": True, "mixtral": False,
     "qwen3_moe": False,
 }  # fmt: skip
-"""model_type -> whether embedding and head are one tensor where config.json does not say: the families that are trained
-here, by the defaults of transformers."""
+"""model_type -> whether embedding and head are one tensor if config.json does not say: the families that this project
+trains, with the defaults of transformers."""
 EMBEDDING: Final = "model.embed_tokens.weight"
 HEAD: Final = "lm_head.weight"
 QUANTISATION_KEYS: Final = ("quantization_config", "compression_config")
 QUANTISATION_FILES: Final = ("hf_quant_config.json", "quantize_config.json", "quant_config.json")
-"""Files by which other tools say that the weights beside them are quantised."""
+"""Files with which other tools mark weights as quantised."""
 _QUANTISED_NAME: Final = re.compile(
     r"(.*\.)?(qweight|qzeros|g_idx|absmax|nested_absmax|quant_map|SCB|zero_point|scales|scale_inv|codebooks|"
     r"quant_state.*|\w+_scale_inv|\w+_scale_\d|\w+_scales|\w+_blocks|\w*_zero_point|\w+_packed|\w+_g_idx|_scale|_data|"
     r"(weight|input|output|activation|[qkv]|kv)_scale)"
 )
-"""Tensors that hold scales or packed codes, by the names that quantisers give them."""
+"""Names that quantisers give to tensors with scales or packed codes."""
 _NO_CODES: Final = re.compile(r".*(bias|_ids|mask)")
-"""Tensors of whole numbers that are no codes: constants that models keep in their files."""
+"""Integer tensors that are not codes: constants that models keep in their files."""
 _FLOATS: Final = frozenset({"F64", "F32", "F16", "BF16", "C64", "BOOL"})
 _COMPARED_BYTES: Final = 16 * 1024 * 1024
-"""Bytes of two tensors that are compared at a time."""
+"""Bytes of two tensors to compare at a time."""
 
 
 def check_model_folder(folder: Path, *, head: bool) -> None:
-    """Raise FolderError unless a folder is a model that every reader reads alike. `head`: whether its head of a
-    language model is used, which value and reward models leave out."""
+    """Raise FolderError unless every reader reads the folder's model alike. `head`: whether its language-model head is
+    used, which value and reward models leave out."""
     refuse_adapters(folder)
     config = read_model_config(folder)
     weights = read_weight_files(folder)
@@ -71,8 +71,8 @@ def check_model_folder(folder: Path, *, head: bool) -> None:
 
 
 def refuse_adapters(folder: Path) -> None:
-    """Raise FolderError for a folder that holds adapters, or what says so: transformers adds them to the model as it
-    loads it, and other readers do not."""
+    """Raise FolderError for a folder with adapters or an adapter configuration: transformers adds them to the model at
+    load, and other readers do not."""
     if not (folder / ADAPTER_CONFIG).is_file():
         return
     if (folder / CONFIG).is_file() and any(folder.glob("model*.safetensors")):
@@ -85,7 +85,7 @@ def refuse_adapters(folder: Path) -> None:
 
 
 def read_model_config(folder: Path) -> dict[str, Any]:
-    """Return config.json, which names a model_type. Raises FolderError."""
+    """Return config.json, which must name a model_type. Raises FolderError."""
     try:
         config = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
     except FileNotFoundError:
@@ -103,7 +103,7 @@ def ties_embeddings(config: Mapping[str, Any]) -> bool:
 
 
 def refuse_quantised(folder: Path, config: Mapping[str, Any], weights: WeightFiles) -> None:
-    """Raise FolderError for a folder whose weights are quantised, or are said to be."""
+    """Raise FolderError for a folder whose weights are quantised, or are marked as such."""
     said = [f"{CONFIG} has {key}{_method(value)}" for key, value in _quantisation(config)]
     said += [f"it holds {name}" for name in QUANTISATION_FILES if (folder / name).is_file()]
     codes = sorted(name for name, entry in weights.tensors.items() if _is_code(name, entry))
@@ -118,7 +118,7 @@ def refuse_quantised(folder: Path, config: Mapping[str, Any], weights: WeightFil
 
 
 def _quantisation(config: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    """Yield what a configuration, or one within it, says about quantisation: (key, value)."""
+    """Yield (key, value) about quantisation in a configuration or a nested one."""
     for key, value in config.items():
         if key in QUANTISATION_KEYS and value is not None:
             yield key, value
@@ -142,7 +142,7 @@ def _is_code(name: str, entry: TensorEntry) -> bool:
 
 
 def _check_head(config: Mapping[str, Any], weights: WeightFiles) -> None:
-    """Raise FolderError unless the files hold the head that config.json describes."""
+    """Raise FolderError unless the files contain the head that config.json describes."""
     embedding, head = weights.tensors.get(EMBEDDING), weights.tensors.get(HEAD)
     said = f"tie_word_embeddings {json.dumps(config['tie_word_embeddings'])}" if "tie_word_embeddings" in config else ""
     tied = ties_embeddings(config)

@@ -1,7 +1,7 @@
-"""Limits of a causal language model, by its configuration as transformers reads it.
+"""Limits of a causal language model, from its configuration as transformers reads it.
 
-Rule: pure; the coordinator, which checks data at the start, and the engines, which check requests, ask the same
-functions, so that nothing passes the start that an engine refuses.
+Rule: pure. The coordinator, which checks data at the start, and the engines, which check requests, call the same
+functions, so that an engine does not reject what passed at the start.
 """
 
 from collections.abc import Iterator, Mapping
@@ -20,7 +20,7 @@ def context_length(text_config: Any) -> int | None:
 
 
 def _scaled_lengths(text_config: Any) -> Iterator[int]:
-    """Yield the length of each kind of layer that is scaled by a factor."""
+    """Yield the length of each kind of layer that a factor scales."""
     rope = getattr(text_config, "rope_parameters", None) or {}
     for scaling in rope.values() if all(isinstance(part, Mapping) for part in rope.values()) else [rope]:
         original, factor = scaling.get("original_max_position_embeddings"), scaling.get("factor")
@@ -29,7 +29,7 @@ def _scaled_lengths(text_config: Any) -> Iterator[int]:
 
 
 def context_problem(max_prompt_tokens: int, max_response_tokens: int, positions: int | None) -> str | None:
-    """Return why the longest sequence of a job does not fit a model, or None when it does."""
+    """Return why the longest sequence of a job does not fit a model, or None if it does."""
     longest = max_prompt_tokens + max_response_tokens
     if positions is None or longest <= positions:
         return None
@@ -40,6 +40,6 @@ def context_problem(max_prompt_tokens: int, max_response_tokens: int, positions:
 
 
 def end_ids(*sources: Any) -> list[int]:
-    """Return the ids of tokens that end a sequence, each given as an id, a list of ids or None, in their order."""
+    """Return the ids of tokens that end a sequence, in order. Each source is an id, a list of ids or None."""
     listed = [source if isinstance(source, list | tuple) else [source] for source in sources if source is not None]
     return list(dict.fromkeys(int(token) for tokens in listed for token in tokens))

@@ -1,8 +1,8 @@
-"""From text to tokens and back, by a tokenizer of transformers that the caller has.
+"""Conversion from text to tokens and back, with the caller's transformers tokenizer.
 
-A prompt begins as the tokenizer begins a text, once, and nothing ends it: the model is to continue it. The text of a
-response has all of its tokens but those that end it. Rule: pure; coordinator and workers read and write text by these
-functions, so that all of them see the same. Must never let a tokenizer add or drop a token in silence.
+A prompt starts with the tokenizer's start tokens exactly once and has no end tokens, because the model continues it.
+The text of a response includes all of its tokens except end tokens. Rule: pure; coordinator and workers use these
+functions, so that all see the same text. Must never let a tokenizer add or drop a token silently.
 """
 
 from collections.abc import Callable, Collection, Sequence
@@ -12,9 +12,9 @@ from typing import Any, Final
 from rlhf_common.model_files.model_limits import end_ids
 
 TURN: Final = "rlhf-turn-0f6b"
-"""Stands for a turn of the assistant when a chat template is tried; no template writes it of its own."""
+"""Placeholder for an assistant turn in trials of a chat template; no template contains it."""
 PROBES: Final = ("a", "0", "的", "\n")
-"""Texts by which a tokenizer shows what it adds to a text: the first one that it has tokens for."""
+"""Texts that show what a tokenizer adds; the first one for which it has tokens is used."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +28,7 @@ class AddedTokens:
 def added_tokens(tokenizer: Any) -> AddedTokens:
     """Return the tokens that the tokenizer adds before and after a text.
 
-    Raises ValueError where it does not leave the text's own tokens as they are.
+    Raises ValueError if it changes the text's own tokens.
     """
     probe, alone = next(
         (probe, ids)
@@ -44,10 +44,10 @@ def added_tokens(tokenizer: Any) -> AddedTokens:
 
 
 def prompt_tokens(tokenizer: Any, texts: Sequence[str]) -> list[list[int]]:
-    """Return the tokens of plain texts that a model is to continue.
+    """Return the tokens of plain texts that a model continues.
 
-    Each begins with the tokenizer's first token, once, also where the text names it, and has no last one. Raises
-    ValueError as `added_tokens`.
+    Each starts with the tokenizer's start tokens once, even if the text contains them, and has no end tokens. Raises
+    ValueError like `added_tokens`.
     """
     own: list[list[int]] = tokenizer(list(texts), add_special_tokens=False)["input_ids"]
     added = added_tokens(tokenizer)
@@ -61,13 +61,13 @@ def _started(ids: list[int], added: AddedTokens) -> list[int]:
 
 
 def _of_empty_text(tokenizer: Any, added: AddedTokens) -> list[int]:
-    """Return the first token alone, where the tokenizer begins an empty text, too."""
+    """Return the start tokens, if the tokenizer adds them to an empty text too."""
     [ids] = tokenizer([""], add_special_tokens=True)["input_ids"]
     return list(ids[: max(0, len(ids) - len(added.end))])
 
 
 def response_text(tokenizer: Any, tokens: Sequence[int], ends: Collection[int]) -> str:
-    """Return the text of a response without the `ends` after its last other token. Other special tokens are text."""
+    """Return the text of a response without trailing `ends`. Other special tokens are text."""
     length = len(tokens)
     while length and tokens[length - 1] in ends:
         length -= 1
@@ -76,10 +76,10 @@ def response_text(tokenizer: Any, tokens: Sequence[int], ends: Collection[int]) 
 
 
 def text_ends(tokenizer: Any, generation_ends: Any = None, stop_ids: Collection[int] = ()) -> frozenset[int]:
-    """Return the ids that are no text at the end of a response: padding, and ends of a sequence.
+    """Return the ids that are not text at the end of a response: padding, and end tokens.
 
-    `generation_ends`: those of the model's generation defaults. `stop_ids`: those that the manifest adds. A special
-    token among them is an end, too. Where the tokenizer has a chat template, only one that ends a turn is an end: a tag
+    `generation_ends`: those of the model's generation defaults. `stop_ids`: those of the manifest. A special token
+    among them also counts as an end. If the tokenizer has a chat template, only tokens that end a turn count: a tag
     such as </tool_call> stays.
     """
     marks = turn_marks(tokenizer, tokenizer.apply_chat_template) if stop_ids and tokenizer.chat_template else []
@@ -94,14 +94,14 @@ def text_ends(tokenizer: Any, generation_ends: Any = None, stop_ids: Collection[
 
 
 def turn_marks(tokenizer: Any, render: Callable[..., Any]) -> list[int]:
-    """Return the added tokens that a chat template writes after a response; none where it refuses the trial.
+    """Return the added tokens that a chat template writes after a response; empty if it rejects the trial.
 
-    `render`: as the tokenizer's `apply_chat_template`.
+    `render`: like the tokenizer's `apply_chat_template`.
     """
     messages = [{"role": "user", "content": TURN}, {"role": "assistant", "content": TURN}]
     try:
         _, _, end = str(render(messages, tokenize=False, add_generation_prompt=False)).rpartition(TURN)
-    except Exception:  # templates are user data and raise anything
+    except Exception:  # templates are user data and may raise anything
         return []
     [written] = tokenizer([end], add_special_tokens=False)["input_ids"]
     return [token for token in written if token in tokenizer.added_tokens_decoder]

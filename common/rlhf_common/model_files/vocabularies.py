@@ -1,7 +1,7 @@
-"""Whether a model that reads the policy's token ids means the same by them, as the tokenizer files of both say.
+"""Checks that a model that reads the policy's token ids gives them the same meaning, by the tokenizer files of both.
 
-Rule: a token is the same only where it has the same id; the sizes of vocabularies say nothing. A folder without a
-tokenizer says nothing either, and is taken.
+Rule: a token is the same only if it has the same id; vocabulary sizes do not matter. A folder without a tokenizer is
+accepted.
 """
 
 from collections.abc import Callable, Mapping
@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Final
 
 VOCABULARY_FILES: Final = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt")
-"""A folder without any of them has no tokenizer."""
+"""Vocabulary files; a folder without any of them has no tokenizer."""
 OTHER_FILES: Final = ("merges.txt", "added_tokens.json", "special_tokens_map.json", "tokenizer_config.json")
-"""Files beside them from which a tokenizer takes tokens or their texts."""
+"""Other files from which a tokenizer takes tokens or their texts."""
 MISMATCH: Final = "TokenizerMismatch"
-"""Reason of the failure of a model that means something else."""
+"""Failure reason for a model with another vocabulary."""
 REMEDY: Final = (
     "give a model of the actor's tokenizer, or, if its tokens are the actor's all the same, remove the tokenizer files "
     "from its folder"
@@ -21,8 +21,8 @@ REMEDY: Final = (
 
 
 def tokenizer_problem(folder: Path, actor: Path, read: Callable[[Path], Mapping[str, int]]) -> str:
-    """Return what a model in `folder` means by a token otherwise than the policy in `actor`; empty: nothing. `read`
-    returns token -> id of a folder's tokenizer. A token that only the model has is no problem."""
+    """Return the first token with another meaning in the model of `folder` than in the policy of `actor`; empty if
+    there is none. `read` returns token -> id of a folder's tokenizer. Tokens that only the model has are ignored."""
     if not (_has_tokenizer(actor) and _has_tokenizer(folder)):
         return ""
     if actor.samefile(folder) or _files(actor) == _files(folder):
@@ -33,7 +33,8 @@ def tokenizer_problem(folder: Path, actor: Path, read: Callable[[Path], Mapping[
 
 
 def difference(theirs: Mapping[str, int], policy: Mapping[str, int], *, exact: bool = True) -> str:
-    """Return the first token, by id, that another model's vocabulary has otherwise than the policy's; empty: none.
+    """Return the first token, by id, that differs between another model's vocabulary and the policy's; empty if there
+    is none.
 
     `exact`: whether a token that the policy lacks is a difference, too.
     """
@@ -50,6 +51,6 @@ def _has_tokenizer(folder: Path) -> bool:
 
 
 def _files(folder: Path) -> dict[str, bytes]:
-    """Return name -> content of the files that a vocabulary is read from."""
+    """Return name -> content of the files of a vocabulary."""
     present = [name for name in (*VOCABULARY_FILES, *OTHER_FILES) if (folder / name).is_file()]
     return {name: (folder / name).read_bytes() for name in present}

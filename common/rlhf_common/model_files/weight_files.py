@@ -1,7 +1,7 @@
-"""The files of a model folder that hold its weights: one list for every reader, and the headers of these files.
+"""The weight files of a model folder: the same list for every reader, and their headers.
 
-`model.safetensors.index.json` names the files if it is there; otherwise `model.safetensors` is the only one. Rule: a
-folder of which two readers could take different files is refused, because transformers, vLLM and the training ranks
+`model.safetensors.index.json` names the files if it exists; otherwise `model.safetensors` is the only one. Rule: a
+folder from which two readers could take different files is rejected, because transformers, vLLM and the training ranks
 each choose in their own order. Headers are read and checked; tensors never are. No torch is needed.
 """
 
@@ -15,13 +15,13 @@ from typing import Any, Final
 SINGLE: Final = "model.safetensors"
 INDEX: Final = "model.safetensors.index.json"
 MAX_HEADER_BYTES: Final = 100 * 1024 * 1024
-"""The format's own limit."""
+"""Maximum bytes of a header, set by the format."""
 MISSING: Final = "ModelMissing"
-"""Reason of a folder that lacks a file."""
+"""Failure reason for a folder that lacks a file."""
 NAMED: Final = 3
-"""Names that an error shows before it says how many more there are."""
+"""Names that an error lists before it counts the rest."""
 CONFIG_TYPES: Final[Mapping[str, str]] = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
-"""Type of weights in a header -> its name in config.json."""
+"""Weight type in a header -> its name in config.json."""
 _SHARD: Final = re.compile(r"model-\d+-of-\d+\.safetensors")
 _PICKLED: Final = re.compile(r".*\.(bin|pt|pth)")
 _LENGTH_BYTES: Final = 8
@@ -30,11 +30,11 @@ _TYPE_BITS: Final[Mapping[str, int]] = {
     "I16": 16, "U16": 16, "F16": 16, "BF16": 16, "I32": 32, "U32": 32, "F32": 32, "I64": 64, "U64": 64, "F64": 64,
     "C64": 64,
 }  # fmt: skip
-"""Bits of a number by its type in a header. Sub-byte types are not checked for length."""
+"""Bits per number, by its type in a header. The length of sub-byte types is not checked."""
 
 
 class FolderError(Exception):
-    """A model folder that cannot be used; `reason` is that of the failure, and the message says what is wrong."""
+    """A model folder that cannot be used; `reason` is the failure's reason, and the message describes the problem."""
 
     def __init__(self, reason: str, message: str) -> None:
         super().__init__(message)
@@ -43,16 +43,16 @@ class FolderError(Exception):
 
 @dataclass(frozen=True)
 class TensorEntry:
-    """Where one tensor lies."""
+    """Location of one tensor."""
 
     file: Path
     dtype: str
-    """Type by the name that safetensors gives it, such as BF16."""
+    """Type by its safetensors name, such as BF16."""
     shape: tuple[int, ...]
     start: int
-    """Byte of the file at which the tensor begins."""
+    """First byte of the tensor in the file."""
     end: int
-    """Byte behind its last one."""
+    """Byte after its last one."""
 
     @property
     def count(self) -> int:
@@ -72,7 +72,7 @@ class WeightFiles:
 
 
 def weight_files(folder: Path) -> tuple[Path, ...]:
-    """Return the files that hold the weights of a folder, sorted. FolderError when readers could choose differently."""
+    """Return the weight files of a folder, sorted. Raises FolderError if readers could choose differently."""
     present = {file.name for file in folder.glob("*.safetensors")}
     if not (folder / INDEX).is_file():
         return (_single_file(folder, present),)
@@ -90,8 +90,8 @@ def weight_files(folder: Path) -> tuple[Path, ...]:
 
 
 def read_weight_files(folder: Path, *, whole: bool = True) -> WeightFiles:
-    """Return the weight files of a folder with their headers. FolderError when they are damaged, when two of them hold
-    one tensor, or when the index names a tensor that none has. `whole`: whether the data must be there, too."""
+    """Return the weight files of a folder with their headers. Raises FolderError if they are damaged, if two of them
+    contain the same tensor, or if the index names a tensor that none has. `whole`: whether the data must be present."""
     files = weight_files(folder)
     tensors: dict[str, TensorEntry] = {}
     for file in files:
@@ -107,12 +107,12 @@ def read_weight_files(folder: Path, *, whole: bool = True) -> WeightFiles:
 
 
 def read_header(file: Path) -> Mapping[str, TensorEntry]:
-    """Return the tensors of one safetensors file by name. FolderError when it is damaged."""
+    """Return the tensors of one safetensors file by name. Raises FolderError if it is damaged."""
     return _header(file, whole=True)
 
 
 def weight_map(folder: Path) -> dict[str, str]:
-    """Return tensor name -> file name, as the index of a folder says. FolderError when it cannot be used."""
+    """Return tensor name -> file name from the index of a folder. Raises FolderError if it cannot be used."""
     names = _index(folder).get("weight_map")
     if not isinstance(names, dict) or not names or not all(isinstance(name, str) for name in names.values()):
         raise FolderError("ModelCorrupt", f"{INDEX} has no weight_map that maps tensor names to file names")
@@ -122,7 +122,7 @@ def weight_map(folder: Path) -> dict[str, str]:
 
 
 def check_index(folder: Path) -> None:
-    """Raise FolderError for an index without the metadata that transformers wants in it."""
+    """Raise FolderError for an index without the metadata that transformers requires."""
     if (folder / INDEX).is_file() and not isinstance(_index(folder).get("metadata"), dict):
         raise FolderError("ModelCorrupt", f'{INDEX} has no metadata, which transformers needs: add "metadata": {{}}')
 

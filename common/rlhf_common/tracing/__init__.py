@@ -1,5 +1,5 @@
-"""Traces: what a span is, how its ids come about, and how spans leave a process by OTLP.
+"""Traces: spans, their ids, and their export by OTLP.
 
-Rule: nothing waits for a trace. Spans are made of what a process knows anyway; where no endpoint is set nothing of this
-is loaded, and nothing differs.
+Rule: nothing waits for a trace. Spans are built from data that a process has anyway. Without an endpoint the exporter
+is not loaded and nothing else changes.
 """

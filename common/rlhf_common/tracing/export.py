@@ -1,8 +1,7 @@
-"""Spans on their way to a collector: a bounded queue, and a thread that sends what is in it.
+"""Export of spans to a collector: a bounded queue, and a thread that sends its content.
 
-Rule: `add` never waits and never raises; what finds no room is dropped, and what the collector does not take is lost,
-both counted and said once. `close` waits for a bounded time. The thread belongs to nobody: a process that dies loses
-what is queued, and nothing else.
+Rule: `add` never waits and never raises. Spans are dropped when the queue is full, and lost when the collector rejects
+them; both are counted and logged once. `close` waits for a bounded time. A process that dies loses its queued spans.
 """
 
 import logging
@@ -18,15 +17,15 @@ from rlhf_common.tracing.span import Attribute, TraceSpan
 log = logging.getLogger(__name__)
 
 QUEUED: Final = 4096
-"""Things that wait, each a span, or what an iteration's spans of samples are made of."""
+"""Maximum queue entries: a span, or the data for an iteration's spans of samples."""
 BATCH: Final = 512
-"""Spans in one call."""
+"""Maximum spans per call."""
 CALL_SECONDS: Final = 10.0
-"""For one call with what the library tries again, where OTEL_EXPORTER_OTLP_TIMEOUT does not say otherwise."""
+"""Seconds for one call with the library's retries, unless OTEL_EXPORTER_OTLP_TIMEOUT is set."""
 CLOSE_SECONDS: Final = 5.0
-"""For what is left when a process ends; an end waits no longer."""
+"""Seconds to send the rest when a process ends."""
 AFTER_FAILURE_SECONDS: Final = 1.0
-"""The same where the collector did not take the last spans."""
+"""The same if the collector did not take the last spans."""
 OUTCOMES: Final = ("exported", "dropped", "failed")
 
 Made = Iterable[TraceSpan]
@@ -34,20 +33,20 @@ T = TypeVar("T")
 
 
 class Sender(Protocol):
-    """Sends spans; the library's exporter behind one small interface."""
+    """Sends spans; a small interface over the library's exporter."""
 
     def send(self, spans: Sequence[TraceSpan]) -> bool:
-        """Return whether the collector took them; may block for CALL_SECONDS."""
+        """Return whether the collector accepted them; may block for CALL_SECONDS."""
 
     def stop(self) -> None:
-        """Give up what is under way; called from another thread."""
+        """Abort the call in progress; another thread calls this."""
 
 
 class SpanExport:
     """The queue and its thread."""
 
     def __init__(self, sender: Sender, where: str, queued: int = QUEUED) -> None:
-        """`where`: the endpoint, for words."""
+        """`where`: the endpoint, for log messages."""
         self._sender, self._where, self._room = sender, where, queued
         self._waiting: deque[tuple[int, Callable[[], Made]]] = deque()
         self._changed = threading.Condition()
@@ -62,7 +61,7 @@ class SpanExport:
         self.add_made(1, lambda: (span,))
 
     def add_made(self, size: int, make: Callable[[], Made]) -> None:
-        """Queue spans that the thread makes; `size` is what they count as when there is no room for them."""
+        """Queue a function that makes spans in the thread; `size` spans count as dropped if the queue is full."""
         with self._changed:
             if len(self._waiting) >= self._room or self._closing:
                 self._counts["dropped"] += size
@@ -76,7 +75,7 @@ class SpanExport:
             return {outcome: self._counts[outcome] for outcome in OUTCOMES}
 
     def close(self, seconds: float = CLOSE_SECONDS) -> None:
-        """Send what is left, for a bounded time, and end the thread."""
+        """Send the queued spans for a bounded time, and end the thread."""
         with self._changed:
             self._closing = True
             self._changed.notify()
@@ -90,18 +89,18 @@ class SpanExport:
             for size, make in self._take():
                 try:
                     self._send(make())
-                except Exception:  # a span that cannot be made costs that span
+                except Exception:  # a failure drops only these spans
                     log.exception("spans could not be made, and are dropped")
                     self._count("dropped", size)
 
     def _wait(self) -> bool:
-        """Wait for something to send; False: there is nothing, and nothing comes."""
+        """Wait for entries; return False if the queue is closed and empty."""
         with self._changed:
             self._changed.wait_for(lambda: self._waiting or self._closing)
             return bool(self._waiting)
 
     def _take(self) -> list[tuple[int, Callable[[], Made]]]:
-        """Take what waits; single spans become one batch."""
+        """Take queued entries; single spans become one batch."""
         with self._changed:
             taken = [self._waiting.popleft() for _ in range(min(BATCH, len(self._waiting)))]
         singles = [make for size, make in taken if size == 1]
@@ -115,7 +114,7 @@ class SpanExport:
         while batch := list(islice(left, BATCH)):
             try:
                 sent = self._sender.send(batch)
-            except Exception as error:  # whatever a library raises
+            except Exception as error:  # the library may raise anything
                 sent = self._lost(f"{type(error).__name__}: {error}")
             else:
                 sent = sent or self._lost("it cannot be reached, or refuses them")
@@ -136,15 +135,15 @@ class SpanExport:
 
 
 class OtlpSender:
-    """The library's exporter by gRPC."""
+    """The library's exporter over gRPC."""
 
     def __init__(self, endpoint: str, resource: Mapping[str, Attribute], scope: str) -> None:
-        """Raises ModuleNotFoundError where the library is missing, and ValueError for variables that it cannot read."""
+        """Raises ModuleNotFoundError if the library is missing, and ValueError for variables that it cannot read."""
         from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter
         from opentelemetry.sdk.resources import Resource
         from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 
-        # What it says of each call that fails is said here, once.
+        # The library logs every failed call; this module logs failures once.
         logging.getLogger("opentelemetry").setLevel(logging.CRITICAL)
         self._exporter = OTLPSpanExporter(endpoint=endpoint)
         self._resource = Resource.create(dict(resource))
@@ -181,8 +180,8 @@ class OtlpSender:
 
 
 def open_where_set(environ: Mapping[str, str], given: str, opened: Callable[[str], T]) -> T | None:
-    """Return what is opened for the endpoint that is given, or else for that of the environment; None where there is
-    none. A process never fails for its traces: whatever keeps them from being opened is said in one line."""
+    """Return the result of `opened` for the given endpoint, or else for that of the environment; None without one. A
+    process never fails because of its traces: an error while opening is logged in one line."""
     endpoint = endpoint_of(environ, given)
     if endpoint.problem:
         log.warning("no traces are sent: %s", endpoint.problem)
@@ -190,7 +189,7 @@ def open_where_set(environ: Mapping[str, str], given: str, opened: Callable[[str
         return None
     try:
         return opened(endpoint.url)
-    except Exception as error:  # whatever a library makes of its variables
+    except Exception as error:  # the library may raise anything about its variables
         log.warning("no traces are sent to %s: %s: %s", endpoint.url, type(error).__name__, error)
         return None
 
@@ -198,6 +197,6 @@ def open_where_set(environ: Mapping[str, str], given: str, opened: Callable[[str
 def open_export(
     endpoint: str, service: str, environ: Mapping[str, str], resource: Mapping[str, Attribute]
 ) -> SpanExport:
-    """Begin to send the spans of a process. Raises ModuleNotFoundError, and ValueError."""
+    """Start to send the spans of a process. Raises ModuleNotFoundError and ValueError."""
     named = {} if environ.get(SERVICE_NAME) else {"service.name": service}
     return SpanExport(OtlpSender(endpoint, {**named, **resource}, service), endpoint)

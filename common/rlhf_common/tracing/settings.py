@@ -1,6 +1,6 @@
-"""Where spans go, as the environment says it by OpenTelemetry's own variables. Pure.
+"""Destination of spans, from OpenTelemetry's own environment variables. Pure.
 
-Rule: what cannot be followed is a problem in words, never an exception: a job does not end for its traces.
+Rule: an invalid setting is a problem in words, never an exception: a job does not end because of its traces.
 """
 
 from collections.abc import Mapping
@@ -14,16 +14,16 @@ SERVICE_NAME: Final = "OTEL_SERVICE_NAME"
 
 @dataclass(frozen=True)
 class TraceEndpoint:
-    """Where spans go."""
+    """Destination of spans."""
 
     url: str = ""
-    """Empty: nowhere."""
+    """URL of the endpoint; empty: none."""
     problem: str = ""
-    """Why nowhere, though an endpoint is set."""
+    """Why a configured endpoint is not used."""
 
 
 def endpoint_of(environ: Mapping[str, str], given: str = "") -> TraceEndpoint:
-    """Return where spans go: to the endpoint that is given, or else to that of the environment."""
+    """Return the destination of spans: the given endpoint, or else that of the environment."""
     url = given or next((environ[name] for name in ENDPOINTS if environ.get(name)), "")
     if not url or environ.get("OTEL_SDK_DISABLED", "").lower() == "true":
         return TraceEndpoint()

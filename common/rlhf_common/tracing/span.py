@@ -1,7 +1,7 @@
-"""A span that is over, and its ids. Pure.
+"""A finished span and its ids. Pure.
 
-Rule: ids are hashes of what a span is about and of the run's own random name, so every process of a job finds the trace
-of an iteration without being told, and a span that is made again is the same span.
+Rule: ids are hashes of the span's subject and the run's own random name. So every process of a job can compute the
+trace id of an iteration, and a repeated span has the same id.
 """
 
 import hashlib
@@ -17,19 +17,19 @@ Attribute = str | int | float | bool
 
 @dataclass(frozen=True)
 class TraceSpan:
-    """Something that took time."""
+    """An activity with a duration."""
 
     name: str
     trace: int
     span: int
     parent: int
-    """Span that it is part of; 0: the trace begins with it."""
+    """Parent span; 0: the trace starts with this span."""
     start_ns: int
-    """Since the Unix epoch."""
+    """Nanoseconds since the Unix epoch."""
     end_ns: int
     attributes: Mapping[str, Attribute] = field(default_factory=dict)
     failure: str = ""
-    """Why what it tells did not succeed; empty: it did."""
+    """Reason of the failure; empty if it succeeded."""
 
 
 def trace_id(run: str, *about: object) -> int:
@@ -43,17 +43,17 @@ def span_id(trace: int, *about: object) -> int:
 
 
 def trace_words(trace: int) -> str:
-    """Return a trace id as it is written everywhere: 32 hexadecimal digits."""
+    """Return a trace id as text: 32 hexadecimal digits."""
     return f"{trace:0{2 * TRACE_BYTES}x}"
 
 
 def iteration_trace(run: str, iteration: int) -> str:
-    """Return the trace id of an iteration, as log lines have it; empty for a run without traces."""
+    """Return the trace id of an iteration, as in log lines; empty for a run without traces."""
     return trace_words(trace_id(run, "iteration", iteration)) if run else ""
 
 
 def is_sampled(trace: int, share: float, *about: object) -> bool:
-    """Return whether something of a trace is among the share that is told: the same answer whenever it is asked."""
+    """Return whether an item of a trace is in the sampled share; the answer is always the same."""
     return _number(SPAN_BYTES, trace_words(trace), "sampled", *about) < share * 256**SPAN_BYTES
 
 

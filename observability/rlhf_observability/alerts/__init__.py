@@ -1,5 +1,5 @@
-"""Alerts as data: `families/` says when each fires, other modules write the chart's files and tables of the docs of it.
+"""Alerts as data: `families/` defines when each fires; other modules generate the chart's files and tables of the docs.
 
-Rule: an alert exists once, in its family; chart, rule file, values, schema and tables of the docs are written of it by
-`make alerts`, and a test compares. Nothing here is run by an operator or a job.
+Rule: an alert is defined in its family; `make alerts` generates chart, rule file, values, schema and tables of the docs
+from it, and a test compares them. No operator or job runs this code.
 """

@@ -1,6 +1,6 @@
-"""`python -m rlhf_observability.alerts` writes every file that is made of the alerts (`make alerts`).
+"""`python -m rlhf_observability.alerts` writes every file generated from the alerts (`make alerts`).
 
-Rule: what is written is a function of the families and of what the file had around its generated part.
+Rule: the output depends on the families and on the text around the generated part of a file.
 """
 
 from pathlib import Path

@@ -1,7 +1,7 @@
-"""What an alert is: when it fires, how bad that is, what it says, and which of its numbers a cluster may change.
+"""The definition of an alert: its condition, severity, texts, and the thresholds that a cluster may change.
 
-Rule: pure data, checked when it is made, so that a threshold that no expression reads, or a placeholder that no value
-fills, ends the import and not somebody's night. Nothing here knows of Helm or of files.
+Rule: pure data, checked at creation, so that an unused threshold, or a placeholder without a value, fails at import.
+This module is independent of Helm and of files.
 """
 
 import re
@@ -11,49 +11,49 @@ from enum import StrEnum
 from typing import Final
 
 PLACEHOLDER: Final = re.compile(r"<([a-z][A-Za-z]*)>")
-"""Where a threshold stands in an expression or a text: `<atLeastSeconds>`."""
+"""Placeholder of a threshold in an expression or a text: `<atLeastSeconds>`."""
 DURATION: Final = re.compile(r"([1-9][0-9]*(s|m|h|d))+|0s")
-"""A duration as Prometheus reads it."""
+"""A duration in the syntax of Prometheus."""
 NAME: Final = re.compile(r"RLHF[A-Za-z]+")
 
 
 class AlertSeverity(StrEnum):
-    """Who is shown of it, and when."""
+    """Who is notified, and when."""
 
     CRITICAL = "critical"
-    """Pages somebody at night: it loses work or money now, and does not mend itself."""
+    """Pages a person at night: work or money is being lost, and it does not recover by itself."""
     WARNING = "warning"
-    """Somebody looks the next morning."""
+    """A person looks the next morning."""
     INFO = "info"
-    """Shown, and sent to nobody."""
+    """Displayed without notification."""
 
 
 @dataclass(frozen=True)
 class Threshold:
-    """A number of an alert that a value of the chart sets."""
+    """A number in an alert that a value of the chart sets."""
 
     name: str
-    """Under `alerts.rules.<alert>` in the chart's values."""
+    """Key below `alerts.rules.<alert>` in the chart's values."""
     default: float
-    """In the unit that `meaning` says. A whole number takes whole numbers only, as the range of a query must be."""
+    """Default, in the unit in `meaning`. An integer default accepts only integers, as the range of a query requires."""
     meaning: str
     """A clause for values.yaml and the reference page."""
     most: float | None = None
-    """The largest number that makes sense; None: there is none."""
+    """Maximum sensible value; None: no maximum."""
 
     def __post_init__(self) -> None:
-        """Raise ValueError for a name that every alert has a value of."""
+        """Raise ValueError for a name that every alert already uses as a value."""
         if self.name in ("enabled", "for", "severity"):
             raise ValueError(f"threshold {self.name}: every alert has a value of this name")
 
     @property
     def text(self) -> str:
-        """The default as PromQL and YAML read it."""
+        """The default in the syntax of PromQL and YAML."""
         return f"{self.default:.12g}"
 
     @property
     def least(self) -> int:
-        """The least number that makes sense: no range of a query is empty."""
+        """Minimum sensible value, so that no range of a query is empty."""
         return 1 if self.name in ("windowSeconds", "recentSeconds") else 0
 
 
@@ -64,21 +64,21 @@ class Alert:
     name: str
     severity: AlertSeverity
     when: str
-    """A clause for tables: fires when ..."""
+    """Clause for tables, after "fires when"."""
     expression: str
-    """PromQL over series of the catalogue, with `<threshold>` where a value goes."""
+    """PromQL over series of the catalogue, with `<threshold>` as placeholders of values."""
     lasts: str
-    """How long it must hold without a gap: `for` of the rule."""
+    """Duration for which it must hold continuously: `for` of the rule."""
     summary: str
-    """One line that names job and figure, by Prometheus' templates."""
+    """One line with job and value, as a Prometheus template."""
     description: str
-    """What it means and what to do first, by Prometheus' templates."""
+    """Meaning and first step, as a Prometheus template."""
     normal: str
-    """What the figure is in a healthy job or operator."""
+    """Value in a healthy job or operator."""
     thresholds: tuple[Threshold, ...] = ()
 
     def __post_init__(self) -> None:
-        """Raise ValueError for placeholders without a threshold, thresholds that nothing reads, and bad forms."""
+        """Raise ValueError for placeholders without a threshold, unused thresholds, and invalid syntax."""
         if not NAME.fullmatch(self.name):
             raise ValueError(f"{self.name!r}: names of alerts begin with RLHF and have letters only")
         if not DURATION.fullmatch(self.lasts):
@@ -108,7 +108,7 @@ class Recording:
     name: str
     expression: str
     why: str
-    """Why it pays."""
+    """Reason for the recording."""
 
 
 @dataclass(frozen=True)
@@ -116,9 +116,9 @@ class Family:
     """Alerts with one runbook page and one rule group."""
 
     name: str
-    """Of the page docs/runbooks/<name>.md and the group rlhf-<name>."""
+    """Name of the page docs/runbooks/<name>.md and the group rlhf-<name>."""
     about: str
-    """A clause: what these alerts watch."""
+    """Clause: what these alerts watch."""
     alerts: tuple[Alert, ...]
     recordings: tuple[Recording, ...] = ()
 

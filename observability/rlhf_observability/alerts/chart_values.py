@@ -1,6 +1,7 @@
-"""What a cluster may change of the alerts: the section `alerts` of the chart's values.yaml and of its schema.
+"""Alert settings of a cluster: the section `alerts` of the chart's values.yaml and its schema.
 
-Rule: written from the families; the rest of both files is left as it is. A value that no alert has is refused by name.
+Rule: this section is generated from the families; the rest of both files does not change. The schema rejects values
+that no alert has.
 """
 
 import json
@@ -17,7 +18,7 @@ _WIDTH: Final = 120
 
 
 def with_section(values_yaml: str, families: Iterable[Family]) -> str:
-    """Return values.yaml with its section of alerts written anew, or appended when it has none."""
+    """Return values.yaml with its section of alerts regenerated, or appended if it is missing."""
     before, begun, rest = values_yaml.partition(BEGIN)
     after = rest.partition(END)[2] if begun else ""
     return before + ("" if begun else "\n") + BEGIN + section(families) + END + after
@@ -47,7 +48,7 @@ def section(families: Iterable[Family]) -> str:
 
 
 def with_schema(schema_json: str, families: Iterable[Family]) -> str:
-    """Return values.schema.json with its property of alerts written anew."""
+    """Return values.schema.json with its property of alerts regenerated."""
     document = json.loads(schema_json)
     document["properties"]["alerts"] = schema(families)
     return json.dumps(document, indent=2) + "\n"

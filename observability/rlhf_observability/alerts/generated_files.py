@@ -1,6 +1,6 @@
-"""Which files are made of the alerts, and with what text: `make alerts` writes them, a test compares.
+"""Files generated from the alerts, with their text: `make alerts` writes them, a test compares them.
 
-Rule: reads the files that have a generated part between parts of their own; writes nothing.
+Rule: reads the files that have a generated part between other parts; writes nothing.
 """
 
 import json
@@ -12,7 +12,7 @@ from rlhf_observability.alerts.rule_file import chart_data, rule_file_text
 
 
 def generated_files(root: Path) -> dict[Path, str]:
-    """Return path -> text of each."""
+    """Return path -> text of each generated file."""
     chart, page = root / "charts" / "rlhf-operator", root / "docs" / "alerts.md"
     values, schema = chart / "values.yaml", chart / "values.schema.json"
     return {

@@ -1,6 +1,6 @@
-"""The tables of docs/alerts.md: what every alert fires at, with its default thresholds, and where its runbook is.
+"""The tables of docs/alerts.md: conditions of the alerts with default thresholds, and links to runbooks.
 
-Rule: between two marks the page is written from the families; the rest of it is written by people.
+Rule: the part of the page between two marks is generated from the families; people write the rest.
 """
 
 from collections.abc import Iterable
@@ -13,7 +13,7 @@ END: Final = "<!-- end of alerts -->\n"
 
 
 def with_tables(page: str, families: Iterable[Family]) -> str:
-    """Return the page with its tables written anew. Raises ValueError for a page without the two marks."""
+    """Return the page with its tables regenerated. Raises ValueError for a page without the two marks."""
     before, begun, rest = page.partition(BEGIN)
     _, ended, after = rest.partition(END)
     if not begun or not ended:

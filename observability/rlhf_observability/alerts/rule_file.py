@@ -1,6 +1,6 @@
-"""The rules as Prometheus reads them from a file, and as data that the chart's template fills with a cluster's values.
+"""The rules as a Prometheus rule file, and as data that the chart's template fills with a cluster's values.
 
-Rule: pure; both are made of the same families, so a rule in a PrometheusRule is that of the file but for values.
+Rule: pure; both come from the same families, so a rule in a PrometheusRule equals that of the file except for values.
 """
 
 from collections.abc import Iterable, Mapping
@@ -11,7 +11,7 @@ import yaml
 from rlhf_observability.alerts.alert import Alert, Family, filled
 
 RUNBOOKS: Final = "https://github.com/rlhf-operator/rlhf-operator/blob/main/docs/runbooks"
-"""Where runbook pages are, unless the value alerts.runbookUrl says so; no slash at its end."""
+"""Default location of runbook pages (value alerts.runbookUrl), without a trailing slash."""
 HEADER: Final = """\
 # Alerts and recording rules of rlhf-operator for a Prometheus without the Prometheus operator, with the thresholds that
 # the chart has by default: put the file under rule_files. Written by `make alerts`; docs/alerts.md explains each.
@@ -19,7 +19,7 @@ HEADER: Final = """\
 
 
 def rule_file(families: Iterable[Family], given: Mapping[str, Mapping[str, Any]] | None = None) -> dict[str, Any]:
-    """Return the content of a rule file. `given`: alert -> what replaces its defaults, as under alerts.rules."""
+    """Return the content of a rule file. `given`: alert -> overrides of its defaults, as under alerts.rules."""
     given = given or {}
     return {
         "groups": [
@@ -41,7 +41,7 @@ def rule_file_text(families: Iterable[Family]) -> str:
 
 
 class _BlockDumper(yaml.SafeDumper):
-    """Writes queries of several lines as they are read."""
+    """Writes multi-line queries as block text."""
 
 
 _BlockDumper.add_representer(
@@ -51,7 +51,7 @@ _BlockDumper.add_representer(
 
 
 def chart_data(families: Iterable[Family]) -> dict[str, Any]:
-    """Return what the chart's template reads: expressions and texts with placeholders, and their defaults."""
+    """Return the data of the chart's template: expressions and texts with placeholders, and their defaults."""
     return {
         "runbooks": RUNBOOKS,
         "groups": [

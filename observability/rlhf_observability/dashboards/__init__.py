@@ -1,20 +1,20 @@
-"""Dashboards of Grafana: one module per dashboard, each of panels that name metrics of the catalogue.
+"""Dashboards of Grafana: one module per dashboard, with panels over metrics of the catalogue.
 
-  panels       what a panel, a row and a dashboard are, and the kinds of panels
+  panels       types of panels, rows and dashboards, and the kinds of panels
   drawing      how Grafana draws each kind
-  variables    what a person chooses above a dashboard
-  annotations  moments that are marked on its graphs
+  variables    choices above a dashboard
+  annotations  marked moments on its graphs
   document     the JSON that Grafana imports, panels in place
   fleet, job, learning, training, fusion, speculation, weights, engine, workers, operator
                the dashboards, each with the questions that it answers in its docstring
 
-`all_dashboards()` is the list that tests and tools go by: of each, `uid`, `title`, `rows`, `panels`, and of each panel
+`all_dashboards()` is the list for tests and tools. A dashboard has `uid`, `title`, `rows` and `panels`; a panel has
 `queries`, whose `expression` is PromQL with Grafana's variables ($cluster, $namespace, $job, $worker; durations
-$__rate_interval, $__range). `variables.ALL` says what the variables stand for when All is chosen. `document()` returns
-the JSON of one; `python -m rlhf_observability.dashboards FOLDER` (`make dashboards`) writes `FOLDER/<name>.json`, the
-name being the uid without `rlhf-`.
+$__rate_interval, $__range). `variables.ALL` has the values of the variables if All is chosen. `document()` returns the
+JSON of one; `python -m rlhf_observability.dashboards FOLDER` (`make dashboards`) writes `FOLDER/<name>.json`, where the
+name is the uid without `rlhf-`.
 
-Rule: a panel says in its description what is normal and what to do when it is not. Nothing here asks a server.
+Rule: a panel's description says what is normal and what to do otherwise. No module here queries a server.
 """
 
 from rlhf_observability.dashboards.engine import ENGINE_DASHBOARD
@@ -31,7 +31,7 @@ from rlhf_observability.dashboards.workers import WORKERS_DASHBOARD
 
 
 def all_dashboards() -> tuple[Dashboard, ...]:
-    """Return every dashboard, in the order in which people read about them."""
+    """Return every dashboard, in reading order."""
     return (
         FLEET_DASHBOARD,
         JOB_DASHBOARD,

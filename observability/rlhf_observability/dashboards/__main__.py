@@ -1,6 +1,6 @@
 """Writes every dashboard as a file that Grafana imports: `python -m rlhf_observability.dashboards FOLDER`.
 
-Rule: the folder holds these files and no other JSON afterwards, so that a dashboard that is no more leaves the chart.
+Rule: afterwards the folder has no other JSON files, so that a removed dashboard leaves the chart.
 """
 
 import sys

@@ -1,7 +1,7 @@
-"""Moments that are marked on all graphs of a dashboard, as Grafana's Prometheus datasource reads them.
+"""Marked moments on all graphs of a dashboard, in the form of Grafana's Prometheus datasource.
 
-Rule: a mark is where a query has a value above zero. Each dashboard marks its own, and the alerts that fire on what it
-shows, whichever rules were installed: without any the mark is never there.
+Rule: a mark appears where a query has a value above zero. Each dashboard has its own marks, and those of alerts on its
+series, for any installed rules: without rules the mark never appears.
 """
 
 from collections.abc import Iterator
@@ -12,12 +12,12 @@ from rlhf_observability.dashboards.variables import DATASOURCE
 from rlhf_observability.promql import CLUSTER, FLEET, JOBS
 
 STEP: Final = "30s"
-"""Marks that are nearer than this are one."""
+"""Minimum distance of two marks."""
 _OPERATOR: Final = f'{CLUSTER}=~"$cluster",alertname=~"RLHFOperator.+"'
 
 
 def annotations(dashboard: Dashboard) -> Iterator[Annotation]:
-    """Yield what is marked on a dashboard."""
+    """Yield the annotations of a dashboard."""
     yield from dashboard.annotations
     if Variable.JOB in dashboard.variables:
         chosen = ",".join((*JOBS.matchers, 'alertname=~"RLHF.+"'))
@@ -29,7 +29,7 @@ def annotations(dashboard: Dashboard) -> Iterator[Annotation]:
 
 
 def annotation_json(annotation: Annotation) -> dict[str, Any]:
-    """Return an annotation as the datasource reads it; the library's type knows but its expression."""
+    """Return an annotation in the datasource's form; the library's type has only its expression."""
     return {
         "datasource": DATASOURCE.to_json(),
         "enable": annotation.enabled,

@@ -1,7 +1,7 @@
 """A dashboard as the document that Grafana imports: its panels in place, variables, links and annotations.
 
-Rule: the same code makes the same bytes, so that a test can tell a file that is out of date. A document has no id, for
-that is a database's, and no name of a datasource, which is a variable: it is imported anywhere as it is.
+Rule: the same code gives the same bytes, so that a test can detect an outdated file. A document has no id, which
+belongs to a database, and no datasource name, which is a variable: any Grafana can import it unchanged.
 """
 
 import json
@@ -18,19 +18,19 @@ from rlhf_observability.dashboards.panels import GRID_WIDTH, Dashboard, Panel, R
 from rlhf_observability.dashboards.variables import variables
 
 TAG: Final = "rlhf"
-"""All dashboards have it; the list of links above each is made of it."""
+"""Tag of all dashboards, which selects the links above each."""
 REFRESH: Final = "30s"
-"""As often as processes are scraped by the chart's monitors: more shows nothing new."""
+"""Refresh interval, equal to the scrape interval of the chart's monitors."""
 
 
 def document(dashboard: Dashboard) -> str:
-    """Return a dashboard as JSON text, which ends in a line end."""
+    """Return a dashboard as JSON text with a final newline."""
     built = json.loads(JSONEncoder(sort_keys=True).encode(_build(dashboard).build()))
     for variable in built["templating"]["list"]:
         for name in ("auto", "auto_count", "auto_min"):
-            variable.pop(name, None)  # of intervals; the library writes it for all
+            variable.pop(name, None)  # for intervals; the library writes it for all
     for panel in built["panels"]:
-        panel.get("options", {}).pop("footer", None)  # of tables; Grafana 13 has it no longer, and none of ours had one
+        panel.get("options", {}).pop("footer", None)  # for tables; Grafana 13 has dropped it, and no panel used it
     built["annotations"] = {"list": [annotation_json(each) for each in annotations(dashboard)]}
     return json.dumps(built, indent=1, sort_keys=True, ensure_ascii=False) + "\n"
 
@@ -60,9 +60,9 @@ def _build(dashboard: Dashboard) -> sdk.Dashboard:
 
 
 def places(row: Row, top: int) -> Iterator[tuple[Panel, models.GridPos]]:
-    """Yield the panels of a row with their places: from left to right, on a new line when the grid is full.
+    """Yield the panels of a row with their places: from left to right, in a new line when the grid is full.
 
-    Raises ValueError when panels of one line differ in height, or a line does not end where the grid does: a hole.
+    Raises ValueError if panels of one line differ in height, or a line does not fill the grid.
     """
     left, height = 0, 0
     for panel in row.panels:

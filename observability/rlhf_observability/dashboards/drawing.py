@@ -1,7 +1,7 @@
-"""Panels as Grafana has them: the one module that says how each kind is drawn.
+"""Panels in Grafana's form: defines how each kind is drawn.
 
-Rule: all panels of a kind look the same, so that a person reads the tenth as fast as the first. Legends show the last
-value and the mean; several series are one tooltip, the largest first; gaps stay gaps.
+Rule: all panels of a kind look the same, so that people read them quickly. Legends show the last value and the mean;
+several series share one tooltip, the largest first; gaps stay gaps.
 """
 
 from collections.abc import Callable, Mapping
@@ -28,11 +28,11 @@ from rlhf_observability.dashboards.variables import DATASOURCE
 
 SdkPanel = stat.Panel | timeseries.Panel | bargauge.Panel | heatmap.Panel | table.Panel | statetimeline.Panel
 LAST: Final = "lastNotNull"
-BAR_PIXELS: Final = 32  # of one bar at most: two bars are not to be letters of a hand's height
+BAR_PIXELS: Final = 32  # height of one bar, so that two bars do not get huge text
 
 
 def draw(panel: Panel, number: int, place: models.GridPos) -> SdkPanel:
-    """Return a panel at its place, with the number that links of one panel name it by."""
+    """Return a panel at its place, with its number for links to a single panel."""
     drawn = _KINDS[panel.kind](panel)
     drawn.id(number).title(panel.title).description(panel.description).datasource(DATASOURCE).grid_pos(place)
     for index, query in enumerate(panel.queries):
@@ -42,7 +42,7 @@ def draw(panel: Panel, number: int, place: models.GridPos) -> SdkPanel:
 
 
 def _scale(drawn: SdkPanel, panel: Panel) -> None:
-    """Give a panel its unit, bounds, colours and links."""
+    """Set a panel's unit, bounds, colours and links."""
     drawn.unit(panel.unit)
     if panel.low is not None:
         drawn.min(panel.low)
@@ -72,7 +72,7 @@ def _target(kind: PanelKind, query: Query, letter: str) -> prometheus.Dataquery:
     if query.legend:
         target.legend_format(query.legend)
     if "_bucket{" in query.expression:
-        target.exemplar(True)  # names iteration, worker or sample of single values, where Prometheus keeps exemplars
+        target.exemplar(True)  # shows iteration, worker or sample of single values, if Prometheus stores exemplars
     if kind is PanelKind.TABLE:
         return target.instant().format(PromQueryFormat.TABLE)
     if kind is PanelKind.HEATMAP:
@@ -138,7 +138,7 @@ def _graph(panel: Panel) -> timeseries.Panel:
         .color_scheme(dashboard.FieldColor().mode(models.FieldColorModeId.PALETTE_CLASSIC))
     )
     if panel.low == 0 and panel.high is None and panel.unit in (PanelUnit.NUMBER, PanelUnit.SAMPLES):
-        drawn.axis_soft_max(1)  # a line of zeros lies at the bottom and not in the middle of a hundred
+        drawn.axis_soft_max(1)  # so that a line of zeros lies at the bottom, not in the middle
     return drawn
 
 
@@ -179,7 +179,7 @@ def _states(panel: Panel) -> SdkPanel:
 
 
 def _table(panel: Panel) -> SdkPanel:
-    """Return a table of instant queries that are joined by their labels, with the columns that the panel names."""
+    """Return a table of instant queries joined by their labels, with the columns of the panel."""
     order = {name: index for index, name in enumerate(panel.columns)}
     organize = {"includeByName": dict.fromkeys(panel.columns, True), "indexByName": order}
     drawn = (

@@ -1,13 +1,13 @@
-"""Engine: how fast tokens are decoded, how full batches are, how long samples wait, and what memory holds.
+"""Engine: decoding speed, batch sizes, waiting times of samples, and memory.
 
-What engines of some kinds say beside (vLLM: how full its caches are, who waits, which prefixes were found) is a further
-line where its question is asked. What vLLM serves under its own names is for its own dashboards.
+Numbers of some engines only (vLLM: cache usage, waiting requests, prefix hits) are additional lines in the same panels.
+vLLM's own metrics belong to its own dashboards.
 
 Questions, in the order of the rows:
-- Is generation as fast as it was, and are its batches full?
+- Is generation as fast as before, and are its batches full?
 - Which workers are slower than the others?
 - Do samples wait, and how long is the tail?
-- Does the memory of devices suffice?
+- Is device memory sufficient?
 """
 
 from typing import Final
@@ -33,7 +33,7 @@ from rlhf_observability.dashboards.panels import (
 )
 from rlhf_observability.promql import JOB, JOBS, WORKERS, bottom, top, total
 
-_FEW: Final = 8  # workers that a person tells apart
+_FEW: Final = 8  # workers that a person can distinguish
 _WORKER = f"{{{{worker}}}} {BY_JOB}"
 _OF_WORKER = ("worker",)
 _STEP = f"{WORKERS.rates(worker.ENGINE_DECODE_SECONDS, 'worker')} / {WORKERS.rates(worker.ENGINE_STEPS, 'worker')}"

@@ -1,9 +1,9 @@
 """The fleet: all jobs of a cluster, its GPUs and its queues.
 
 Questions, in the order of the rows:
-- Is anything wrong now: do jobs fail, wait, or hold GPUs that compute nothing?
+- Is there a problem now: do jobs fail, wait, or hold GPUs that compute nothing?
 - Which job is it, in which phase, since when?
-- Who uses the GPUs, and what are they wasted on?
+- Who uses the GPUs, and why are they idle?
 - How long is the queue, and who waits longest?
 """
 

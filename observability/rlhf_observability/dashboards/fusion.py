@@ -1,9 +1,9 @@
-"""Fusion: what moving the tail of generation to few workers gains, and whether it was predicted.
+"""Fusion: the gain from moving the tail of generation to few workers, and the quality of its prediction.
 
 Questions, in the order of the rows:
-- Researcher and engineer: does fusion pay, against the same job with mode Disabled?
-- Are predictions right: of the time, of costs, of lengths?
-- What happens in the tail: when does it move, to how many workers, what waits?
+- Researcher and engineer: does fusion pay, compared with the same job with mode Disabled?
+- Are predictions of time, costs and lengths right?
+- Tail: when does it move, to how many workers, and what waits?
 - On call: do moves fail, or take long?
 """
 
@@ -31,9 +31,15 @@ from rlhf_observability.dashboards.panels import (
 )
 from rlhf_observability.promql import JOB, JOBS, number_of
 
-_OFF: Final = ((None, RED), (-0.5, ORANGE), (-0.25, GREEN), (0.25, ORANGE), (0.5, RED))  # share of what was predicted
+_OFF: Final = (
+    (None, RED),
+    (-0.5, ORANGE),
+    (-0.25, GREEN),
+    (0.25, ORANGE),
+    (0.5, RED),
+)  # error as a share of the prediction
 _POOLED: Final = number_of(JOBS.latest(fusion.POOL, "worker"), *JOB)
-_NONE: Final = f"0 * {JOBS.latest(fusion.POOL_WORKERS)}"  # of jobs outside the tail
+_NONE: Final = f"0 * {JOBS.latest(fusion.POOL_WORKERS)}"  # for jobs outside the tail
 _UNPREDICTED: Final = "with mode Fixed or Disabled, and before anything was learned"
 
 FORMED: Final = Annotation(

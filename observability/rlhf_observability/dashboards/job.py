@@ -1,9 +1,9 @@
-"""One job, or several side by side: how far it is, what it learns, where its time and its GPUs go.
+"""One job, or several side by side: progress, learning, and the use of time and GPUs.
 
 Questions, in the order of the rows:
-- On call: does it move, how long will it take, which phase is it in?
-- Researcher: does the reward rise, and at what price in divergence and length? Several jobs are one panel, by name.
-- Both: where does the time of an iteration go, and which GPUs wait for what?
+- On call: does it progress, how long will it take, which phase is it in?
+- Researcher: does the reward rise, and at what cost in divergence and length? Several jobs share a panel, by name.
+- Both: where does the time of an iteration go, and what do GPUs wait for?
 - On call: were processes lost, did scores fail, are workers missing?
 """
 
@@ -63,7 +63,7 @@ RECOVERED: Final = Annotation(
 
 
 def _phase() -> str:
-    """Return the phase of each job as its number among PHASES, from 1, so that it is one line of colours a job."""
+    """Return the phase of each job as its number in PHASES, from 1, so that a job is one line of colours."""
     numbered = (f"({JOBS.value(job.PHASE, phase=phase)} == 1) * {index}" for index, phase in enumerate(PHASES, 1))
     return highest(" or ".join(numbered), *JOB)
 

@@ -1,10 +1,10 @@
-"""Learning: what the policy and the critic learn, run against run.
+"""Learning: progress of the policy and the critic, run by run.
 
-Questions, in the order of the rows, all of a researcher who has several jobs in each panel:
-- Which run is ahead, is its reward worth anything, and does it hold on prompts that it is not trained on?
-- How far is the policy from where it began, and does it still explore?
-- Are the optimizer's steps of a sane size?
-- Does the critic predict, and what do my own metrics say?
+Questions of a researcher who compares several jobs per panel, in the order of the rows:
+- Which run is ahead, is its reward meaningful, and does it hold on prompts outside the training data?
+- How far is the policy from its start, and does it still explore?
+- Are the optimizer's steps of a reasonable size?
+- Does the critic predict well, and what do custom metrics show?
 """
 
 from typing import Final
@@ -28,12 +28,12 @@ from rlhf_observability.dashboards.panels import (
 )
 from rlhf_observability.promql import JOB, JOBS, top
 
-_NAMES: Final = 20  # of a user's metrics that one panel shows
+_NAMES: Final = 20  # user metrics per panel
 _TRAINED: Final = JOBS.narrowed('name=~"training/.+|rewards/.+/(mean|metrics/.+)"')
 _KNOWN: Final = "|".join(
     sorted(metric.run_metric.replace("{model}", "[^/]+") for metric in METRICS if metric.run_metric)
 )
-"""Names in metrics.jsonl that are metrics by themselves."""
+"""Names in metrics.jsonl that have their own metric."""
 
 AHEAD: Final = Row(
     "Which run is ahead?",

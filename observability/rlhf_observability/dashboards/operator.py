@@ -1,10 +1,10 @@
-"""The operator: does it lead, keep up, reach the API server and hear of changes?
+"""The operator: does it lead, keep up, reach the API server and receive changes?
 
-Questions, in the order of the rows, all of a platform engineer who is on call:
-- Is it well, in one line?
+Questions of a platform engineer on call, in the order of the rows:
+- Is it healthy, in one line?
 - Does it keep up with the jobs?
 - Does the API server answer, and are requests few?
-- Does it hear of changes?
+- Does it receive changes?
 - What does it cost?
 """
 

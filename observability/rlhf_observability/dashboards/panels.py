@@ -1,7 +1,7 @@
-"""What a panel is: a title, queries, a unit, and words that say what is normal and what to do when it is not.
+"""The definition of a panel: a title, queries, a unit, and a description of normal values and remedies.
 
-Owns the form of panels and nothing of Grafana, which `drawing` knows. Rule: no panel without all three sentences of its
-description, and none that shows more series than a person reads: queries over workers end in `topk` or a quantile.
+Owns the form of panels, independent of Grafana, which `drawing` handles. Rule: each panel has all three sentences of
+its description, and at most as many series as a person can read: queries over workers end in `topk` or a quantile.
 """
 
 from collections.abc import Mapping
@@ -18,16 +18,16 @@ SIXTH, QUARTER, THIRD, HALF, TWO_THIRDS, WIDE = 4, 6, 8, 12, 16, GRID_WIDTH
 
 GREEN, YELLOW, ORANGE, RED, BLUE, GREY = "green", "yellow", "orange", "red", "blue", "#808080"
 Thresholds = tuple[tuple[float | None, str], ...]
-"""(from which value on, colour), the first from minus infinity, which is None."""
+"""(lower bound, colour); the first bound is None, minus infinity."""
 
-MAX_SERIES: Final = 40  # of one query: more a browser draws slowly and nobody tells apart
+MAX_SERIES: Final = 40  # per query: a browser draws more slowly, and people cannot distinguish them
 
 BY_JOB: Final = "{{namespace}}/{{rlhf_job}}"
-"""How legends name a job, so that runs are compared in one panel."""
+"""Name of a job in legends, so that one panel compares runs."""
 
 
 class PanelUnit:
-    """Units as Grafana names them; `si:` is scaled with the letters k, M and G."""
+    """Units by Grafana's names; `si:` scales with the letters k, M and G."""
 
     SECONDS: Final = "s"
     BYTES: Final = "bytes"
@@ -43,7 +43,7 @@ class PanelUnit:
 
 
 class PanelKind(Enum):
-    """How a panel is drawn; the value is the type that Grafana knows it by, where it is one of its own."""
+    """How a panel is drawn; the value is Grafana's own type, if there is one."""
 
     STAT = "stat"
     LINES = "timeseries"
@@ -56,7 +56,7 @@ class PanelKind(Enum):
 
 @dataclass(frozen=True)
 class Query:
-    """One query of a panel: PromQL with Grafana's variables in it, and what its series are called."""
+    """One query of a panel: PromQL with Grafana's variables, and the name of its series."""
 
     expression: str
     legend: str = ""
@@ -64,14 +64,14 @@ class Query:
 
     @property
     def asked(self) -> str:
-        """The expression as a server is asked it: of jobs, which may be a thousand, those with the largest values."""
+        """The expression sent to a server: of possibly a thousand jobs, those with the largest values."""
         narrow = "{{rlhf_job}}" not in self.legend or self.expression.startswith(("topk", "bottomk"))
         return self.expression if narrow else top(MAX_SERIES, self.expression)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Panel:
-    """One panel. Sizes are of Grafana's grid: 24 columns, rows of about 38 pixels."""
+    """One panel. Sizes are in Grafana's grid: 24 columns, rows of about 38 pixels."""
 
     kind: PanelKind
     title: str
@@ -81,7 +81,7 @@ class Panel:
     cure: str
     queries: tuple[Query, ...]
     empty: str = ""
-    """When it is without data although nothing is wrong, such as "on CPUs"."""
+    """When it has no data although there is no problem, such as "on CPUs"."""
     width: int = HALF
     height: int = 9
     low: float | None = None
@@ -89,17 +89,17 @@ class Panel:
     decimals: int | None = None
     thresholds: Thresholds = ()
     texts: Mapping[str, tuple[str, str]] = field(default_factory=dict)
-    """Value -> (text, colour) of values that are words."""
+    """Value -> (text, colour) for values that are words."""
     columns: Mapping[str, str] = field(default_factory=dict)
-    """Of a table: field of the joined queries -> heading, in order; all others are hidden."""
+    """For a table: field of the joined queries -> heading, in order; all others are hidden."""
     column_units: Mapping[str, str] = field(default_factory=dict)
-    """Of a table: heading -> unit."""
+    """For a table: heading -> unit."""
     links: Mapping[str, str] = field(default_factory=dict)
-    """Title -> URL, with Grafana's variables, of what a click on a value offers."""
+    """Title -> URL of the links on a value, with Grafana's variables."""
 
     @property
     def description(self) -> str:
-        """The words that a person on call finds behind the panel's (i)."""
+        """The text behind the panel's (i), for a person on call."""
         empty = f"\n\n**Empty** {self.empty}." if self.empty else ""
         return f"{self.shows}\n\n**Normal:** {self.normal.removesuffix('.')}.\n\n**If not:** {self.cure}{empty}"
 
@@ -115,7 +115,7 @@ UNITS: Final = {
     Unit.REWARD: PanelUnit.REWARD,
     Unit.NUMBER: PanelUnit.NUMBER,
 }
-"""The unit of a panel that shows a gauge as it is."""
+"""Unit of the catalogue -> unit of a panel for an unscaled gauge."""
 
 stat = partial(Panel, kind=PanelKind.STAT, width=QUARTER, height=4)
 lines = partial(Panel, kind=PanelKind.LINES)
@@ -127,12 +127,12 @@ states = partial(Panel, kind=PanelKind.STATES, width=WIDE, height=6)
 
 
 def per_job(metric: Metric, name: str = "", scope: SeriesScope = JOBS, **labels: str) -> Query:
-    """Return a query of a gauge of jobs, a series a job; `name` goes before the job where a panel has several."""
+    """Return a query of a gauge of jobs, one series per job; `name` precedes the job if a panel has several queries."""
     return Query(highest(scope.value(metric, **labels), *JOB), f"{name} {BY_JOB}".strip())
 
 
 def per_model(metric: Metric, name: str = "") -> Query:
-    """Return a query of a gauge of the models that jobs train, a series a model of a job."""
+    """Return a query of a gauge of trained models, one series per model of a job."""
     return Query(JOBS.latest(metric, "model"), f"{name} {BY_JOB} {{{{model}}}}".strip())
 
 
@@ -146,7 +146,7 @@ def lines_of(
     low: float | None = None,
     empty: str = "",
 ) -> Panel:
-    """Return a panel of one gauge as the catalogue describes it, a line a job, or a model of a job."""
+    """Return a panel of one gauge from the catalogue, one line per job, or per model of a job."""
     query = per_model(metric) if "model" in metric.label_names else per_job(metric)
     return lines(
         title=title,
@@ -163,7 +163,7 @@ def lines_of(
 
 @dataclass(frozen=True)
 class Row:
-    """A row of panels below a heading that says what it answers."""
+    """A row of panels below a heading with its question."""
 
     title: str
     panels: tuple[Panel, ...]
@@ -171,18 +171,18 @@ class Row:
 
 @dataclass(frozen=True)
 class Annotation:
-    """Moments that are marked on all graphs: where the query has a value above zero."""
+    """Marked moments on all graphs, where the query has a value above zero."""
 
     name: str
     expression: str
     title: str
     colour: str
     enabled: bool = True
-    """False: shown when a person asks for it, as what happens in every iteration is too much for a day."""
+    """False: shown on request only, because events of every iteration are too many for a day."""
 
 
 class Variable(Enum):
-    """What a person chooses above a dashboard, beside the datasource, which all have."""
+    """Choices above a dashboard, besides the datasource, which all have."""
 
     CLUSTER = "cluster"
     NAMESPACE = "namespace"
@@ -192,7 +192,7 @@ class Variable(Enum):
 
 @dataclass(frozen=True)
 class Dashboard:
-    """One dashboard. `uid` is its address for ever: links and bookmarks hold it."""
+    """One dashboard. `uid` is its permanent address, used in links and bookmarks."""
 
     uid: str
     title: str

@@ -1,9 +1,9 @@
-"""Speculation: whether drafts make decoding faster, who drafts well, what it costs, and what workers share for it.
+"""Speculation: the effect of drafts on decoding speed, the quality and cost of drafters, and shared tokens.
 
 Questions, in the order of the rows:
 - Researcher and engineer: do drafts pay, and when is drafting off?
-- Whose drafts are right, and how far?
-- What do drafting and verifying cost?
+- Which drafters are right, and how far?
+- What do drafting and verification cost?
 - Do workers get the tokens of siblings?
 """
 

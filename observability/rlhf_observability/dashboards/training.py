@@ -1,11 +1,11 @@
-"""Training: time of steps, bubbles of the pipeline, gradients, and whether trainer and engine agree.
+"""Training: time of steps, bubbles of the pipeline, gradients, and the agreement of trainer and engine.
 
 Questions, in the order of the rows:
 - Is training healthy: how long is a step, how much of it is bubbles, were steps skipped?
-- Engineer: does the schedule keep what it promised?
+- Engineer: does the schedule match its prediction?
 - Researcher: do gradients explode, do routers use their experts, and is the gradient biased because two engines compute
   differently?
-- Researcher: does a draft model that is trained keep up with the policy, that it drafts for?
+- Researcher: does a trained draft model keep up with the policy?
 """
 
 from typing import Final

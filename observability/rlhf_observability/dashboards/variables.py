@@ -1,7 +1,7 @@
-"""The variables above dashboards: which datasource, cluster, namespace, job and worker.
+"""The variables above dashboards: datasource, cluster, namespace, job and worker.
 
-Rule: several can be chosen of each, and All is the start, so that a dashboard shows something before anyone chooses.
-Where no series has a label `cluster`, All matches them too.
+Rule: each allows several choices, and All is the default, so that a dashboard shows data before any choice. All also
+matches series without a label `cluster`.
 """
 
 from collections.abc import Iterable, Iterator
@@ -14,7 +14,7 @@ from rlhf_observability.dashboards.panels import Variable
 
 DATASOURCE: Final = models.DataSourceRef(type_val="prometheus", uid="${datasource}")
 ALL: Final = {Variable.CLUSTER: ".*", Variable.NAMESPACE: ".+", Variable.JOB: ".+", Variable.WORKER: ".+"}
-"""What All stands for in queries. Only a cluster may be absent."""
+"""Patterns of All in queries. Only a cluster may be absent."""
 QUERIES: Final = {
     Variable.CLUSTER: "label_values(rlhf_build_info, cluster)",
     Variable.NAMESPACE: 'label_values(rlhf_job_phase{cluster=~"$cluster"}, namespace)',
@@ -24,11 +24,11 @@ QUERIES: Final = {
         " worker)"
     ),
 }
-"""What each is chosen from."""
+"""Query for the choices of each variable."""
 
 
 def variables(wanted: Iterable[Variable]) -> Iterator[sdk.DatasourceVariable | sdk.QueryVariable]:
-    """Yield the datasource, and the variables wanted, each of which narrows those after it."""
+    """Yield the datasource and the wanted variables, each of which narrows the later ones."""
     yield (
         sdk.DatasourceVariable("datasource").label("datasource").type("prometheus").hide(models.VariableHide.DONT_HIDE)
     )

@@ -1,10 +1,10 @@
-"""Weights and checkpoints: how new weights reach workers, how old the newest checkpoint is, and room on disks.
+"""Weights and checkpoints: transfer of new weights to workers, age of the newest checkpoint, and disk space.
 
 Questions, in the order of the rows:
-- On call: how much work would a loss of everything cost now, and will the disk hold the next checkpoint?
-- Engineer: how long do weights take to reach generation, who is behind?
-- On call: are checkpoints made, how long do they take, how large are they?
-- Platform engineer: how fast do volumes fill, and how fast is what goes between memories?
+- On call: how much work would a total loss cost now, and does the next checkpoint fit on the disk?
+- Engineer: how long do weights take to reach generation, and which worker is behind?
+- On call: are checkpoints saved, how long do they take, how large are they?
+- Platform engineer: how fast do volumes fill, and how fast are copies between memories?
 """
 
 from typing import Final
@@ -31,10 +31,10 @@ from rlhf_observability.promql import JOB, JOBS, bottom, lowest, number_of, tota
 
 _BEHIND: Final = f"{JOBS.latest(storage.WEIGHT_VERSION)} - {JOBS.latest(storage.CHECKPOINT_VERSION)}"
 _FREE: Final = JOBS.latest(storage.DISK_FREE, "folder")
-_HELD: Final = JOBS.latest(worker.WEIGHTS, "worker", group="generation")  # of its models the policy is the newest
+_HELD: Final = JOBS.latest(worker.WEIGHTS, "worker", group="generation")  # the policy is the newest of its models
 _VERSION: Final = JOBS.latest(storage.WEIGHT_VERSION)
 _STALE: Final = number_of(f"{_HELD} < on ({', '.join(JOB)}) group_left () {_VERSION}", *JOB)
-_ROOM: Final = ((None, RED), (0.1, ORANGE), (0.25, GREEN))  # share of a file system that is free
+_ROOM: Final = ((None, RED), (0.1, ORANGE), (0.25, GREEN))  # free share of a file system
 
 SAVED: Final = Annotation(
     "Checkpoints",

@@ -1,10 +1,10 @@
-"""Workers: who is there, who is lost, whose device idles, and what processes and messages cost.
+"""Workers: connected and lost workers, idle devices, and the cost of processes and messages.
 
 Questions, in the order of the rows:
-- On call: are all workers there and connected; which was lost?
-- Engineer: whose device computes, whose idles?
+- On call: are all workers connected; which one was lost?
+- Engineer: which devices compute, which are idle?
 - On call: does a process run out of memory, processor or files?
-- Does anybody send nonsense, and do certificates end?
+- Are there invalid messages, and do certificates expire?
 """
 
 from typing import Final
@@ -30,7 +30,7 @@ from rlhf_observability.dashboards.panels import (
 )
 from rlhf_observability.promql import JOB, JOBS, WORKERS, bottom, lowest, number_of, or_zero, top, total
 
-_FEW: Final = 8  # workers or pods that a person tells apart
+_FEW: Final = 8  # workers or pods that a person can distinguish
 _WORKER = f"{{{{worker}}}} {BY_JOB}"
 _POD = "{{namespace}}/{{pod}}"
 _OF_POD = (*JOB, "pod")

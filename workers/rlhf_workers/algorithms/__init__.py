@@ -1,7 +1,7 @@
-"""The algorithms at work on a training rank: one module for each, found by the name of its member in `spec.algorithm`.
+"""The algorithms on a training rank, one module per algorithm, found by its member name in `spec.algorithm`.
 
-A module holds all that makes its algorithm: advantages, weights of tokens, losses, state that checkpoints keep, and
-metrics. `base.Algorithm` is what the trainer asks; `objectives` computes losses of policies and value models from
-per-token formulas, which are pure functions in `rlhf_workers.losses`. The manifest's side is `rlhf_api.algorithms`.
-An algorithm outside the project is a subclass of `base.Algorithm` too (docs/tutorials/your-algorithm.md).
+A module defines its algorithm: advantages, token weights, losses, checkpointed state, and metrics. `base.Algorithm` is
+the trainer's interface. `objectives` computes losses of policies and value models from per-token formulas, which are
+pure functions in `rlhf_workers.losses`. `rlhf_api.algorithms` has the manifest fields. An algorithm outside the project
+is also a subclass of `base.Algorithm` (docs/tutorials/your-algorithm.md).
 """

@@ -1,8 +1,8 @@
-"""What the trainer asks of an algorithm, with the answers that most algorithms share.
+"""The trainer's interface of an algorithm, with defaults that most algorithms share.
 
-Rule: everything is computed from the whole batch, the same on every rank, so that ranks agree without a word. What an
-algorithm remembers from one iteration to the next is in `state`, which checkpoints keep: a replay from a checkpoint
-gives the same bits. An algorithm must never draw random numbers, read a clock, or speak to other ranks.
+Rule: every result comes from the whole batch, which is the same on every rank, so ranks agree without communication. An
+algorithm's memory between iterations is in `state`, which checkpoints keep: a replay from a checkpoint gives the same
+bits. An algorithm must never draw random numbers, read a clock, or communicate with other ranks.
 """
 
 from collections.abc import Mapping
@@ -23,27 +23,27 @@ from rlhf_workers.training.batches.training_batch import MicroBatch, TrainingBat
 
 @dataclass(frozen=True)
 class AlgorithmContext:
-    """What an algorithm may know of its job and of the rank it is on."""
+    """Information about the job and the rank for an algorithm."""
 
     fields: AlgorithmFields
-    """Its numbers in the manifest."""
+    """Its fields in the manifest."""
     graph: Graph
     batch_size: int
     """Samples per iteration."""
     max_response_tokens: int
-    """Longest response, `rollout.maxResponseTokens`."""
+    """Maximum response tokens, `rollout.maxResponseTokens`."""
     temperature: float
-    """Of generation; log-probabilities are those of logits divided by it."""
+    """Temperature of generation; log-probabilities are those of logits divided by it."""
     device: torch.device
-    """Where losses are computed. Batches are on the CPU."""
+    """Device of the loss computation. Batches are on the CPU."""
     parameters: Mapping[str, Any] = field(default_factory=dict)
-    """Of a plug-in: `spec.algorithm.plugin.parameters`."""
+    """`spec.algorithm.plugin.parameters`, for a plug-in."""
 
 
 class Algorithm:
-    """An algorithm at work on one rank. A subclass gives `prepare` and `policy_loss`, and what else it does otherwise.
+    """An algorithm on one rank. A subclass defines `prepare` and `policy_loss`, and overrides other defaults as needed.
 
-    B samples, T response positions, n trained response tokens of a micro-batch laid end to end.
+    B samples, T response positions, n trained response tokens of a micro-batch, concatenated.
     """
 
     prepared: tuple[str, ...] = ("advantages",)
@@ -52,38 +52,39 @@ class Algorithm:
     def __init__(self, context: AlgorithmContext) -> None:
         self.context = context
         self.policy_held = False
-        """Whether the present iteration trains critics alone, so that nothing may answer to what the policy does."""
+        """Whether the current iteration trains only critics, so that state must not react to the policy."""
 
     def begin_iteration(self, iteration: int) -> None:
-        """Take note of which iteration comes: `prepare` is called for it, right after this."""
+        """Receive the number of the next iteration; `prepare` follows directly."""
         self.policy_held = not self.context.fields.trains_policy(iteration)
 
     def prepare(self, batch: TrainingBatch) -> TrainingBatch:
-        """Return the batch of an iteration with the fields of `prepared`, float32 [B, T], zero outside its mask.
+        """Return the batch of an iteration with the fields in `prepared`, float32 [B, T], zero outside its mask.
 
         Called once per iteration; it may change the algorithm's state.
         """
         raise NotImplementedError
 
     def shaped_rewards(self, batch: TrainingBatch) -> torch.Tensor:
-        """Return the reward of each response [B] that advantages are made of, after all shaping of whole responses."""
+        """Return the reward of each response [B] from which advantages are computed, after all shaping of whole
+        responses."""
         return batch.rewards
 
     def policy_loss(self, log_p: torch.Tensor, entropy: torch.Tensor, microbatch: MicroBatch) -> PolicyLosses:
-        """Return the loss of each token [n] of the policy, and which were clipped, bool [n] or None; or its terms.
+        """Return the policy's loss per token [n] with its clipped tokens, bool [n] or None; or its terms.
 
         `log_p` [n] and `entropy` [n] are differentiable; `microbatch.fields` has every field of the batch as [n].
         """
         raise NotImplementedError
 
     def value_loss(self, values: torch.Tensor, microbatch: MicroBatch) -> TokenLosses:
-        """Return the loss of each token [n] of a value model, and which were clipped; for graphs that train one."""
+        """Return a value model's loss per token [n] with its clipped tokens; for graphs that train one."""
         raise NotImplementedError
 
     def token_weights(self, batch: TrainingBatch, rows: list[int]) -> dict[str, torch.Tensor]:
         """Return model role -> weight [B, T] of each token in the loss of the mini-batch of samples `rows`.
 
-        The weights of a mean sum to 1, or to 0 if the mini-batch has no token. Here: the mean over all its tokens.
+        The weights of a mean sum to 1, or to 0 if the mini-batch has no token. Default: the mean over all its tokens.
         """
         weights = token_mean_weights(mini_batch_mask(batch, rows))
         return dict.fromkeys(self.context.graph.trained, weights)
@@ -93,18 +94,18 @@ class Algorithm:
         return {role: self._objective(role.value, role.kind) for role in self.context.graph.trained}
 
     def batch_metrics(self, batch: TrainingBatch) -> dict[str, float]:
-        """Return what a prepared batch tells before any step."""
+        """Return the metrics of a prepared batch before any step."""
         return batch_metrics(batch, self.context.graph)
 
     def finish_iteration(self, metrics: dict[str, float]) -> None:
-        """Take in the metrics of a finished iteration; may add some, and change the state for the next one."""
+        """Receive the metrics of a finished iteration; may add metrics, and change the state for the next one."""
 
     def state(self) -> dict[str, Any]:
-        """Return what it remembers between iterations, as JSON-able data."""
+        """Return the state between iterations as JSON data."""
         return {}
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Take back what `state` returned for a checkpoint. KeyError, TypeError or ValueError when it cannot."""
+        """Restore a `state` from a checkpoint. Raises KeyError, TypeError or ValueError if it is invalid."""
 
     def _objective(self, role: str, kind: ModelKind) -> Objective:
         if kind is ModelKind.VALUE:

@@ -1,7 +1,7 @@
-"""What a batch tells before any step: rewards, lengths, divergence from the reference, groups and advantages.
+"""Metrics of a batch before any step: rewards, lengths, divergence from the reference, groups and advantages.
 
-Rule: a number that there is nothing to compute from is left out, never shown as a zero. Abstained samples are in no
-reward and in no advantage; the lengths of what they said count. docs/algorithms.md has the unit and formula of each.
+Rule: a metric without data is omitted, never zero. Abstained samples are excluded from rewards and advantages, but
+their response lengths count. docs/algorithms.md has the unit and formula of each metric.
 """
 
 from typing import Final
@@ -13,11 +13,11 @@ from rlhf_workers.losses.kl import sequence_kl, token_kl
 from rlhf_workers.training.batches.training_batch import TrainingBatch
 
 ADVANTAGES: Final = "advantages"
-"""Field of a prepared batch that has statistics, where an algorithm has it."""
+"""Field of a prepared batch with statistics, if the algorithm has it."""
 
 
 def batch_metrics(batch: TrainingBatch, graph: Graph) -> dict[str, float]:
-    """Return the metrics of a batch, prepared or not; what it has no field for is left out."""
+    """Return the metrics of a batch, prepared or not, without those whose field is missing."""
     metrics = _lengths(batch)
     if graph.reward_fields:
         metrics["reward/abstained"] = float((~batch.valid).sum())
@@ -39,7 +39,7 @@ def batch_metrics(batch: TrainingBatch, graph: Graph) -> dict[str, float]:
 
 
 def _summary(name: str, values: torch.Tensor) -> dict[str, float]:
-    """Return mean, (population) deviation, least and largest of `values` [n]; nothing of none."""
+    """Return mean, (population) deviation, minimum and maximum of `values` [n]; nothing for an empty tensor."""
     if not len(values):
         return {}
     exact = values.double()
@@ -71,7 +71,7 @@ def _lengths(batch: TrainingBatch) -> dict[str, float]:
 
 
 def _groups(batch: TrainingBatch) -> dict[str, float]:
-    """Return the share of groups whose judged responses, two at least, all have the same reward."""
+    """Return the share of groups with at least two judged responses whose rewards are all equal."""
     _, group = torch.unique(batch.groups[batch.valid], return_inverse=True)
     if not len(group):
         return {}

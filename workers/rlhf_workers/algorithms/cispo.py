@@ -9,7 +9,7 @@ from rlhf_workers.training.batches.training_batch import MicroBatch
 
 
 class ClippedImportanceSamplingPolicyOptimization(GroupRelativePolicyOptimization):
-    """See `rlhf_api.algorithms.cispo` for its numbers."""
+    """See `rlhf_api.algorithms.cispo` for its fields."""
 
     def surrogate(self, log_p: torch.Tensor, microbatch: MicroBatch) -> PolicyLoss:
         advantages = microbatch.fields["advantages"]

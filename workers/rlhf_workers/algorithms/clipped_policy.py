@@ -1,4 +1,5 @@
-"""What PPO and GRPO share: the clipped policy gradient with a KL term and an entropy bonus, and the KL coefficient."""
+"""Shared parts of PPO and GRPO: the clipped policy gradient with a KL term and an entropy bonus, and the KL
+coefficient."""
 
 from typing import Any, Generic, TypeVar, cast
 
@@ -18,7 +19,7 @@ Fields = TypeVar("Fields", bound=PolicyGradientFields)
 
 
 class ClippedPolicyGradient(Algorithm, Generic[Fields]):
-    """The clipped surrogate, with the KL term in the loss where `kl_in_loss` says so."""
+    """The clipped surrogate, with the KL term in the loss if `kl_in_loss` is set."""
 
     kl_in_loss: bool = False
 
@@ -30,16 +31,16 @@ class ClippedPolicyGradient(Algorithm, Generic[Fields]):
         self._reference = next(iter(context.graph.compared_fields), None)
 
     def reference_of(self, batch: TrainingBatch | MicroBatch) -> torch.Tensor | None:
-        """Return the log-probabilities by the reference, of the batch's shape; None where the graph has none."""
+        """Return the reference's log-probabilities in the batch's shape; None if the graph has no reference."""
         return None if self._reference is None else batch.fields.get(self._reference)
 
     def old_of(self, batch: TrainingBatch | MicroBatch) -> torch.Tensor:
-        """Return the log-probabilities that the ratio is against, of the batch's shape."""
+        """Return the log-probabilities in the ratio's denominator, in the batch's shape."""
         return batch.old
 
     def corrected(self, losses: torch.Tensor, microbatch: MicroBatch) -> torch.Tensor:
-        """Return the policy losses of n tokens, weighed by how far the trainer is from the engine that sampled them;
-        terms of the divergence from the reference and of the entropy are not weighed."""
+        """Return the policy losses of n tokens with mismatch weights between trainer and engine; KL and entropy terms
+        get no weight."""
         fields = self.fields.mismatch_correction
         if fields.mode == "Disabled":
             return losses
@@ -62,15 +63,15 @@ class ClippedPolicyGradient(Algorithm, Generic[Fields]):
         return self.fields.kl_estimator or ("K3" if self.kl_in_loss else "K1")
 
     def reward_kl(self, batch: TrainingBatch) -> torch.Tensor:
-        """Return what each token [B, T] counts of the divergence in the rewards, without its coefficient; 0 where the
-        KL term is in the loss, or where there is none."""
+        """Return the divergence term of each token [B, T] in the rewards, without its coefficient; 0 if the KL term is
+        in the loss, or if there is none."""
         old, reference = self.old_of(batch), self.reference_of(batch)
         if self.kl_in_loss or reference is None:
             return torch.zeros_like(old)
         return divergence(self.kl_estimator, old, reference, old)
 
     def response_rewards(self, batch: TrainingBatch) -> torch.Tensor:
-        """Return the reward of each response [B], float64, less what its tokens count of the divergence in rewards."""
+        """Return the reward of each response [B], float64, minus the divergence terms of its tokens."""
         return batch.rewards.double() - self.kl_coefficient * (self.reward_kl(batch).double() * batch.mask).sum(dim=1)
 
     def token_weights(self, batch: TrainingBatch, rows: list[int]) -> dict[str, torch.Tensor]:
@@ -92,7 +93,7 @@ class ClippedPolicyGradient(Algorithm, Generic[Fields]):
         return PolicyTerms(policy, surrogate.clipped_low, surrogate.clipped_high, kl, bonus)
 
     def surrogate(self, log_p: torch.Tensor, microbatch: MicroBatch) -> PolicyLoss:
-        """Return the term of the advantages of each token [n]: the clipped surrogate, unless overridden."""
+        """Return the advantage term of each token [n]: the clipped surrogate, unless overridden."""
         old, advantages = self.old_of(microbatch), microbatch.fields["advantages"]
         return policy_loss(log_p, old, advantages, self.fields.clip_range, self.clip_range_high, self.fields.dual_clip)
 

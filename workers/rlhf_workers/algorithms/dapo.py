@@ -1,7 +1,7 @@
-"""DAPO: group relative advantages of shaped rewards, the clip range decoupled, the loss a mean over tokens.
+"""DAPO: group relative advantages of shaped rewards, a decoupled clip range, the loss a mean over tokens.
 
-Which prompts are dropped and replaced the coordinator has decided, by rewards without the penalty
-(`rlhf_coordinator.state.batch_refill`); a batch that comes here is what is left of it.
+The coordinator has already dropped and replaced prompts, by rewards without the penalty
+(`rlhf_coordinator.state.batch_refill`); the batch here is the result.
 """
 
 import torch
@@ -14,7 +14,7 @@ from rlhf_workers.training.batches.training_batch import TrainingBatch
 
 
 class DynamicSamplingPolicyOptimization(ClippedPolicyGradient[DAPO]):
-    """See `rlhf_api.algorithms.dapo` for its numbers. A KL term, where there is one, is in the loss."""
+    """See `rlhf_api.algorithms.dapo` for its fields. A KL term, if any, is in the loss."""
 
     kl_in_loss = True
 
@@ -32,7 +32,7 @@ class DynamicSamplingPolicyOptimization(ClippedPolicyGradient[DAPO]):
         return metrics
 
     def _penalty(self, batch: TrainingBatch) -> torch.Tensor:
-        """What is added to each reward, float64 [B]."""
+        """Return the addition to each reward, float64 [B]."""
         fields, longest = self.fields, self.context.max_response_tokens
         return overlong_penalty(
             batch.response_lengths, longest, fields.overlong_share * longest, fields.overlong_penalty

@@ -1,4 +1,4 @@
-"""Direct preference optimisation on pairs of a file. See `rlhf_api.algorithms.dpo` for its numbers."""
+"""Direct preference optimisation on pairs of a file. See `rlhf_api.algorithms.dpo` for its fields."""
 
 from typing import cast
 
@@ -13,7 +13,7 @@ from rlhf_workers.training.batches.training_batch import TrainingBatch
 
 
 class DirectPreferenceOptimization(Algorithm):
-    """The loss of pairs by how much more likely than by the reference the better response is than the worse."""
+    """The loss of pairs from the difference of the log-ratios to the reference of the better and the worse response."""
 
     prepared = (PREFERENCE,)
 
@@ -21,7 +21,8 @@ class DirectPreferenceOptimization(Algorithm):
         return with_preference(batch, self.first_is_better(batch))
 
     def first_is_better(self, batch: TrainingBatch) -> torch.Tensor:
-        """Return which response of each pair is the better one, bool [B / 2]. Here: the first, as the file has it."""
+        """Return whether the first response of each pair is the better one, bool [B / 2]; always true for pairs from a
+        file."""
         return torch.ones(len(batch.prompts) // 2, dtype=torch.bool)
 
     def token_weights(self, batch: TrainingBatch, rows: list[int]) -> dict[str, torch.Tensor]:
@@ -36,7 +37,7 @@ class DirectPreferenceOptimization(Algorithm):
         }
 
     def pair_loss(self, chosen: torch.Tensor, rejected: torch.Tensor) -> torch.Tensor:
-        """Return the loss of each pair by the log-ratios of its responses."""
+        """Return the loss of each pair from the log-ratios of its responses."""
         fields = cast(PreferenceFields, self.context.fields)
         if fields.loss == "IPO":
             return ipo_loss(chosen - rejected, fields.beta)

@@ -1,4 +1,4 @@
-"""Group relative policy optimisation: a response is judged against the other responses to its prompt."""
+"""Group relative policy optimisation: a response is compared with the other responses to its prompt."""
 
 from rlhf_api.algorithms.grpo import GRPO
 from rlhf_workers.algorithms.clipped_policy import ClippedPolicyGradient
@@ -7,7 +7,7 @@ from rlhf_workers.training.batches.training_batch import TrainingBatch
 
 
 class GroupRelativePolicyOptimization(ClippedPolicyGradient[GRPO]):
-    """See `rlhf_api.algorithms.grpo` for its numbers. The KL term is in the loss."""
+    """See `rlhf_api.algorithms.grpo` for its fields. The KL term is in the loss."""
 
     kl_in_loss = True
 

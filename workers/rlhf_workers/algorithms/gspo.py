@@ -14,11 +14,11 @@ from rlhf_workers.losses.ppo import LOG_RATIO_LIMIT, PolicyLoss, clipped_surroga
 from rlhf_workers.training.batches.training_batch import MicroBatch
 
 TOKEN_LOG_RATIO_LIMIT: Final = 10.0
-"""Nats of the token form's ratio, beyond which it has no slope (as verl)."""
+"""Limit in nats of the token form's ratio, beyond which the gradient is 0 (as in verl)."""
 
 
 class GroupSequencePolicyOptimization(GroupRelativePolicyOptimization):
-    """See `rlhf_api.algorithms.gspo` for its numbers."""
+    """See `rlhf_api.algorithms.gspo` for its fields."""
 
     def __init__(self, context: AlgorithmContext) -> None:
         super().__init__(context)
@@ -31,7 +31,9 @@ class GroupSequencePolicyOptimization(GroupRelativePolicyOptimization):
         if self.ratio_level == "Sequence":
             of_token = moved.clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)[microbatch.samples]
         else:
-            own = torch.where(log_p.isfinite(), log_p - log_p.detach(), 0.0)  # 0, with the slope of the token alone
+            own = torch.where(
+                log_p.isfinite(), log_p - log_p.detach(), 0.0
+            )  # value 0, with the gradient of the token itself
             of_token = own + moved.detach()[microbatch.samples]
             of_token = of_token.clamp(-LOG_RATIO_LIMIT, TOKEN_LOG_RATIO_LIMIT)
         ratio, advantages = torch.exp(of_token), microbatch.fields["advantages"]

@@ -1,6 +1,6 @@
-"""The objective of a policy on responses that it did not sample: their likelihood, and no ratio to anybody's.
+"""The objective of a policy on responses that it did not sample: their likelihood, without a ratio.
 
-Rule: as in `objectives`; nothing is observed of who wrote the responses, as nothing is known.
+Rule: as in `objectives`. There are no statistics about the author of the responses, who is unknown.
 """
 
 import torch
@@ -12,7 +12,7 @@ from rlhf_workers.training.stages.pipeline_stage import PipelineStage
 
 
 class LikelihoodSums:
-    """Statistics of a policy's tokens: how likely they are, and how sure the policy is."""
+    """Statistics of a policy's tokens: their likelihood, and the policy's entropy."""
 
     names = ("tokens", "loss", "entropy", "log_likelihood")
 
@@ -38,7 +38,7 @@ class LikelihoodSums:
 
 
 class LikelihoodObjective:
-    """A policy's loss by a formula over log-probabilities and entropies of the tokens of given responses."""
+    """A policy's loss from a formula over log-probabilities and entropies of tokens of existing responses."""
 
     def __init__(self, role: str, formula: PolicyFormula, temperature: float, device: torch.device) -> None:
         self._role, self._formula, self._temperature = role, formula, temperature

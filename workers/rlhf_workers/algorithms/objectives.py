@@ -1,8 +1,8 @@
-"""Losses of the last stages, and the sums that become metrics: one objective per trained model role.
+"""Losses of the last stages, and the sums behind metrics: one objective per trained model role.
 
-Rule: the loss of a micro-batch is a weighted *sum* whose weights come from the whole mini-batch, so adding
-micro-batches, pipelines and replicas gives the mini-batch's loss and gradient exactly. Sums stay on the device until
-the iteration ends.
+Rule: the loss of a micro-batch is a weighted *sum* with weights from the whole mini-batch. So the sum over
+micro-batches, pipelines and replicas is exactly the mini-batch's loss and gradient. Sums stay on the device until the
+iteration ends.
 """
 
 from collections.abc import Callable, Mapping
@@ -17,26 +17,27 @@ from rlhf_workers.training.stages.last_stage_outputs import token_log_probabilit
 from rlhf_workers.training.stages.pipeline_stage import PipelineStage
 
 MISMATCH_WARNING: Final = 0.02
-"""Mean |difference| (nats) of generation's and training's log-probabilities above which ratios are biased visibly."""
+"""Mean |difference| in nats between the log-probabilities of generation and training above which ratios have a visible
+bias."""
 
 TokenLosses = tuple[torch.Tensor, torch.Tensor | None]
-"""(Loss of each token, floating [n]; bool [n]: the tokens whose loss was clipped, or None where there is no clip)."""
+"""(Loss of each token, floating [n]; bool [n]: the tokens with a clipped loss, or None without clipping)."""
 
 
 @dataclass(frozen=True)
 class PolicyTerms:
-    """The loss of each token of a policy by its terms, each with its coefficient, floating [n]."""
+    """A policy's loss per token, by terms with their coefficients, floating [n]."""
 
     policy: torch.Tensor
     """The term of the advantages."""
     clipped_low: torch.Tensor
-    """bool [n]: the lower end of the clip range decided."""
+    """bool [n]: tokens clipped at the lower end of the clip range."""
     clipped_high: torch.Tensor
-    """bool [n]: the upper end decided, or the dual clip."""
+    """bool [n]: tokens clipped at the upper end, or by the dual clip."""
     kl: torch.Tensor | None = None
-    """The divergence from the reference, where it is in the loss."""
+    """The divergence from the reference, if it is in the loss."""
     entropy: torch.Tensor | None = None
-    """Minus the entropy bonus, where there is one."""
+    """Minus the entropy bonus, if there is one."""
 
     @property
     def loss(self) -> torch.Tensor:
@@ -46,7 +47,7 @@ class PolicyTerms:
 
 
 PolicyLosses = TokenLosses | PolicyTerms
-"""What a policy's loss may be given as; with its terms, each of them has a metric."""
+"""Forms of a policy's loss; each of several terms has a metric."""
 PolicyFormula = Callable[[torch.Tensor, torch.Tensor, MicroBatch], PolicyLosses]
 """(log-probabilities [n], entropies [n], the micro-batch with its fields [n]) -> losses."""
 ValueFormula = Callable[[torch.Tensor, MicroBatch], TokenLosses]
@@ -54,7 +55,7 @@ ValueFormula = Callable[[torch.Tensor, MicroBatch], TokenLosses]
 
 
 class Statistics:
-    """Sums and maxima by name, in a fixed order, as tensors that ranks can add up."""
+    """Sums and maxima by name, in a fixed order, as tensors that ranks can sum."""
 
     def __init__(self, sums: tuple[str, ...], maxima: tuple[str, ...], device: torch.device) -> None:
         self.names, self.maximum_names = sums, maxima
@@ -62,18 +63,18 @@ class Statistics:
         self.maxima = torch.zeros(len(maxima), dtype=torch.float64, device=device)
 
     def __getitem__(self, name: str) -> torch.Tensor:
-        """Return a sum so far, scalar."""
+        """Return a current sum, scalar."""
         return self.sums[self.names.index(name)]
 
     def copy(self) -> "Statistics":
-        """Return it as it is now, for the case that what is added next does not count after all."""
+        """Return a copy to restore if later additions do not count."""
         copied = Statistics(self.names, self.maximum_names, self.sums.device)
         copied.sums.copy_(self.sums)
         copied.maxima.copy_(self.maxima)
         return copied
 
     def add(self, sums: Mapping[str, torch.Tensor | float], maxima: Mapping[str, torch.Tensor]) -> None:
-        """Add those of a micro-batch; names that are not given count zero."""
+        """Add the sums and maxima of a micro-batch; missing names count as zero."""
         for place, name in enumerate(self.names):
             self.sums[place] += sums.get(name, 0.0)
         for place, name in enumerate(self.maximum_names):
@@ -89,7 +90,7 @@ class Statistics:
 
 
 _LOSS_TERMS: Final = ("policy_loss", "kl_loss", "entropy_loss")
-"""Terms of a policy's loss; summed with the weights of the loss, so they add up to it."""
+"""Terms of a policy's loss; they are summed with the weights of the loss, so they add up to it."""
 _TERM_SUMS: Final = ("clipped_low", "clipped_high", *_LOSS_TERMS)
 
 
@@ -97,21 +98,21 @@ class Objective(Protocol):
     """Loss of one model role."""
 
     statistics: Statistics
-    """Holds at least the sum `loss`."""
+    """Contains at least the sum `loss`."""
     first_pass: bool
-    """Set while the weights are still those that sampled, and nobody has computed log-probabilities by them: then these
-    are compared with the engine's, as later a mismatch cannot be told from learning."""
+    """Set while the weights are still the sampling ones and no rank has recomputed log-probabilities. The pass then
+    compares its own with the engine's; later a mismatch cannot be distinguished from learning."""
 
     def loss(self, stage: PipelineStage, hidden: torch.Tensor, microbatch: MicroBatch) -> torch.Tensor:
         """Return the weighted loss of a micro-batch, scalar, from the last stage's normed states [b, L, hidden]."""
 
     def metrics(self) -> dict[str, float]:
-        """Return means from `statistics`, once those of all ranks were added up, and sums of losses over the steps,
-        whose names end in `loss_sum`."""
+        """Return means from `statistics` after the sum over all ranks, and sums of losses over the steps, whose names
+        end in `loss_sum`."""
 
 
 class PolicyObjective:
-    """A policy's loss by a formula over log-probabilities and entropies of the sampled tokens."""
+    """A policy's loss from a formula over log-probabilities and entropies of the sampled tokens."""
 
     def __init__(self, role: str, formula: PolicyFormula, temperature: float, device: torch.device) -> None:
         self._role, self._formula, self._temperature = role, formula, temperature
@@ -141,7 +142,7 @@ class PolicyObjective:
         sums["entropy"] = entropy.double().sum()
         largest = {} if not count else {"ratio": (log_p.double() - old.double()).max().exp()}
         if self.first_pass:
-            if microbatch.stale is not None:  # other weights drew these, so they say nothing of engine and trainer
+            if microbatch.stale is not None:  # other weights sampled these, so they do not compare engine and trainer
                 log_p, old = log_p[~microbatch.stale], old[~microbatch.stale]
             difference = (log_p - old).abs()
             sums |= {"mismatch": difference.double().sum(), "mismatch_kl": measured_k3(old, log_p).sum()}
@@ -173,7 +174,7 @@ class PolicyObjective:
 
 
 def _terms_of(losses: PolicyLosses, log_p: torch.Tensor, microbatch: MicroBatch) -> PolicyTerms:
-    """Return losses by terms; those of a formula that does not tell its terms apart are all of the policy."""
+    """Return losses as terms; a formula without separate terms counts as the policy term."""
     if isinstance(losses, PolicyTerms):
         return losses
     loss, clipped = losses
@@ -197,7 +198,7 @@ def _term_sums(terms: PolicyTerms, weights: torch.Tensor) -> dict[str, torch.Ten
 
 
 class ValueObjective:
-    """A value model's loss by a formula over the values of the states before the sampled tokens."""
+    """A value model's loss from a formula over the values of the states before the sampled tokens."""
 
     def __init__(self, role: str, formula: ValueFormula, device: torch.device) -> None:
         self._role, self._formula = role, formula

@@ -1,6 +1,6 @@
-"""Online direct preference optimisation: the response with the higher reward is the better one, a tie: the first.
+"""Online direct preference optimisation: the response with the higher reward is the better one, the first on a tie.
 
-A pair of which a response has no reward says nothing: neither of the two is trained on.
+If a response of a pair has no reward, neither of the two is trained on.
 """
 
 from dataclasses import replace
@@ -12,7 +12,7 @@ from rlhf_workers.training.batches.training_batch import TrainingBatch
 
 
 class OnlineDirectPreferenceOptimization(DirectPreferenceOptimization):
-    """See `rlhf_api.algorithms.online_dpo` for its numbers."""
+    """See `rlhf_api.algorithms.online_dpo` for its fields."""
 
     def prepare(self, batch: TrainingBatch) -> TrainingBatch:
         known = batch.valid.view(-1, 2).all(dim=1).repeat_interleave(2)

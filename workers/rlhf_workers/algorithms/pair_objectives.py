@@ -1,8 +1,8 @@
-"""Objectives over pairs: of a policy whose pairs are compared by log-ratios, and of a reward model by its scores.
+"""Objectives over pairs: for a policy by log-ratios, and for a reward model by scores.
 
-Rule: as in `objectives`. The samples 2k and 2k + 1 of a micro-batch are a pair (`AlgorithmFields.samples_per_unit`);
-which of them is better is in the field `PREFERENCE`. A pair counts by the weights of its tokens, so the sum over
-micro-batches is the mean over the pairs of a mini-batch; one without tokens counts nothing.
+Rule: as in `objectives`. Samples 2k and 2k + 1 of a micro-batch are a pair (`AlgorithmFields.samples_per_unit`); the
+field `PREFERENCE` marks the better one. A pair's weight comes from its tokens, so the sum over micro-batches is the
+mean over the pairs of a mini-batch; a pair without tokens has weight 0.
 """
 
 from collections.abc import Callable
@@ -17,13 +17,13 @@ from rlhf_workers.training.stages.last_stage_outputs import response_scores, tok
 from rlhf_workers.training.stages.pipeline_stage import PipelineStage
 
 PREFERENCE: Final = "preference"
-"""Field: 1 on the tokens of the better response of a pair, -1 on those of the worse."""
+"""Field: 1 on the tokens of a pair's better response, -1 on those of the worse one."""
 PairFormula = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
-"""(numbers of the better [p], of the worse [p]) -> loss of each pair [p], differentiable."""
+"""(values of the better responses [p], of the worse ones [p]) -> loss of each pair [p], differentiable."""
 
 
 def with_preference(batch: TrainingBatch, first_is_better: torch.Tensor) -> TrainingBatch:
-    """Return the batch with PREFERENCE. `first_is_better`: bool [B / 2], of each pair."""
+    """Return the batch with PREFERENCE. `first_is_better`: bool [B / 2], one per pair."""
     sign = torch.where(first_is_better, 1.0, -1.0)
     of_sample = torch.stack([sign, -sign], dim=1).flatten()
     return batch.with_fields(**{PREFERENCE: of_sample[:, None] * batch.mask})
@@ -38,7 +38,7 @@ def pair_mean_weights(mask: torch.Tensor) -> torch.Tensor:
 
 
 class _PairSums:
-    """Statistics of pairs: what their better and worse responses have, and how often these are in order."""
+    """Statistics of pairs: values of their better and worse responses, and how often the order is correct."""
 
     names = ("pairs", "chosen", "rejected", "accurate")
 
@@ -63,7 +63,7 @@ class _PairSums:
 
 
 def _ordered(of_sample: torch.Tensor, microbatch: MicroBatch) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the numbers of the better and of the worse response of each pair, [b / 2], of those of samples [b]."""
+    """Return the values of each pair's better and worse response, [b / 2], from those of samples [b]."""
     first, second = of_sample.view(-1, 2).unbind(dim=1)
     sign = microbatch.sum_by_sample(microbatch.fields[PREFERENCE]).view(-1, 2)
     first_is_better = sign[:, 0] >= sign[:, 1]
@@ -76,12 +76,12 @@ def _weights(microbatch: MicroBatch, role: str) -> torch.Tensor:
 
 
 class LogRatioObjective:
-    """A policy's loss by beta times the log-ratios of whole responses to the reference: its implicit rewards."""
+    """A policy's loss from beta times the log-ratios of whole responses to the reference, its implicit rewards."""
 
     def __init__(
         self, role: str, formula: PairFormula, beta: float, reference: str, temperature: float, device: torch.device
     ) -> None:
-        """`formula` is of the log-ratios; `reference`: the field of log-probabilities that they are against."""
+        """`formula` takes the log-ratios; `reference`: the field of their denominator's log-probabilities."""
         self._role, self._formula, self._beta = role, formula, beta
         self._reference, self._temperature = reference, temperature
         self.first_pass = False
@@ -104,7 +104,7 @@ class LogRatioObjective:
 
 
 class ScoreObjective:
-    """A reward model's loss by its scores, read at the last token of each response."""
+    """A reward model's loss from its scores at the last token of each response."""
 
     def __init__(self, role: str, formula: PairFormula, device: torch.device) -> None:
         self._role, self._formula = role, formula

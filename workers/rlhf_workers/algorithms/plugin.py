@@ -1,8 +1,8 @@
-"""An algorithm from outside the project: loads the user's class and checks all that it gives back.
+"""An algorithm from outside the project: loads the user's class and checks its results.
 
-The class runs in the training rank's own process, as it computes on the rank's tensors. Rule: whatever is wrong with it
-is a WorkError that names the file or module, the method, what was given and what is right, with the exit code of user
-code, and nothing that it returned is trained on before it was checked. What it raises ends the job, never the worker.
+The class runs in the training rank's own process, because it computes on the rank's tensors. Rule: every error is a
+WorkError that names the file or module, the method, the actual result and the expected one, with the exit code of user
+code. Training uses a result only after its check. An exception of the class ends the job, never the worker.
 """
 
 import importlib
@@ -28,20 +28,20 @@ from rlhf_workers.training.batches.training_batch import MicroBatch, TrainingBat
 
 FIELD: Final = "spec.algorithm.plugin"
 MODULE_NAME: Final = "rlhf_plugin_algorithm"
-"""Name under which a file is imported."""
+"""Module name of an imported file."""
 MAX_STATE_BYTES: Final = 1024 * 1024
-"""Of its state as JSON: numbers between iterations. Weights are in the checkpoint already."""
+"""Maximum bytes of its state as JSON: values between iterations. Weights are already in the checkpoint."""
 MAX_METRICS: Final = 64
-"""Metrics that it may add in one iteration."""
+"""Maximum metrics that it may add per iteration."""
 MAX_NAME: Final = 100
-"""Characters of a metric's name."""
+"""Maximum characters of a metric's name."""
 MAX_MESSAGE: Final = 2000
 
 Result = TypeVar("Result")
 
 
 class PluginAlgorithm(Algorithm):
-    """The user's algorithm behind checks; to the trainer an algorithm like any other."""
+    """The user's algorithm with checks; the trainer treats it like any other."""
 
     def __init__(self, context: AlgorithmContext) -> None:
         fields = cast(AlgorithmPlugin, context.fields)
@@ -64,7 +64,7 @@ class PluginAlgorithm(Algorithm):
             raise self._wrong("prepare", message, "name in `prepared` exactly the fields that it adds")
         for name in self.prepared:
             self._check("prepare", f"field {name}", result.fields[name], batch.mask.shape)
-        # Only what it was asked for is taken: tokens, masks and scores stay as they came.
+        # Take only the requested fields: tokens, masks and scores do not change.
         return batch.with_fields(**{name: result.fields[name].float() * batch.mask for name in self.prepared})
 
     def policy_loss(self, log_p: torch.Tensor, entropy: torch.Tensor, microbatch: MicroBatch) -> PolicyLosses:
@@ -159,7 +159,7 @@ class PluginAlgorithm(Algorithm):
 
 
 def load_class(fields: AlgorithmPlugin) -> type[Algorithm]:
-    """Return the class that a manifest names. WorkError when it cannot be loaded or is no algorithm."""
+    """Return the class in a manifest. Raises WorkError if it cannot be loaded or is no algorithm."""
     part, place = ("file", fields.file) if fields.file else ("module", cast(str, fields.module))
     assert place is not None  # one of the two is set
     try:
@@ -182,13 +182,13 @@ def load_class(fields: AlgorithmPlugin) -> type[Algorithm]:
 
 
 def failure(part: str, message: str) -> WorkError:
-    """Return the failure of a plug-in; `part` of spec.algorithm.plugin is to blame."""
+    """Return the failure of a plug-in; `part` is the responsible field of spec.algorithm.plugin."""
     field = f"{FIELD}.{part}"
     return WorkError("BadAlgorithm", f"{field}: {message}"[:MAX_MESSAGE], field=field, exit_code=ExitCode.USER_CODE)
 
 
 def described(error: BaseException, place: str) -> str:
-    """Return `file:line: Type: text` at the innermost line of the user's code; without a place where it has none."""
+    """Return `file:line: Type: text` at the innermost line of the user's code; without a place if there is none."""
     text = traceback.format_exception_only(error)[-1].strip()
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if Path(frame.filename) == Path(place)]
     return f"{Path(place).name}:{frames[-1].lineno}: {text}" if frames else text

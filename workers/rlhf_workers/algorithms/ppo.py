@@ -1,4 +1,4 @@
-"""Proximal policy optimisation: generalised advantages from a critic, and a KL coefficient that may adapt itself."""
+"""Proximal policy optimisation: generalised advantages from a critic, and an optionally adaptive KL coefficient."""
 
 import torch
 
@@ -15,7 +15,7 @@ from rlhf_workers.training.batches.training_batch import MicroBatch, TrainingBat
 
 
 class ProximalPolicyOptimization(ClippedPolicyGradient[PPO]):
-    """See `rlhf_api.algorithms.ppo` for its numbers."""
+    """See `rlhf_api.algorithms.ppo` for its fields."""
 
     prepared = ("advantages", "returns")
 

@@ -1,6 +1,6 @@
-"""Every algorithm by the name of its member in `spec.algorithm`, as the module and class that do it.
+"""Module and class of every algorithm, by its member name in `spec.algorithm`.
 
-To add one: a module beside this one, a line here, and the module of the same name in `rlhf_api.algorithms`.
+To add one: a module in this package, a line here, and the module of the same name in `rlhf_api.algorithms`.
 """
 
 from collections.abc import Mapping
@@ -36,7 +36,7 @@ IMPLEMENTATIONS: Final[Mapping[str, str]] = MappingProxyType(
 
 
 def build_algorithm(spec: RLHFJobSpec, device: torch.device) -> Algorithm:
-    """Return a job's algorithm, in its first state. WorkError when it cannot be built."""
+    """Return a job's algorithm in its initial state. Raises WorkError if it cannot be built."""
     module, _, name = IMPLEMENTATIONS[spec.algorithm.name].partition(":")
     implementation: type[Algorithm] = getattr(import_module(module), name)
     return implementation(context_of(spec, graph_of(spec), device))

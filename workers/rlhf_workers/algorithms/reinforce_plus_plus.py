@@ -1,4 +1,4 @@
-"""REINFORCE++: returns of tokens, or rewards less their group's mean, normalised over all tokens of the batch.
+"""REINFORCE++: returns of tokens, or rewards minus their group's mean, normalised over all tokens of the batch.
 
 Source: Hu et al., "REINFORCE++: Stabilizing Critic-Free Policy Optimization with Global Advantage Normalization", 2025.
 """
@@ -12,7 +12,7 @@ from rlhf_workers.training.batches.training_batch import TrainingBatch
 
 
 class ReinforceWithGlobalNormalization(ClippedPolicyGradient[ReinforcePlusPlus]):
-    """See `rlhf_api.algorithms.reinforce_plus_plus` for its numbers."""
+    """See `rlhf_api.algorithms.reinforce_plus_plus` for its fields."""
 
     def __init__(self, context: AlgorithmContext) -> None:
         super().__init__(context)

@@ -1,4 +1,4 @@
-"""ReMax: the rewards to come of each token, less the reward of the prompt's greedy response.
+"""ReMax: the return of each token, minus the reward of the prompt's greedy response.
 
 Source: Li et al., "ReMax: A Simple, Effective, and Efficient Reinforcement Learning Method for Aligning Large Language
 Models" (2023), section 4.
@@ -12,7 +12,7 @@ from rlhf_workers.training.batches.training_batch import TrainingBatch
 
 
 class ReinforceAgainstGreedy(ClippedPolicyGradient[ReMax]):
-    """See `rlhf_api.algorithms.remax` for its numbers."""
+    """See `rlhf_api.algorithms.remax` for its fields."""
 
     def __init__(self, context: AlgorithmContext) -> None:
         super().__init__(context)

@@ -1,4 +1,4 @@
-"""Training of a reward model: the better response of a pair is to score higher (`rlhf_api.algorithms.reward_model`)."""
+"""Training of a reward model to score the better response of a pair higher (`rlhf_api.algorithms.reward_model`)."""
 
 from typing import cast
 
@@ -28,6 +28,6 @@ class RewardModelTraining(Algorithm):
         return {role: ScoreObjective(role.value, self.pair_loss, self.context.device) for role in roles}
 
     def pair_loss(self, chosen: torch.Tensor, rejected: torch.Tensor) -> torch.Tensor:
-        """Return the loss of each pair by its scores."""
+        """Return the loss of each pair from its scores."""
         fields = cast(RewardModel, self.context.fields)
         return ranking_loss(chosen, rejected, fields.margin, fields.centering_coefficient)

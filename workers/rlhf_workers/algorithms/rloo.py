@@ -1,4 +1,4 @@
-"""REINFORCE leave-one-out: a response is judged against the mean of the other responses to its prompt.
+"""REINFORCE leave-one-out: a response is compared with the mean of the other responses to its prompt.
 
 Source: Ahmadian et al., "Back to Basics: Revisiting REINFORCE-Style Optimization" (2024); the sequence form is TRL's.
 """
@@ -14,7 +14,7 @@ from rlhf_workers.training.batches.training_batch import MicroBatch, TrainingBat
 
 
 class ReinforceLeaveOneOut(ClippedPolicyGradient[RLOO]):
-    """See `rlhf_api.algorithms.rloo` for its numbers."""
+    """See `rlhf_api.algorithms.rloo` for its fields."""
 
     def __init__(self, context: AlgorithmContext) -> None:
         super().__init__(context)

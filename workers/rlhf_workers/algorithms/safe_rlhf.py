@@ -1,10 +1,10 @@
-"""Safe RLHF: proximal policy optimisation of a reward against a cost, weighed by a Lagrange multiplier.
+"""Safe RLHF: proximal policy optimisation of a reward against a cost with a Lagrange multiplier as its weight.
 
-Rewards and costs have a critic and generalised advantages each, A_R and A_C; the policy is trained on
-(A_R - lambda A_C) / (1 + lambda). The KL term is taken from rewards and added to costs, so its weight is that of
-`klCoefficient` whatever lambda is. Lambda = e^nu moves once an iteration, before advantages are made, by the mean cost
-of the last responses: nu and those costs are the algorithm's state. While critics are trained alone, lambda stays: no
-policy answers to it.
+Rewards and costs have a critic and generalised advantages each, A_R and A_C; the policy trains on (A_R - lambda A_C) /
+(1 + lambda). The KL term is subtracted from rewards and added to costs, so its weight is `klCoefficient` for every
+lambda. Lambda = e^nu moves once per iteration, before advantages are computed, by the mean cost of the last responses:
+nu and those costs are the algorithm's state. Lambda does not change while only critics train, since no policy reacts to
+it.
 Source: Dai et al., "Safe RLHF: Safe Reinforcement Learning from Human Feedback" (2023), arXiv 2310.12773, appendix B.
 """
 
@@ -27,7 +27,7 @@ from rlhf_workers.training.batches.training_batch import MicroBatch, TrainingBat
 
 
 class SafeReinforcementLearning(ClippedPolicyGradient[SafeRLHF]):
-    """See `rlhf_api.algorithms.safe_rlhf` for its numbers."""
+    """See `rlhf_api.algorithms.safe_rlhf` for its fields."""
 
     prepared = ("advantages", "cost_advantages", "returns", "cost_returns")
 
@@ -38,7 +38,7 @@ class SafeReinforcementLearning(ClippedPolicyGradient[SafeRLHF]):
 
     @property
     def multiplier(self) -> float:
-        """Lambda: what a unit of cost weighs against a unit of reward."""
+        """Lambda: the weight of a unit of cost against a unit of reward."""
         return math.exp(self.log_multiplier)
 
     @property
@@ -67,7 +67,7 @@ class SafeReinforcementLearning(ClippedPolicyGradient[SafeRLHF]):
         return self._value_loss(values, microbatch, SampleField.VALUES, "returns")
 
     def cost_value_loss(self, values: torch.Tensor, microbatch: MicroBatch) -> TokenLosses:
-        """Return what `value_loss` returns, of the critic of costs."""
+        """Return the `value_loss` of the critic of costs."""
         return self._value_loss(values, microbatch, SampleField.COST_VALUES, "cost_returns")
 
     def batch_metrics(self, batch: TrainingBatch) -> dict[str, float]:
@@ -99,7 +99,7 @@ class SafeReinforcementLearning(ClippedPolicyGradient[SafeRLHF]):
         return super()._objective(role, kind)
 
     def _move_multiplier(self, costs: list[float]) -> None:
-        """Take in the costs of an iteration's responses; without any ever, the multiplier stays."""
+        """Add the costs of an iteration's responses; the multiplier does not change before the first."""
         fields = self.fields
         self._costs.extend(costs)
         if (mean := self.window_mean) is not None and not self.policy_held:

@@ -1,4 +1,4 @@
-"""The device of a worker: opening it, whose turn it is, copies to and from it, and reproducible sums.
+"""The device of a worker: opening it, turns on it, copies to and from it, and reproducible sums.
 
-Rule: no module here imports another one of this package.
+Rule: modules of this package do not import each other.
 """

@@ -1,12 +1,11 @@
-"""Whose turn it is on a worker's device where a training rank shares it with what decodes and scores.
+"""Turns on a worker's device, when a training rank shares it with roles that decode and score.
 
-Rule: the two sides never have device memory at once. A command of one side first puts the roles of the other to sleep,
-so the bound holds whatever the coordinator asks for and in whatever order; within a side roles share as they always
-did. A role that takes weights where it sleeps is given them while the rank that trained them is still on the device,
-which converts and copies them many times faster than the host would; what is lent of them there is freed before the
-next turn, and goes through host memory where there is no room. A sample that is still held when training begins is none
-the coordinator counts on, and is dropped. Called by the compute thread alone. When the process dies here the weights
-are those of the last checkpoint, as in any death.
+Rule: the two sides never have device memory at the same time. A command of one side first puts the roles of the other
+to sleep, so the bound holds for any order of commands; roles of the same side share the device. A sleeping role that
+takes new weights gets them while the rank that trained them is still on the device, which converts and copies them many
+times faster than the host. Memory lent for this is freed before the next turn; without room the weights go through host
+memory. The coordinator does not count on a sample that is still held when training begins, so it is dropped. The
+compute thread calls this. If the process dies here, the weights are those of the last checkpoint, as after any failure.
 """
 
 import logging
@@ -21,11 +20,11 @@ from rlhf_workers.worker_role import LoadsWhileOffloaded, Outbox, WorkerRole
 log = logging.getLogger(__name__)
 
 NEED_NO_DEVICE: Final = frozenset({"save_checkpoint", "withdraw", "offload"})
-"""Commands that a sleeping role obeys as well: what they read may lie in host memory."""
+"""Commands that a sleeping role also executes: the data that they read may be in host memory."""
 
 
 class DeviceArbiter:
-    """Turns of the roles of one worker."""
+    """Device turns of the roles of one worker."""
 
     def __init__(
         self,
@@ -33,16 +32,15 @@ class DeviceArbiter:
         clock_ns: Callable[[], int] = time.time_ns,
         unused: Callable[[], int | None] = lambda: None,
     ) -> None:
-        """`roles` is looked at anew at every command; `unused` are the bytes of the device that no process has, where
-        there are such."""
+        """`roles` is read anew for every command; `unused` returns the device bytes that no process uses, or None."""
         self._roles = roles
         self._unused = unused
         self._clock_ns = clock_ns
         self._training: bool | None = None
-        """Whose turn it is; None: nobody's yet."""
+        """Whether training has the turn; None: no side has had it yet."""
 
     def begin(self, role: str, command: str, outbox: Outbox) -> None:
-        """Before a command of `role`: the other side sleeps."""
+        """Put the other side to sleep before a command of `role`."""
         training = role == Group.TRAINING
         if training == self._training or command in NEED_NO_DEVICE:
             return

@@ -1,9 +1,9 @@
-"""Copies between a device and host memory, beside what the device computes: the seam that says what waits for what.
+"""Copies between a device and host memory during computation, with their order of waits.
 
-Rule: copies run in the order in which they were queued, on a stream of their own. They begin after all that the
-computing stream had been given at the last `follow_compute`. Nobody reads a target, overwrites a source or frees
-either before a `CopyMark` taken afterwards was waited for, by a thread (`wait`) or by the computing stream
-(`hold_compute`). On a CPU a copy is made when it is queued, and the rest does nothing. Used by one thread at a time.
+Rule: copies run in queue order on their own stream. They start after all work that the computing stream had at the last
+`follow_compute`. A caller must not read a target, overwrite a source or free either before a thread (`wait`) or the
+computing stream (`hold_compute`) has waited for a later `CopyMark`. On a CPU a copy is immediate, and the other methods
+do nothing. Used by one thread at a time.
 """
 
 from typing import Final, Protocol
@@ -17,20 +17,20 @@ class CopyMark(Protocol):
     """A point in the order of copies."""
 
     def wait(self) -> None:
-        """Blocks this thread, without holding Python's lock, until all copies before the mark are made."""
+        """Block this thread, without Python's lock, until all copies before the mark are complete."""
 
     def hold_compute(self) -> None:
-        """What the computing stream is given from now on begins after the copies before the mark."""
+        """Make later work of the computing stream start after the copies before the mark."""
 
 
 class CopyStream(Protocol):
     """Queues copies of one device."""
 
     def follow_compute(self) -> None:
-        """Later copies begin after what the computing stream was given so far."""
+        """Make later copies start after the current work of the computing stream."""
 
     def copy(self, target: torch.Tensor, source: torch.Tensor) -> None:
-        """Queues `target.copy_(source)`; types may differ, and are converted on the device."""
+        """Queue `target.copy_(source)`; types may differ, and are converted on the device."""
 
     def mark(self) -> CopyMark:
         """Return the point after all copies queued so far."""
@@ -38,24 +38,24 @@ class CopyStream(Protocol):
 
 class _Made:
     def wait(self) -> None:
-        """Copies on a CPU are made when they are queued."""
+        """Do nothing: copies on a CPU are immediate."""
 
     def hold_compute(self) -> None:
-        """The same."""
+        """Do nothing, as in `wait`."""
 
 
 class HostCopyStream:
-    """Implements `CopyStream` where nothing leaves host memory."""
+    """Implements `CopyStream` for copies within host memory."""
 
     def follow_compute(self) -> None:
-        """A CPU has computed what it was given."""
+        """Do nothing: a CPU has no pending work."""
 
     def copy(self, target: torch.Tensor, source: torch.Tensor) -> None:
-        """Copies at once."""
+        """Copy at once."""
         target.copy_(source)
 
     def mark(self) -> CopyMark:
-        """Everything is copied."""
+        """Return a mark whose copies are complete."""
         return _Made()
 
 
@@ -80,11 +80,12 @@ class CudaCopyStream:
         self._stream = torch.cuda.Stream(device)
 
     def follow_compute(self) -> None:
-        """See CopyStream; the computing stream is the current one of this thread, which is every thread's default."""
+        """See CopyStream; the computing stream is the current one of this thread, by default the same for all
+        threads."""
         self._stream.wait_stream(torch.cuda.current_stream(self._device))
 
     def copy(self, target: torch.Tensor, source: torch.Tensor) -> None:
-        """See CopyStream; memory of the computing stream is not given out again before the copy is made."""
+        """See CopyStream; memory of the computing stream is not reused before the copy is complete."""
         with torch.cuda.stream(self._stream):
             target.copy_(source, non_blocking=True)
         for tensor in (target, source):
@@ -97,5 +98,5 @@ class CudaCopyStream:
 
 
 def copies_of(device: torch.device) -> CopyStream:
-    """Return what copies to and from memory of `device`."""
+    """Return the copy stream for memory of `device`."""
     return CudaCopyStream(device) if device.type == "cuda" else HostCopyStream()

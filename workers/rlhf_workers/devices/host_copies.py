@@ -1,9 +1,9 @@
-"""Numbers between numpy and a device, without stopping the host, and how long a device worked.
+"""Copies between numpy and a device without blocking the host, and the duration of device work.
 
-Rule: what goes to a GPU is staged in pinned memory, which torch's allocator keeps until the copy is through, and the
-copy is queued behind what was launched before it; what comes back is pinned too and read only after `wait`. A copy
-that waits would stop the host at every array, and one from pageable memory always waits. On a CPU nothing is copied
-that need not be. Must never read the clock of the host for work that a device has not finished.
+Rule: data for a GPU is staged in pinned memory, which torch's allocator keeps until the copy is complete, and the copy
+is queued after earlier work. Results are also pinned and read only after `wait`. A blocking copy would stop the host at
+every array, and a copy from pageable memory always blocks. On a CPU copies are avoided where possible. Must never read
+the host's clock for unfinished device work.
 """
 
 import time
@@ -13,11 +13,11 @@ import numpy.typing as npt
 import torch
 
 NS_PER_MS: Final = 1e6
-"""CUDA events count in milliseconds."""
+"""Nanoseconds per millisecond, the unit of CUDA events."""
 
 
 def to_device(array: npt.NDArray[Any], device: torch.device) -> torch.Tensor:
-    """Return the array on `device`; on a GPU it is there when the work launched next runs."""
+    """Return the array on `device`; on a GPU it is complete before work launched next."""
     tensor = torch.from_numpy(array)
     if device.type == "cuda" and torch.cuda.is_initialized():
         return tensor.pin_memory().to(device, non_blocking=True)
@@ -25,16 +25,16 @@ def to_device(array: npt.NDArray[Any], device: torch.device) -> torch.Tensor:
 
 
 def wait_for(device: torch.device) -> None:
-    """Returns when everything this thread has launched on `device` is done; at once on a CPU."""
+    """Wait until `device` has done everything that this thread launched; at once on a CPU."""
     if device.type == "cuda" and torch.cuda.is_initialized():
         torch.cuda.current_stream(device).synchronize()
 
 
 class CopyToHost:
-    """A tensor on its way to host memory."""
+    """A copy of a tensor to host memory in progress."""
 
     def __init__(self, tensor: torch.Tensor, into: torch.Tensor | None = None) -> None:
-        """`into` is pinned memory of the same size and type, the caller's until `wait` returned; None takes some."""
+        """`into` is pinned memory of the same size and type, reserved until `wait` returns; None allocates some."""
         self._event: torch.cuda.Event | None = None
         self._host = tensor
         if tensor.device.type == "cuda":
@@ -46,7 +46,7 @@ class CopyToHost:
                 self._event.record(torch.cuda.current_stream(tensor.device))
 
     def wait(self) -> npt.NDArray[Any]:
-        """Return the numbers once they are there: the tensor's own memory on a CPU, `into` where it was given."""
+        """Return the values once they are complete: the tensor's own memory on a CPU, or `into` if it was given."""
         if self._event is not None:
             self._event.synchronize()
         array: npt.NDArray[Any] = self._host.numpy()
@@ -54,7 +54,7 @@ class CopyToHost:
 
 
 class Stopwatch:
-    """How long what is launched between `start` and `stop` takes a device; reading it is what waits."""
+    """Device time of the work launched between `start` and `stop`; only reading it waits."""
 
     def __init__(self, device: torch.device) -> None:
         self._events: tuple[torch.cuda.Event, torch.cuda.Event] | None = None
@@ -64,19 +64,19 @@ class Stopwatch:
         self._started = self._stopped = 0
 
     def start(self) -> None:
-        """Marks the beginning."""
+        """Mark the start."""
         self._started = time.perf_counter_ns()
         if self._events is not None:
             self._events[0].record(self._stream)
 
     def stop(self) -> None:
-        """Marks the end."""
+        """Mark the end."""
         self._stopped = time.perf_counter_ns()
         if self._events is not None:
             self._events[1].record(self._stream)
 
     def read_ns(self) -> int:
-        """Return the nanoseconds between, when the device has come that far."""
+        """Return the nanoseconds in between, once the device has reached the end."""
         if self._events is None:
             return self._stopped - self._started
         self._events[1].synchronize()

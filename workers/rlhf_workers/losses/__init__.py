@@ -1,5 +1,5 @@
-"""Losses and advantages of the algorithms, one a file: pure functions of tensors, no models, no processes.
+"""Losses and advantages of the algorithms, one per file: pure functions of tensors, without models or processes.
 
-Conventions: B samples, T response positions, n response tokens of a micro-batch laid end to end. `mask` is true where a
-trained response token is; tokens of abstained samples and padding are false, so they count in no mean and no sum.
+Conventions: B samples, T response positions, n concatenated response tokens of a micro-batch. `mask` is true for
+trained response tokens. It is false for tokens of abstained samples and padding, so they are in no mean and no sum.
 """

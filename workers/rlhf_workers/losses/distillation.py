@@ -1,7 +1,7 @@
 """Cross entropy of a student's logits to a teacher's, with backward, without a float32 copy of either.
 
-Memory: both logits as their heads made them, and the student's gradient in its own type; everything in float32 is a
-chunk of `CHUNK_BYTES`, as in `log_probabilities`. Nothing is ever differentiated in the teacher's logits.
+Memory: both logits in the type of their heads, and the student's gradient in its own type; float32 data is limited to a
+chunk of `CHUNK_BYTES`, as in `log_probabilities`. There is no gradient for the teacher's logits.
 
 Source: knowledge distillation with soft targets (Hinton, Vinyals, Dean, arXiv 1503.02531), on the teacher's own samples
 (DistillSpec, arXiv 2310.08461).
@@ -16,20 +16,19 @@ from rlhf_workers.losses.log_probabilities import row_chunks
 
 
 class Distillation(NamedTuple):
-    """What a student's logits are to a teacher's, for each of n tokens."""
+    """Comparison of a student's logits with a teacher's, for each of n tokens."""
 
     cross_entropy: torch.Tensor
     """float32 [n], nats; differentiable in the student's logits."""
     entropy: torch.Tensor
-    """float32 [n], nats: of the teacher, the least that the cross entropy can be."""
+    """float32 [n], nats: entropy of the teacher, the lower bound of the cross entropy."""
     agrees: torch.Tensor
-    """bool [n]: both have the same most probable token, the first of equals."""
+    """bool [n]: whether both have the same most probable token, the first on a tie."""
 
 
 def distillation(student: torch.Tensor, teacher: torch.Tensor, temperature: float) -> Distillation:
-    """Return the cross entropy of softmax(student / temperature) to softmax(teacher / temperature), and beside it what
-    is shown to people. Both floating [n, V]; temperature 0 (greedy decoding) is read as 1, as for log-probabilities.
-    """
+    """Return the cross entropy of softmax(student / temperature) to softmax(teacher / temperature), with statistics for
+    reports. Both floating [n, V]; temperature 0 (greedy decoding) means 1, as for log-probabilities."""
     if student.shape != teacher.shape:
         raise ValueError(f"logits of a student {list(student.shape)} and a teacher {list(teacher.shape)} differ")
     apply: Callable[..., tuple[torch.Tensor, torch.Tensor, torch.Tensor]] = _CrossEntropy.apply
@@ -37,7 +36,8 @@ def distillation(student: torch.Tensor, teacher: torch.Tensor, temperature: floa
 
 
 class _CrossEntropy(torch.autograd.Function):
-    """Forward keeps both logits and a number a row; backward makes the two softmaxes again, chunk by chunk."""
+    """The forward keeps both logits and one number per row; the backward recomputes the two softmaxes, chunk by
+    chunk."""
 
     @staticmethod
     def forward(ctx: Any, student: torch.Tensor, teacher: torch.Tensor, temperature: float) -> tuple[torch.Tensor, ...]:
@@ -48,7 +48,7 @@ class _CrossEntropy(torch.autograd.Function):
             log_p = torch.log_softmax(teacher[part].float() / temperature, dim=-1)
             log_q = torch.log_softmax(student[part].float() / temperature, dim=-1)
             p = log_p.exp()
-            impossible = p == 0  # 0 log 0 = 0, also where the student's logit is minus infinity
+            impossible = p == 0  # 0 log 0 = 0, even if the student's logit is minus infinity
             cross[part] = -(p * log_q).masked_fill_(impossible, 0.0).sum(dim=-1)
             entropy[part] = -(p * log_p).masked_fill_(impossible, 0.0).sum(dim=-1)
             agrees[part] = log_p.argmax(dim=-1) == log_q.argmax(dim=-1)

@@ -1,7 +1,7 @@
 """Rewards per token, generalised advantage estimation, and whitening.
 
-Owns the path from a sample's one reward to its per-token advantages and returns. Everything is computed in float64 and
-returned as float32, over the whole batch at once, so every rank computes the same numbers.
+Owns the computation of per-token advantages and returns from a sample's single reward. Everything is computed in
+float64 and returned as float32, over the whole batch at once, so every rank computes the same numbers.
 Source: Schulman et al., "High-Dimensional Continuous Control Using Generalized Advantage Estimation" (2016), eq. 16;
 the KL term in the reward: Ouyang et al., "Training language models to follow instructions with human feedback" (2022).
 """
@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 VARIANCE_FLOOR: Final = 1e-8
-"""Added to the variance before its root; far below that of any batch worth training on."""
+"""Term added to the variance before its root, far below that of any useful batch."""
 
 
 def token_rewards(rewards: torch.Tensor, kl: torch.Tensor, mask: torch.Tensor, coefficient: float) -> torch.Tensor:
@@ -29,14 +29,14 @@ def advantages_and_returns(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return (advantages, returns), float32 [B, T], zero outside `mask`.
 
-    A response may have holes, tokens that somebody else wrote: they are passed over, as if the next token of the policy
-    followed at once.
+    A response may have holes, tokens that an environment wrote: they are skipped, as if the policy's next token
+    followed directly.
 
     A_t = delta_t + gamma lambda A_{t+1}, delta_t = r_t + gamma V_{t+1} - V_t, with V = A = 0 after the last token: a
     response that was cut at its length limit ends there too. Returns are advantages + values.
     """
     value = values.double() * mask
-    # By position, and by NumPy: a step is a few numbers, and an operation of PyTorch takes five times as long.
+    # By position, with NumPy: a step has few numbers, and a PyTorch operation takes five times as long.
     ours = np.ascontiguousarray(mask.cpu().numpy().T)
     reward_at = np.ascontiguousarray((rewards.double() * mask).cpu().numpy().T)
     value_at = np.ascontiguousarray(value.cpu().numpy().T)

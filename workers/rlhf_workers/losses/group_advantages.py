@@ -1,6 +1,6 @@
-"""Group-relative advantages: a response is judged against the other responses to its prompt.
+"""Group-relative advantages: a response is compared with the other responses to its prompt.
 
-Owns the advantage of a sample among its group. An abstained sample is in no mean and in no standard deviation.
+Owns the advantage of a sample within its group. An abstained sample is in no mean and in no standard deviation.
 Source: Shao et al., "DeepSeekMath" (2024), section 4.1; without the deviation: Liu et al., "Understanding R1-Zero-Like
 Training" (2025), section 3.2; leave-one-out: Ahmadian et al., "Back to Basics" (2024), section 3.
 """
@@ -10,7 +10,7 @@ from typing import Final
 import torch
 
 STANDARD_DEVIATION_FLOOR: Final = 1e-6
-"""Added to a group's standard deviation; a group whose rewards are all equal then has advantage 0, not 0/0."""
+"""Term added to a group's standard deviation; a group with equal rewards then has advantage 0, not 0/0."""
 
 
 def group_advantages(rewards: torch.Tensor, groups: torch.Tensor, valid: torch.Tensor, scale: bool) -> torch.Tensor:
@@ -18,8 +18,8 @@ def group_advantages(rewards: torch.Tensor, groups: torch.Tensor, valid: torch.T
 
     `scale` divides it by the group's deviation.
 
-    `rewards` float [B] (anything where not valid), `groups` int [B] (any ids), `valid` bool [B]. The deviation is the
-    sample one (n - 1); a group with fewer than two valid samples has nothing to compare and gets 0.
+    `rewards` float [B] (any value where not valid), `groups` int [B] (any ids), `valid` bool [B]. The deviation is the
+    sample deviation (n - 1); a group with fewer than two valid samples gets 0.
     """
     centred, size, group = _centred(rewards, groups, valid)
     if scale:
@@ -31,7 +31,7 @@ def group_advantages(rewards: torch.Tensor, groups: torch.Tensor, valid: torch.T
 def leave_one_out_advantages(rewards: torch.Tensor, groups: torch.Tensor, valid: torch.Tensor) -> torch.Tensor:
     """Return the advantage of each sample, float32 [B]: its reward minus the mean of its group's other valid samples.
 
-    That is (reward - mean of the group) G / (G - 1) of G valid samples; one alone gets 0. Arguments as above.
+    That is (reward - mean of the group) G / (G - 1) for G valid samples; a single one gets 0. Arguments as above.
     """
     centred, size, group = _centred(rewards, groups, valid)
     return torch.where(size[group] > 1, centred * (size / (size - 1).clamp(min=1))[group], 0.0).float()
@@ -40,8 +40,8 @@ def leave_one_out_advantages(rewards: torch.Tensor, groups: torch.Tensor, valid:
 def _centred(
     rewards: torch.Tensor, groups: torch.Tensor, valid: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Return (float64 [B]: reward minus mean of the group, 0 where not valid; float64 [groups]: valid samples of each;
-    int64 [B]: which group)."""
+    """Return (float64 [B]: reward minus mean of the group, 0 where not valid; float64 [groups]: valid samples per
+    group; int64 [B]: index of the group)."""
     _, group = torch.unique(groups, return_inverse=True)
     weight = valid.double()
     reward = torch.where(valid, rewards.double(), 0.0)

@@ -2,13 +2,13 @@
 
 With x = log p(token) of the trained policy and r = log p(token) of the reference, for tokens sampled from the policy:
 k1 = x - r is unbiased and may be negative; k3 = exp(r - x) - 1 - (r - x) is unbiased too, never negative, and has less
-variance. k3 grows with the ratio of probabilities and would be infinite at 88.7 nats, so a token counts at most
-K3_LIMIT in a loss, and has no slope there. Metrics show k3 without that limit.
+variance. k3 grows with the ratio of probabilities and would be infinite at 88.7 nats, so in a loss a token counts at
+most K3_LIMIT, without a gradient there. Metrics show k3 without that limit.
 
-As terms of a loss they differ by their slopes. That of k1 has mean 0 and teaches nothing; that of k2 = (x - r)^2 / 2 is
-the slope of KL(policy || reference) where the policy is the one that sampled; that of k3 is the slope of
-KL(reference || policy) there. k3 times the ratio of the policy to the one that sampled has value and slope of
-KL(policy || reference) wherever the policy is.
+The estimators have different gradients as terms of a loss. The gradient of k1 has mean 0 and teaches nothing. If the
+policy is the sampling one, the gradient of k2 = (x - r)^2 / 2 is that of KL(policy || reference), and the gradient of
+k3 is that of KL(reference || policy). k3 times the ratio of the policy to the sampling policy has value and gradient of
+KL(policy || reference) for any policy.
 Source: Schulman, "Approximating KL divergence" (2020); the weighted form: DeepSeek-AI, "DeepSeek-V3.2" (2025), section
 3.1; the controller: Ziegler et al., "Fine-Tuning Language Models from Human Preferences" (2019), section 2.2.
 """
@@ -22,25 +22,25 @@ from rlhf_api.algorithms.fields import KLEstimator
 from rlhf_workers.losses.ppo import limited_log_ratio
 
 K3_LIMIT: Final = 10.0
-"""Nats of one token, reached where the reference is 14 times as probable; what verl and slime limit it to."""
+"""Limit in nats per token, reached if the reference is 14 times as probable; the same as in verl and slime."""
 ERROR_LIMIT: Final = 0.2
-"""The relative error of one iteration is clipped to this before it moves the coefficient (Ziegler et al.)."""
+"""Bound of the relative error of one iteration before it moves the coefficient (Ziegler et al.)."""
 
 
 def k1(log_probabilities: torch.Tensor, reference: torch.Tensor) -> torch.Tensor:
-    """Return x - r, of the same shape; what is subtracted from rewards."""
+    """Return x - r, in the same shape, for subtraction from rewards."""
     return log_probabilities - reference
 
 
 def k3(log_probabilities: torch.Tensor, reference: torch.Tensor) -> torch.Tensor:
-    """Return exp(r - x) - 1 - (r - x), at most K3_LIMIT, of the same shape; differentiable, what losses add."""
+    """Return exp(r - x) - 1 - (r - x), at most K3_LIMIT, in the same shape; differentiable, for losses."""
     difference = limited_log_ratio(reference, log_probabilities)
     return (torch.expm1(difference) - difference).clamp(max=K3_LIMIT)
 
 
 def measured_k3(log_probabilities: torch.Tensor, reference: torch.Tensor) -> torch.Tensor:
-    """Return exp(r - x) - 1 - (r - x) without a limit, float64 of the same shape; what metrics show. It is infinite
-    beyond 709 nats."""
+    """Return exp(r - x) - 1 - (r - x) without a limit, float64 in the same shape, for metrics. It is infinite beyond
+    709 nats."""
     difference = reference.double() - log_probabilities.double()
     return torch.expm1(difference) - difference
 
@@ -53,9 +53,9 @@ def k2(log_probabilities: torch.Tensor, reference: torch.Tensor) -> torch.Tensor
 def divergence(
     estimator: KLEstimator, log_probabilities: torch.Tensor, reference: torch.Tensor, old: torch.Tensor
 ) -> torch.Tensor:
-    """Return what a token counts of the divergence by an estimator, of the arguments' shape; differentiable.
+    """Return the divergence term of each token by an estimator, in the arguments' shape; differentiable.
 
-    `old`: by the policy that sampled, which only the estimator `Unbiased` reads.
+    `old`: log-probabilities of the sampling policy, which only the estimator `Unbiased` reads.
     """
     if estimator == "K1":
         return k1(log_probabilities, reference)
@@ -66,7 +66,7 @@ def divergence(
 
 
 def sequence_kl(log_probabilities: torch.Tensor, reference: torch.Tensor, mask: torch.Tensor) -> float:
-    """Return the mean over responses of k1 summed over their tokens, in nats; those without a token do not count."""
+    """Return the mean over responses of k1 summed over their tokens, in nats; responses without tokens do not count."""
     total = (k1(log_probabilities.double(), reference.double()) * mask).sum()
     return float(total / mask.any(dim=1).sum().clamp(min=1))
 
@@ -82,7 +82,7 @@ def adapted_coefficient(coefficient: float, kl: float, target: float, samples: i
 
     Over `horizon` samples it moves by the whole error.
 
-    A divergence that is NaN says nothing, and leaves it as it is.
+    A NaN divergence does not change it.
     """
     if math.isnan(kl):
         return coefficient

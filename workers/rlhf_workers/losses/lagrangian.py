@@ -1,8 +1,8 @@
 """A reward under a limit on costs: advantages of the Lagrangian, and the ascent of its multiplier.
 
 The problem max E[R] subject to E[C] <= d has the Lagrangian E[R] - lambda (E[C] - d), lambda >= 0. The multiplier is
-kept as nu = log lambda, which no step makes negative; d(lambda (E[C] - d))/dnu = lambda (E[C] - d) is its gradient.
-Rule: no cost, however large, makes a multiplier that is infinite, NaN or zero.
+stored as nu = log lambda, so that no step makes it negative; d(lambda (E[C] - d))/dnu = lambda (E[C] - d) is its
+gradient. Rule: no cost, however large, gives an infinite, NaN or zero multiplier.
 Source: Dai et al., "Safe RLHF: Safe Reinforcement Learning from Human Feedback" (2023), equations 9, 10 and 31.
 """
 
@@ -12,11 +12,12 @@ from typing import Final
 import torch
 
 MIN_LOG_MULTIPLIER: Final = -30.0
-"""A multiplier of 1e-13 weighs nothing against rewards, and rises from there once costs are above their limit."""
+"""Lower bound of nu: a multiplier of 1e-13 has no weight against rewards, and can rise again when costs exceed their
+limit."""
 
 
 def combined_advantages(rewards: torch.Tensor, costs: torch.Tensor, multiplier: float) -> torch.Tensor:
-    """Return (A_R - lambda A_C) / (1 + lambda), of the shape of both: divided, so that steps keep their size."""
+    """Return (A_R - lambda A_C) / (1 + lambda), in the shape of both; the division keeps the size of steps."""
     return (rewards - multiplier * costs) / (1.0 + multiplier)
 
 

@@ -1,11 +1,10 @@
 """Log-probabilities of chosen tokens and entropies from logits, with backward, without a float32 copy of the logits.
 
-Memory: the logits as the head made them (bfloat16 on most devices) and their gradient in the same type are the only
-arrays of [n, V]; everything in float32 is a chunk of `CHUNK_BYTES`. PyTorch's own log_softmax would hold two to three
-float32 arrays of [n, V], which is what runs out of memory first with large vocabularies.
+Memory: the only arrays of [n, V] are the head's logits (bfloat16 on most devices) and their gradient in the same type;
+float32 data is limited to a chunk of `CHUNK_BYTES`. PyTorch's own log_softmax would hold two to three float32 arrays of
+[n, V], which exhaust memory first with large vocabularies.
 
-A token that cannot be drawn (logit -inf, or too small for float32) counts nothing in the entropy and in its slope:
-0 log 0 = 0.
+A token with probability 0 (logit -inf, or too small for float32) adds 0 to the entropy and its gradient: 0 log 0 = 0.
 """
 
 from collections.abc import Callable, Iterator
@@ -14,7 +13,7 @@ from typing import Any, Final
 import torch
 
 CHUNK_BYTES: Final = 64 * 1024 * 1024
-"""Float32 working set of a chunk of rows; large enough to keep a device busy, small beside any model."""
+"""float32 working set of a chunk of rows; large enough to keep a device busy, small beside any model."""
 
 
 def selected_log_probabilities(
@@ -22,7 +21,7 @@ def selected_log_probabilities(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return (log p(token), entropy) of softmax(logits / temperature), both float32 [n].
 
-    `logits` floating [n, V], `tokens` int64 [n]. Temperature 0 (greedy decoding) is read as 1: a greedy choice has no
+    `logits` floating [n, V], `tokens` int64 [n]. Temperature 0 (greedy decoding) means 1: a greedy choice has no
     distribution of its own. Both results are differentiable in `logits`.
     """
     apply: Callable[..., tuple[torch.Tensor, torch.Tensor]] = _Selected.apply
@@ -37,7 +36,7 @@ def row_chunks(logits: torch.Tensor) -> Iterator[slice]:
 
 
 class _Selected(torch.autograd.Function):
-    """Forward keeps the logits and two numbers a row; backward recomputes the softmax chunk by chunk."""
+    """The forward keeps the logits and two numbers per row; the backward recomputes the softmax chunk by chunk."""
 
     @staticmethod
     def forward(ctx: Any, logits: torch.Tensor, tokens: torch.Tensor, temperature: float) -> tuple[torch.Tensor, ...]:

@@ -1,9 +1,9 @@
 """Correction of the mismatch between the engine that sampled and the ranks that train.
 
-With o = log p(token) by the training ranks before the first step and g = log p(token) that the engine gave, tokens are
-samples of exp(g) and not of exp(o). The ratio exp(o - g), truncated or masked, makes up for it in the policy loss, as a
-number without a gradient; nothing else of the loss is weighed. Log-ratios are limited as everywhere, so no difference,
-however large, makes a weight that is not finite.
+With o = log p(token) from the training ranks before the first step and g = log p(token) from the engine, tokens are
+samples of exp(g), not of exp(o). The ratio exp(o - g), truncated or masked, corrects this in the policy loss as a
+factor without a gradient; the other loss terms get no weight. Log-ratios are limited as in other losses, so no
+difference, however large, gives a weight that is not finite.
 Sources: truncated importance sampling (Yao et al., "Your Efficient RL Framework Secretly Brings You Off-Policy RL
 Training", 2025); masks by token, IcePop (Ling team, 2025); masks by sequence (Liu et al., "When Speed Kills Stability",
 2025, and TRL).
@@ -20,12 +20,13 @@ from rlhf_workers.losses.ppo import LOG_RATIO_LIMIT, limited_log_ratio
 
 
 class Correction(NamedTuple):
-    """What n tokens count in the policy loss."""
+    """Weights of n tokens in the policy loss."""
 
     weights: torch.Tensor
     """float32 [n], without a gradient."""
     outside: torch.Tensor
-    """bool [n]: the token's ratio, or its response's, is outside of the limits: it was truncated or masked."""
+    """bool [n]: whether the ratio of the token, or of its response, is outside the limits and was truncated or
+    masked."""
 
 
 def correction(
@@ -33,8 +34,8 @@ def correction(
 ) -> Correction:
     """Return the weights of n tokens of `count` responses.
 
-    `old` [n] by the training ranks, `sampled` [n] by the engine, both natural logs; `samples` int64 [n]: the response
-    of each token, 0 .. count - 1. Every token of a response must be there.
+    `old` [n] from the training ranks, `sampled` [n] from the engine, both natural logs; `samples` int64 [n]: the
+    response of each token, 0 .. count - 1. The arguments must contain every token of a response.
     """
     old, sampled = old.detach(), sampled.detach()
     if fields.mode == "Disabled":
@@ -72,10 +73,11 @@ def mismatch_metrics(
     fields: MismatchCorrection,
     stale: torch.Tensor | None = None,
 ) -> Mapping[str, float]:
-    """Return how far both are apart over the n tokens of a batch, arguments as for `correction`; nothing without a
-    token. `stale` [n]: tokens that other weights drew, of which that says nothing.
+    """Return the difference between both over the n tokens of a batch, arguments as for `correction`; empty without
+    tokens. `stale` [n]: tokens sampled with other weights, which are excluded.
 
-    In nats a token: the mean and the maximum of |o - g|, and the divergence of the trainer's policy from the engine's.
+    In nats per token: the mean and the maximum of |o - g|, and the divergence of the trainer's policy from the
+    engine's.
     """
     corrected = correction(old, sampled, samples, count, fields)
     if stale is not None:

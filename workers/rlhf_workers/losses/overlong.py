@@ -1,4 +1,4 @@
-"""What a response loses of its reward that comes near the longest allowed.
+"""Penalty on the reward of a response close to the maximum length.
 
 Source: Yu et al., "DAPO" (2025), equation 13.
 """
@@ -7,8 +7,8 @@ import torch
 
 
 def overlong_penalty(lengths: torch.Tensor, longest: int, buffer: float, penalty: float) -> torch.Tensor:
-    """Return what is added to the reward of each response, float64 [B], from -`penalty` to 0: max(-p, min(0,
-    -(length - (longest - buffer)) / buffer p)).
+    """Return the addition to each response's reward, float64 [B], from -`penalty` to 0: max(-p, min(0, -(length -
+    (longest - buffer)) / buffer p)).
 
     `lengths` int [B] and `longest` in tokens; `buffer` above 0, the last tokens over which the penalty grows.
     """

@@ -1,4 +1,4 @@
-"""Losses over pairs of responses of which one is better, as functions of numbers per pair [p], differentiable.
+"""Losses over pairs of a better and a worse response, as differentiable functions of values per pair [p].
 
 Sources: DPO arXiv 2305.18290 (label smoothing: the conservative form of its authors), IPO arXiv 2310.12036, rewards of
 pairs and their centering arXiv 2204.05862 and 2312.09244.
@@ -11,7 +11,7 @@ from torch.nn.functional import logsigmoid
 def dpo_loss(difference: torch.Tensor, beta: float, label_smoothing: float = 0.0) -> torch.Tensor:
     """Return -(1 - e) log s(beta d) - e log s(-beta d) of each pair, e the `label_smoothing`.
 
-    `difference` d: log p(chosen) - log p(rejected) by the policy, minus the same by the reference.
+    `difference` d: log p(chosen) - log p(rejected) of the policy, minus the same of the reference.
     """
     scaled = beta * difference
     loss: torch.Tensor = -(1 - label_smoothing) * logsigmoid(scaled)
@@ -19,7 +19,7 @@ def dpo_loss(difference: torch.Tensor, beta: float, label_smoothing: float = 0.0
 
 
 def ipo_loss(difference: torch.Tensor, beta: float) -> torch.Tensor:
-    """Return (d - 1 / (2 beta))^2 of each pair, d as of `dpo_loss`."""
+    """Return (d - 1 / (2 beta))^2 of each pair, d as in `dpo_loss`."""
     return (difference - 1 / (2 * beta)).square()
 
 

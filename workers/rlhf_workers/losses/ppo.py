@@ -1,10 +1,10 @@
-"""Clipped policy and value losses, one value a token; the caller weighs and sums them.
+"""Clipped policy and value losses, one value per token; the caller applies weights and sums.
 
-Rule: nothing here averages. A weight a token, computed from the whole mini-batch, is what makes the gradient the same
-however samples are cut into micro-batches, stages and replicas. No log-ratio, however large, makes a loss or a slope
-that is infinite or NaN, and within the limits nothing but the formula decides the bits.
-Source: Schulman et al., "Proximal Policy Optimization Algorithms" (2017), eq. 7; the clipped value is
-of its code release; the dual clip: Ye et al., "Mastering Complex Control in MOBA Games" (2020), eq. 7.
+Rule: no function here averages. A weight per token, computed from the whole mini-batch, makes the gradient independent
+of the split into micro-batches, stages and replicas. No log-ratio, however large, gives an infinite or NaN loss or
+gradient; within the limits only the formula determines the bits.
+Source: Schulman et al., "Proximal Policy Optimization Algorithms" (2017), eq. 7; the clipped value is from its code
+release; the dual clip: Ye et al., "Mastering Complex Control in MOBA Games" (2020), eq. 7.
 """
 
 from typing import Final, NamedTuple
@@ -12,26 +12,27 @@ from typing import Final, NamedTuple
 import torch
 
 LOG_RATIO_LIMIT: Final = 20.0
-"""Nats; exp overflows float32 at 88.7, and a ratio of e^20 says all that a larger one would (as verl and OpenRLHF)."""
+"""Limit in nats. exp overflows float32 at 88.7, and a ratio above e^20 carries no more information (as in verl and
+OpenRLHF)."""
 
 
 class PolicyLoss(NamedTuple):
-    """Per-token outcome of a surrogate of the policy gradient, each [n]."""
+    """Per-token result of a policy-gradient surrogate, each [n]."""
 
     loss: torch.Tensor
     clipped_low: torch.Tensor
-    """True where the lower end of the clip range decided; by the clipped surrogate such a token has no gradient."""
+    """True for tokens clipped at the lower end; with the clipped surrogate they have no gradient."""
     clipped_high: torch.Tensor
-    """True where the upper end decided, or the dual clip."""
+    """True for tokens clipped at the upper end, or by the dual clip."""
 
     @property
     def clipped(self) -> torch.Tensor:
-        """True where either end decided, bool [n]."""
+        """True for tokens clipped at either end, bool [n]."""
         return self.clipped_low | self.clipped_high
 
 
 def limited_log_ratio(log_probabilities: torch.Tensor, others: torch.Tensor) -> torch.Tensor:
-    """Return the difference within LOG_RATIO_LIMIT, so that its exponential is finite; beyond it has no slope."""
+    """Return the difference within LOG_RATIO_LIMIT, so that its exponential is finite; beyond it the gradient is 0."""
     return (log_probabilities - others).clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
 
 
@@ -45,7 +46,7 @@ def policy_loss(
 ) -> PolicyLoss:
     """Return -min(ratio A, clip(ratio, 1 - clip_low, 1 + clip_high) A) of each token; all arguments [n].
 
-    `dual_clip`: where A < 0 the loss grows no further from this ratio on; None: it does.
+    `dual_clip`: ratio at which the loss stops growing where A < 0; None: no limit.
     """
     ratio = torch.exp(limited_log_ratio(log_probabilities, old_log_probabilities))
     return clipped_surrogate(ratio, advantages, clip_low, clip_high, dual_clip)
@@ -54,7 +55,7 @@ def policy_loss(
 def clipped_surrogate(
     ratio: torch.Tensor, advantages: torch.Tensor, clip_low: float, clip_high: float, dual_clip: float | None
 ) -> PolicyLoss:
-    """Return the clipped surrogate of each token by its ratio, which need not be that of the token alone; all [n]."""
+    """Return the clipped surrogate of each token from any ratio, such as one per response; all [n]."""
     plain = -ratio * advantages
     limited = -ratio.clamp(1.0 - clip_low, 1.0 + clip_high) * advantages
     loss, clipped = torch.maximum(plain, limited), limited.detach() > plain.detach()
@@ -66,11 +67,11 @@ def clipped_surrogate(
 
 
 class ValueLoss(NamedTuple):
-    """Per-token outcome of the value loss, each [n]."""
+    """Per-token result of the value loss, each [n]."""
 
     loss: torch.Tensor
     clipped: torch.Tensor
-    """True where the value is out of range and the clipped branch is the larger one."""
+    """True if the value is out of range and the clipped branch is the larger one."""
 
 
 def value_loss(

@@ -1,4 +1,4 @@
-"""Models of transformers as workers use them: loading, masks, experts, adapters, number types, slices of caches.
+"""Models of transformers for workers: loading, masks, experts, adapters, number types, slices of caches.
 
-Rule: no module here imports a role, or one that moves weights.
+Rule: no module here imports a role, or a module that moves weights.
 """

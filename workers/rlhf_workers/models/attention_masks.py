@@ -1,6 +1,6 @@
-"""Which keys a token may see, by kind of layer, as the additive 4D masks that transformers passes through untouched.
+"""Attention masks by kind of layer, as the additive 4D masks that transformers passes through unchanged.
 
-Rule: a mask is a function of positions alone: key k is seen from position p when p - window < k <= p.
+Rule: a mask depends only on positions: position p sees key k if p - window < k <= p.
 """
 
 from typing import Any, Final
@@ -15,10 +15,10 @@ class AttentionMasks:
     """The masks of one model."""
 
     def __init__(self, config: Any, dtype: torch.dtype) -> None:
-        """`config` is the text part of a model's configuration; masks are added to scores of `dtype`."""
+        """`config` is the text part of a model's configuration; masks are added to scores of type `dtype`."""
         kinds = _layer_kinds(config)
         self.unknown = tuple(sorted(kinds - {FULL, SLIDING}))
-        """Kinds of layers that no mask can be made for; with any, `for_positions` must not be called."""
+        """Kinds of layers without a known mask; if there are any, `for_positions` must not be called."""
         self.kinds = tuple(sorted(kinds))
         self.window = int(config.sliding_window) if SLIDING in kinds else 0
         self._dtype = dtype
@@ -27,7 +27,7 @@ class AttentionMasks:
     def for_positions(self, positions: torch.Tensor, length: int) -> torch.Tensor | dict[str, torch.Tensor]:
         """Return masks [n, 1, queries, length] for queries at `positions` [n, queries] and keys 0..length-1.
 
-        Where layers differ, a mask by the kind of layer.
+        If layers differ, return one mask per kind of layer.
         """
         keys = torch.arange(length, device=positions.device)
         behind = positions[:, None, :, None] - keys

@@ -1,12 +1,12 @@
-"""How the experts of a layer compute, registered with transformers: each its own rows, all at once or tile by tile.
+"""Computation of a layer's experts, registered with transformers: all rows of an expert at once, or in tiles.
 
-A mixture of experts sends every row (token) to a few of the layer's feed-forward maps, weighed by a router. How many
-rows meet in an expert depends on all rows of a pass, and kernels sum in another order for another number of rows.
-Rule: in `TILED` an expert multiplies tiles of exactly 16 rows, the last one filled up with zeros, so that a row's bits
-follow from the row alone; what is between the products is added and multiplied element by element, in the order of
-the row's own choices. `WHOLE` multiplies all rows of an expert at once: its shapes follow from the whole pass. Both
-are differentiable. Must never let a row see how many others chose its expert, nor be asked for models of another
-family, whose experts it would compute otherwise.
+A mixture of experts sends every row (token) to a few of the layer's feed-forward maps, weighted by a router. The number
+of rows per expert depends on all rows of a pass, and kernels sum in another order for another number of rows. Rule: in
+`TILED` an expert multiplies tiles of exactly 16 rows, the last one padded with zeros, so that a row's bits depend only
+on the row. Between the products, values are added and multiplied element by element, in the order of the row's own
+choices. `WHOLE` multiplies all rows of an expert at once: its shapes depend on the whole pass. Both are differentiable.
+Must never let a row's result depend on the other rows of its expert, nor be used for models of another family, whose
+experts compute differently.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -16,30 +16,30 @@ import torch
 from transformers.integrations.moe import ExpertsInterface
 
 TILED: Final = "tiled"
-"""Where results must be reproducible."""
+"""Name of the tiled form, for reproducible results."""
 WHOLE: Final = "whole"
-"""Where all rows of a pass are the same whenever it is repeated, as in training."""
+"""Name of the whole form, for passes that always repeat with the same rows, as in training."""
 EXPERT_ROWS: Final = 16
-"""Rows of a tile, as many as the smallest decode pass of the deterministic mode has: the number in which a row's bits
-were found to depend on neither its place nor its neighbours."""
+"""Rows of a tile, as in the smallest decode pass of the deterministic mode: a size at which a row's bits were found to
+depend on neither its place nor its neighbours."""
 FAMILIES: Final = ("mixtral", "qwen3_moe")
-"""`model_type`s whose experts are gate, up and down without biases, as is computed here."""
+"""`model_type`s whose experts are gate, up and down without biases, as computed here."""
 EXPERT_FIELDS: Final = ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts")
 """Names of the number of experts in configurations."""
 
 Feed = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 """(rows [n, hidden], gate and up [2 x inner, hidden], down [hidden, inner]) -> [n, hidden]."""
 Compute = Callable[[torch.Tensor, Sequence[int]], torch.Tensor]
-"""(rows [n, hidden], expert by expert; how many are of each of the experts that are held) -> [n, hidden]."""
+"""(rows [n, hidden], expert by expert; number of rows per held expert) -> [n, hidden]."""
 Spread = Callable[[torch.Tensor, Sequence[int], Compute], torch.Tensor]
-"""As `Compute` of all experts, where each rank of a group holds some of them and computes those by the last argument: a
-module of experts that is held in parts has it as `spread`."""
+"""Like `Compute` for all experts, if each rank of a group holds some of them and computes those with the last argument.
+A module of experts in parts has it as `spread`."""
 
 
 TellCounts = Callable[[Sequence[int]], None]
-"""Told how many rows of a forward chose each expert of a layer: a module of experts may have it as `tell_counts`."""
+"""Receives the number of rows per expert of a layer in a forward; a module of experts may have it as `tell_counts`."""
 EXPERTS: Final = ".mlp.experts"
-"""Ending of the names of modules of experts, of stages of either backend."""
+"""Suffix of the names of modules of experts, in stages of either backend."""
 
 
 def layers_of_experts(stage: torch.nn.Module) -> Iterator[torch.nn.Module]:
@@ -50,17 +50,17 @@ def layers_of_experts(stage: torch.nn.Module) -> Iterator[torch.nn.Module]:
 
 
 def has_experts(config: Any) -> bool:
-    """Return whether layers of a model of this (text) configuration route tokens to experts."""
+    """Return whether layers of a model with this (text) configuration route tokens to experts."""
     return any((getattr(config, name, 0) or 0) > 1 for name in EXPERT_FIELDS)
 
 
 def in_tiles(model: Any) -> bool:
-    """Return whether the experts of a model of transformers compute tile by tile."""
+    """Return whether the experts of a transformers model compute in tiles."""
     return model.config.model_type in FAMILIES and model.config._experts_implementation == TILED
 
 
 def _mixed(module: Any, hidden: torch.Tensor, choices: torch.Tensor, weights: torch.Tensor, feed: Feed) -> torch.Tensor:
-    """Return [n, hidden] of rows [n, hidden] that chose experts [n, k] with `weights` [n, k]."""
+    """Return [n, hidden] for rows [n, hidden] with chosen experts [n, k] and their `weights` [n, k]."""
     chosen = choices.flatten()
     order = chosen.argsort(stable=True)
     counts = torch.bincount(chosen, minlength=module.num_experts).tolist()
@@ -70,7 +70,7 @@ def _mixed(module: Any, hidden: torch.Tensor, choices: torch.Tensor, weights: to
     taken = hidden.index_select(0, order // choices.shape[1])
 
     def compute(rows: torch.Tensor, each: Sequence[int]) -> torch.Tensor:
-        # Unbound once: a gradient of the packed tensor is put together once, not for every expert.
+        # Unbound once: autograd then assembles the packed tensor's gradient once, not per expert.
         experts = zip(rows.split(list(each)), module.gate_up_proj.unbind(), module.down_proj.unbind(), strict=True)
         return torch.cat([feed(own, gate_up, down) for own, gate_up, down in experts])
 

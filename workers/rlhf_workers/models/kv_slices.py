@@ -1,6 +1,6 @@
-"""What moves of a sample's KV cache between two workers: its shapes, a slice of it, and the slot that waits for it.
+"""The part of a sample's KV cache that moves between two workers: its shapes, a slice of it, and the reserved slot.
 
-Rule: plain data, without a word about who sends it or how. Positions count from the prompt's first token.
+Rule: plain data, independent of sender and transport. Positions count from the prompt's first token.
 """
 
 from collections.abc import Callable, Sequence
@@ -13,11 +13,11 @@ from rlhf_common.samples import SampleKey
 
 
 def _at_once() -> None:
-    """Nothing is copied any more."""
+    """Do nothing: all copies are complete."""
 
 
 class KvShape(NamedTuple):
-    """What one token leaves in one layer's cache."""
+    """Shape of one token's entry in one layer's cache."""
 
     heads: int
     key_size: int
@@ -44,12 +44,12 @@ class KvSlice:
     layers: tuple[tuple[torch.Tensor, torch.Tensor], ...]
     """Keys and values of each layer, float [heads, stop - start, size], in host memory."""
     ready: Callable[[], None] = _at_once
-    """Waits until `layers` hold what they will: a device may still be copying. For the thread that reads them."""
+    """Waits until `layers` are complete, since a device may still copy; for the thread that reads them."""
     memory: torch.Tensor | None = None
-    """uint8 [bytes]: all memory that `layers` are views of, where it is one storage of theirs alone."""
+    """uint8 [bytes]: the memory of all `layers`, if they are views of one separate storage."""
 
     def fits(self, shapes: Sequence[KvShape]) -> bool:
-        """Return whether it has every layer of a model of these shapes, each at all of its positions."""
+        """Return whether it has every layer of a model with these shapes, each at all of its positions."""
         length = self.stop - self.start
         return len(self.layers) == len(shapes) and all(
             KvShape.from_tensors(keys, values) == shape and keys.shape[1] == values.shape[1] == length
@@ -59,11 +59,11 @@ class KvSlice:
 
 @dataclass(frozen=True)
 class KvReservation:
-    """A slot that is kept for a sample on its way, and what its KV cache may bring."""
+    """A reserved slot for an incoming sample, with the limits of its KV cache."""
 
     key: SampleKey
     shapes: tuple[KvShape, ...]
     known: int
-    """Positions at the offer, about."""
+    """Approximate positions at the offer."""
     longest: int
-    """Positions at most."""
+    """Maximum positions."""

@@ -1,8 +1,8 @@
 """Loading Hugging Face folders: policy, value model, reward model, tokenizer; and replacing a loaded model's weights.
 
-Rule: a model is loaded whole or not at all. Every tensor the architecture has must be in the folder with its exact
-shape; a missing, truncated or misshapen file is a WorkError (ModelMissing, ModelCorrupt, ModelUnsupported) that names
-the manifest field, the path and what is wrong. Must never run code from a folder, and never read pickled weights.
+Rule: a model is loaded whole or not at all. The folder must contain every tensor of the architecture with its exact
+shape. A missing, truncated or misshapen file is a WorkError (ModelMissing, ModelCorrupt, ModelUnsupported) that names
+the manifest field, the path and the problem. Must never run code from a folder, and never read pickled weights.
 """
 
 import copy
@@ -31,8 +31,8 @@ from rlhf_workers.progress import stage
 log = logging.getLogger(__name__)
 
 Attention = Literal["eager", "sdpa"]
-"""eager is attention written out, and experts tile by tile (needed where results must be reproducible); sdpa is the
-fused kernel, and experts as transformers chooses."""
+"""eager is explicit attention, and experts in tiles (for reproducible results); sdpa is the fused kernel, and experts
+as transformers chooses."""
 
 SCORE_HEAD: Final = "score.weight"
 """The head of a sequence classification model."""
@@ -40,13 +40,14 @@ HUB_ID: Final = re.compile(r"^[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*$")
 HUB_FILES: Final = (
     "*.safetensors", "*.json", "*.model", "*.txt", "*.jinja", "*.tiktoken", "*.py", "*.md", "LICENSE*", "NOTICE*",
 )  # fmt: skip
-"""What is downloaded of a model: weights, and what `companion_files` copies."""
+"""Files to download of a model: weights, and those that `companion_files` copies."""
 NOT_FROM_HUB: Final = ("*/*.safetensors", "consolidated*")
-"""What is not: weights in other formats beside the model's own."""
+"""Files not to download: weights in other formats beside the model's own."""
 ALIGNMENT: Final = 64
-"""Bytes; a cache line. Weights mapped from a file may start anywhere, and kernels may sum in another order there."""
+"""Bytes of a cache line. Weights mapped from a file may start at any address, where kernels may sum in another
+order."""
 NAMED: Final = 4
-"""Tensors named in an error message before it says how many more there are."""
+"""Tensors that an error message names before it counts the rest."""
 
 transformers.utils.logging.disable_progress_bar()
 
@@ -54,8 +55,8 @@ transformers.utils.logging.disable_progress_bar()
 class ValueModel(nn.Module):
     """A causal language model's backbone with a scalar head; parameter names equal those of the folder.
 
-    The backbone sits under its own Hugging Face prefix (usually `model`), the head is `value_head` (Linear hidden -> 1,
-    no bias), so `named_parameters` are the names training publishes.
+    The backbone has its own Hugging Face prefix (usually `model`), the head is `value_head` (Linear hidden -> 1, no
+    bias), so `named_parameters` are the names that training publishes.
     """
 
     def __init__(self, backbone: transformers.PreTrainedModel, prefix: str) -> None:
@@ -67,7 +68,7 @@ class ValueModel(nn.Module):
         self.value_head = nn.Linear(text.hidden_size, 1, bias=False, dtype=backbone.dtype, device=backbone.device)
         nn.init.zeros_(self.value_head.weight)
         self.apart: frozenset[str] = frozenset()
-        """Names of parameters that are another model's, and are never replaced."""
+        """Names of parameters that belong to another model and are never replaced."""
 
     @property
     def backbone(self) -> transformers.PreTrainedModel:
@@ -76,14 +77,14 @@ class ValueModel(nn.Module):
         return backbone
 
     def forward(self, input_ids: torch.Tensor, **arguments: Any) -> torch.Tensor:
-        """Values [batch, tokens] float32 of [batch, tokens] ids: V of the state after each token."""
+        """Return values [batch, tokens] float32 for [batch, tokens] ids: V of the state after each token."""
         hidden = self.backbone(input_ids=input_ids, use_cache=False, **arguments).last_hidden_state
         values: torch.Tensor = self.value_head(hidden)
         return values.squeeze(-1).float()
 
 
 def model_folder(path: str, field: str) -> Path:
-    """The local folder of a model: `path` itself, or the snapshot of a hub id (no pickled weights)."""
+    """Return the local folder of a model: `path` itself, or the snapshot of a hub id (no pickled weights)."""
     folder = Path(path)
     if folder.is_dir():
         return folder
@@ -104,7 +105,8 @@ def model_folder(path: str, field: str) -> Path:
 def load_causal_lm(
     path: str, *, field: str, dtype: torch.dtype, device: torch.device, attention: Attention
 ) -> transformers.PreTrainedModel:
-    """A causal language model in eval mode on `device`; `attention` falls back to eager where sdpa is not supported."""
+    """Return a causal language model in eval mode on `device`; `attention` falls back to eager if sdpa is not
+    supported."""
     folder = checked_folder(path, field)
     return _load(transformers.AutoModelForCausalLM, folder, path, field, dtype, device, attention)
 
@@ -112,10 +114,10 @@ def load_causal_lm(
 def load_backbone_with_value_head(
     path: str, *, field: str, dtype: torch.dtype, device: torch.device, attention: Attention
 ) -> ValueModel:
-    """A value model: the backbone of a causal language model, and `value_head.weight`.
+    """Return a value model: the backbone of a causal language model, and `value_head.weight`.
 
-    A folder without one gives the head of a reward model (`score.weight`), or else zeros. A language modelling head is
-    left out.
+    In a folder without a value head, use the head of a reward model (`score.weight`), or else zeros. A language
+    modelling head is left out.
     """
     folder = checked_folder(path, field, head=False)
     backbone = _load(
@@ -139,8 +141,8 @@ def _with_value_head(backbone: transformers.PreTrainedModel, folder: Path, path:
 
 
 def value_model_over(trunk: transformers.PreTrainedModel, settings: Lora, path: str, *, field: str) -> ValueModel:
-    """A value model over the backbone of a loaded causal language model: its own modules around the same tensors, with
-    adapters, which change nothing yet, and a value head as `load_backbone_with_value_head` gives it."""
+    """Return a value model over the backbone of a loaded causal language model: new modules around the same tensors,
+    with adapters that change nothing yet, and a value head as in `load_backbone_with_value_head`."""
     shared = {id(part): part for part in (*trunk.base_model.parameters(), *trunk.base_model.buffers())}
     backbone = copy.deepcopy(trunk.base_model, memo=dict(shared))
     adapt(backbone, settings)
@@ -157,7 +159,7 @@ def value_model_over(trunk: transformers.PreTrainedModel, settings: Lora, path: 
 def load_sequence_classifier(
     path: str, *, field: str, dtype: torch.dtype, device: torch.device, attention: Attention
 ) -> transformers.PreTrainedModel:
-    """A reward model: sequence classification with exactly one output."""
+    """Return a reward model: sequence classification with exactly one output."""
     folder = checked_folder(path, field, head=False)
     model = _load(transformers.AutoModelForSequenceClassification, folder, path, field, dtype, device, attention)
     if model.config.num_labels != 1:
@@ -171,7 +173,7 @@ def load_sequence_classifier(
 
 
 def load_tokenizer(path: str, field: str) -> transformers.PreTrainedTokenizerBase:
-    """The tokenizer in a model folder."""
+    """Return the tokenizer in a model folder."""
     folder = model_folder(path, field)
     _read_json(folder / "config.json", path, field)
     if not any((folder / name).is_file() for name in ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt")):
@@ -184,7 +186,7 @@ def load_tokenizer(path: str, field: str) -> transformers.PreTrainedTokenizerBas
 
 
 def generation_config(folder: Path) -> transformers.GenerationConfig:
-    """The generation defaults of a folder: its generation_config.json, or what follows from its config.json."""
+    """Return the generation defaults of a folder: its generation_config.json, or those derived from its config.json."""
     try:
         return transformers.GenerationConfig.from_pretrained(folder, local_files_only=True)
     except OSError:
@@ -193,9 +195,9 @@ def generation_config(folder: Path) -> transformers.GenerationConfig:
 
 
 def replace_weights(model: nn.Module, tensors: Mapping[str, torch.Tensor], *, what: str) -> int:
-    """Copies a complete set of named weights into `model`, all or nothing; returns the bytes copied.
+    """Copy a complete set of named weights into `model`, all or nothing; return the bytes copied.
 
-    Names and shapes are checked before the first copy, as `matched_weights` says.
+    `matched_weights` checks names and shapes before the first copy.
     """
     copies = matched_weights(model, tensors, what=what)
     with torch.no_grad():
@@ -207,10 +209,10 @@ def replace_weights(model: nn.Module, tensors: Mapping[str, torch.Tensor], *, wh
 def matched_weights(
     model: nn.Module, tensors: Mapping[str, torch.Tensor], *, what: str
 ) -> list[tuple[torch.Tensor, torch.Tensor]]:
-    """Return (tensor of the model, tensor given) of a complete set of named weights.
+    """Return (tensor of the model, new tensor) for a complete set of named weights.
 
-    Of tied weights one name is enough, and when two are given they must be equal. `what` (such as "actor version 7")
-    opens the error message: WorkError WeightsMismatch.
+    For tied weights one name is enough; two must be equal. `what` (such as "actor version 7") starts the error message.
+    Raises WorkError WeightsMismatch.
     """
     targets: dict[str, torch.Tensor] = dict(model.named_parameters(remove_duplicate=False))
     for name in getattr(model, "apart", ()):
@@ -248,21 +250,21 @@ def _load(
     attention: Attention,
     ignore: Iterable[str] = (),
 ) -> transformers.PreTrainedModel:
-    """One model class from a checked folder; the loader's own report of missing and misshapen tensors is the judge."""
+    """Load one model class from a checked folder; the loader's own report of missing and misshapen tensors decides."""
     arguments: dict[str, Any] = {
         "dtype": dtype,
         "local_files_only": True,
         "trust_remote_code": False,
         "use_safetensors": True,
         "output_loading_info": True,
-        "ignore_mismatched_sizes": True,  # reported by us, with the field, instead of raised
+        "ignore_mismatched_sizes": True,  # reported below with the field, instead of raised
     }
     verbosity = transformers.utils.logging.get_verbosity()
-    transformers.utils.logging.set_verbosity_error()  # its load report is turned into our error or warning below
+    transformers.utils.logging.set_verbosity_error()  # its load report becomes an error or warning below
     try:
         config = transformers.AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
         if getattr(config.get_text_config(), "attn_logit_softcapping", None) is not None:
-            attention = "eager"  # fused attention does not cap scores, and transformers 5.17 does not refuse it
+            attention = "eager"  # fused attention has no soft cap, and transformers 5.17 does not reject it
         if attention == "eager" and config.model_type in FAMILIES:
             arguments["experts_implementation"] = TILED
         with stage(f"loading {field} from its folder"):
@@ -293,7 +295,7 @@ def _load(
 
 
 def _align(model: nn.Module) -> None:
-    """Moves parameters that start off a cache line into memory of their own; ties are kept."""
+    """Move parameters that start off a cache line into new memory; ties are preserved."""
     for parameter in model.parameters():
         if parameter.device.type == "cpu" and parameter.data_ptr() % ALIGNMENT:
             parameter.data = parameter.data.clone()
@@ -310,7 +312,7 @@ def checked_folder(path: str, field: str, *, head: bool = True) -> Path:
 
 
 def readable_folder(path: str, field: str) -> Path:
-    """Return the folder of a model that only vLLM reads, which may be quantised, after its headers were read."""
+    """Return the folder of a model that only vLLM reads and that may be quantised, after a check of its headers."""
     folder = model_folder(path, field)
     try:
         refuse_adapters(folder)
@@ -322,12 +324,12 @@ def readable_folder(path: str, field: str) -> Path:
 
 
 def folder_failure(field: str, path: str | Path, error: FolderError) -> WorkError:
-    """Return the failure of a folder that cannot be used, with the field and the path."""
+    """Return the failure for an unusable folder, with the field and the path."""
     return WorkError(error.reason, f"{field}: {path}: {error}", field=field, exit_code=ExitCode.BAD_MODEL)
 
 
 def _find_tensor(folder: Path, name: str) -> torch.Tensor | None:
-    """Return one tensor of a checked folder by its name; None when no file has it."""
+    """Return one tensor of a checked folder by its name; None if no file has it."""
     entry = read_weight_files(folder).tensors.get(name)
     if entry is None:
         return None

@@ -1,7 +1,7 @@
-"""A frozen linear map with a low-rank adapter beside it, and putting such maps into a model.
+"""A frozen linear map with a low-rank adapter, and the insertion of such maps into a model.
 
-W x becomes W x + s B (A x). Rule: parameters keep the names that PEFT gives them behind its own prefix, and merging is
-W + s B A, summed in float32, whoever does it. Must never change a frozen weight.
+W x becomes W x + s B (A x). Rule: parameters have PEFT's names after its prefix, and every merge is W + s B A, summed
+in float32. Must never change a frozen weight.
 """
 
 import torch
@@ -11,10 +11,10 @@ from rlhf_api.job.lora import Lora
 
 
 class LoraLinear(nn.Module):
-    """A frozen linear map with its adapter; `weight` and `bias` keep the names of the map they come from."""
+    """A frozen linear map with its adapter; `weight` and `bias` keep the names of the original map."""
 
     def __init__(self, base: nn.Linear, rank: int, scale: float) -> None:
-        """`base` lends its parameters; A and B are float32 and hold nothing yet."""
+        """`base` provides its parameters; A and B are float32 without values yet."""
         super().__init__()
         self.weight, self.bias, self.scale = base.weight, base.bias, scale
         device, kind = base.weight.device, torch.float32
@@ -22,7 +22,7 @@ class LoraLinear(nn.Module):
         self.lora_B = nn.Linear(rank, base.out_features, bias=False, device=device, dtype=kind)
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
-        """Return [..., out] of [..., in]."""
+        """Return [..., out] for [..., in]."""
         added: torch.Tensor = self.lora_B(self.lora_A(inputs))
         return nn.functional.linear(inputs, self.weight, self.bias) + added * self.scale
 
@@ -38,7 +38,7 @@ def merged(weight: torch.Tensor, a: torch.Tensor, b: torch.Tensor, scale: float)
 
 
 def adapt(layers: nn.Module, settings: Lora) -> None:
-    """Put an adapter, which holds nothing yet, beside every linear map in `layers` that the settings name."""
+    """Add an adapter without values to every linear map in `layers` that the settings name."""
     targets = frozenset(settings.target_modules)
     for parent in list(layers.modules()):
         for name, child in list(parent.named_children()):

@@ -1,7 +1,7 @@
-"""The type of matrix products of a job: one for generation, scoring and training.
+"""The number type of matrix products of a job: the same for generation, scoring and training.
 
-Rule: it follows from the manifest alone, never from the device a role happens to run on, or two roles would compute the
-same log-probability in two types, and the ratio and the KL term would subtract numbers of two kinds.
+Rule: it depends only on the manifest, never on the device of a role. Otherwise two roles could compute the same
+log-probability in two types, and the ratio and the KL term would subtract values of different precision.
 """
 
 from contextlib import AbstractContextManager, nullcontext
@@ -16,9 +16,9 @@ DTYPES: Final[dict[ComputeType, torch.dtype]] = {"Float32": torch.float32, "BFlo
 
 
 def shared_casts(device: torch.device, compute: torch.dtype) -> AbstractContextManager[None]:
-    """Return a context in which all `autocast` blocks cast a weight once, and share it: else each micro-batch that
-    waits for its backward would hold a half-precision copy of all weights. Weights must not change inside. It casts
-    nothing itself, so that a backward in it computes as outside."""
+    """Return a context in which all `autocast` blocks share one cast of each weight; otherwise each micro-batch that
+    waits for its backward would hold a half-precision copy of all weights. Weights must not change inside. The context
+    itself casts nothing, so a backward in it computes as outside."""
     if compute == torch.float32:
         return nullcontext()
     outer: AbstractContextManager[None] = torch.autocast(device.type, enabled=False)
@@ -26,7 +26,7 @@ def shared_casts(device: torch.device, compute: torch.dtype) -> AbstractContextM
 
 
 def casting(device: torch.device, compute: torch.dtype) -> AbstractContextManager[None]:
-    """Return a context in which matrix products are of type `compute`; float32 needs none."""
+    """Return a context in which matrix products have type `compute`; float32 needs none."""
     if compute == torch.float32:
         return nullcontext()
     autocast: AbstractContextManager[None] = torch.autocast(device.type, dtype=compute)
@@ -34,12 +34,12 @@ def casting(device: torch.device, compute: torch.dtype) -> AbstractContextManage
 
 
 def compute_dtype(spec: RLHFJobSpec) -> torch.dtype:
-    """Return the type that `spec.training.precision` names, for every role of the job."""
+    """Return the type in `spec.training.precision`, for every role of the job."""
     return DTYPES[spec.compute_type]
 
 
 def as_multiplied(tensor: torch.Tensor) -> torch.Tensor:
-    """Return it in the type in which a product would take it: half the bytes on the way to another rank."""
+    """Return it in the type of its next product: half the bytes on the way to another rank."""
     kind = tensor.device.type
     if not torch.amp.is_autocast_available(kind) or not torch.is_autocast_enabled(kind):
         return tensor

@@ -1,4 +1,4 @@
-"""The training ranks of one pod as processes: the address they meet at, their environments, and how they end.
+"""The training ranks of one pod as processes: their common endpoint, their environments, and their ends.
 
-`rank_launcher` starts them. Rule: no module here imports another one of this package, and none starts a process.
+`rank_launcher` starts them. Rule: modules of this package do not import each other, and do not start processes.
 """

@@ -1,8 +1,8 @@
-"""One endpoint for all ranks of a pod: it lives while every rank does, and its metrics are those of all of them.
+"""One endpoint for all ranks of a pod: alive while every rank is, with the metrics of all of them.
 
-Rule: it asks the ranks' own endpoints when it is asked, and keeps nothing. A rank that does not answer makes the pod
-unwell, and the scrape fail, by its name: a pod whose hung rank nobody sees would train no more. Series are never
-summed: one that does not name its worker is given the label `worker`.
+Rule: each request queries the ranks' own endpoints; nothing is cached. If a rank does not answer, the pod is unhealthy
+and the scrape fails with the rank's name: training would stop if a hung rank stayed unnoticed. Series are never summed:
+one without its worker's name gets the label `worker`.
 """
 
 import http.client
@@ -14,13 +14,13 @@ from rlhf_common.endpoint import LIVENESS_PATH, Application
 
 METRICS_PATH: Final = "/metrics"
 ANSWER_SECONDS: Final = 5.0
-"""A rank gets to answer, half of a kubelet's patience with the pod."""
+"""Seconds for a rank's answer, half of the kubelet's time-out for the pod."""
 _OK: Final = 200
 _NAMED: Final = re.compile(r'[{,]worker="')
 
 
 class RanksUnwellError(Exception):
-    """A rank does not answer as a healthy one would."""
+    """A rank does not answer like a healthy one."""
 
     def __init__(self, rank: str, status: int, text: str) -> None:
         """`status`: its HTTP status, 0 for no answer."""
@@ -33,7 +33,7 @@ Ask = Callable[[str, str], tuple[int, str]]
 
 
 def ask_rank(address: str, path: str) -> tuple[int, str]:
-    """Ask the endpoint of a rank."""
+    """Query the endpoint of a rank."""
     host, _, port = address.rpartition(":")
     connection = http.client.HTTPConnection(host, int(port), timeout=ANSWER_SECONDS)
     try:
@@ -45,7 +45,7 @@ def ask_rank(address: str, path: str) -> tuple[int, str]:
 
 
 def answers(ranks: Mapping[str, str], path: str, ask: Ask = ask_rank) -> dict[str, str]:
-    """Return rank -> what it answers, of ranks -> host:port. Raises RanksUnwellError for the first that is not well."""
+    """Return rank -> answer, from rank -> host:port. Raises RanksUnwellError for the first unhealthy rank."""
     texts = {}
     for rank, address in ranks.items():
         try:
@@ -59,7 +59,7 @@ def answers(ranks: Mapping[str, str], path: str, ask: Ask = ask_rank) -> dict[st
 
 
 def ailment_of(ranks: Mapping[str, str], ask: Ask = ask_rank) -> Callable[[], str]:
-    """Return what says why the pod does not live; "" while all its ranks do."""
+    """Return a function that returns why the pod is not alive; "" while all its ranks are."""
 
     def ailment() -> str:
         try:
@@ -72,7 +72,8 @@ def ailment_of(ranks: Mapping[str, str], ask: Ask = ask_rank) -> Callable[[], st
 
 
 def metrics_of_ranks(ranks: Mapping[str, str], ask: Ask = ask_rank) -> Application:
-    """Return what serves the metrics of all ranks as one page; a job without metrics is answered as its ranks do."""
+    """Return the application that serves the metrics of all ranks as one page; for a job without metrics it answers
+    like its ranks."""
 
     def serve(_: dict[str, Any], start: Callable[..., Any]) -> Iterable[bytes]:
         try:
@@ -88,7 +89,7 @@ def metrics_of_ranks(ranks: Mapping[str, str], ask: Ask = ask_rank) -> Applicati
 
 
 def merged(pages: Mapping[str, str]) -> str:
-    """Return one page of the pages of the ranks, every family once, as the text format wants it."""
+    """Return one page from the pages of the ranks, with each family once, as the text format requires."""
     headers: dict[str, dict[str, str]] = {}
     samples: dict[str, list[str]] = {}
     for rank, page in pages.items():
@@ -105,7 +106,7 @@ def merged(pages: Mapping[str, str]) -> str:
 
 
 def _labelled(sample: str, rank: str) -> str:
-    """Return a sample that names its worker."""
+    """Return a sample with a label for its worker."""
     name, brace, rest = sample.partition("{")
     if not brace or " " in name:
         name, _, value = sample.partition(" ")

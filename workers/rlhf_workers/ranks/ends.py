@@ -1,7 +1,7 @@
-"""How a pod of several ranks ended: by which of its ranks, with which exit code, in which words. Pure.
+"""The end of a pod with several ranks: the responsible rank, the exit code, and the message. Pure.
 
-Rule: the cause is the first rank that neither ended well, nor was told to start anew because of another, nor was killed
-by the launcher: a rank that says its last words ends after those whom its coordinator told by then.
+Rule: the cause is the first rank that did not succeed, did not restart because of another rank, and was not killed by
+the launcher. A rank that reports its failure may end after ranks that its coordinator has restarted meanwhile.
 """
 
 import signal
@@ -14,12 +14,12 @@ from rlhf_common.names import ExitCode
 _FOLLOWS: Final = frozenset({ExitCode.OK, ExitCode.RESTART})
 """Exit codes of ranks that ended because of others."""
 _SIGNAL_BASE: Final = 128
-"""Exit codes of containers say a signal so."""
+"""Base of a container's exit codes for signals."""
 
 
 @dataclass(frozen=True)
 class RankEnd:
-    """A rank ended."""
+    """The end of a rank."""
 
     rank: str
     code: int
@@ -30,7 +30,7 @@ class RankEnd:
 
 
 def pod_end(ends: Sequence[RankEnd]) -> tuple[int, str]:
-    """Return the exit code of a pod, and why it ended; `ends` in order."""
+    """Return the exit code of a pod, and why it ended; `ends` are in order."""
     own = [end for end in ends if not end.by_launcher]
     causes = [end for end in own if end.code not in _FOLLOWS] or [end for end in own if end.code]
     if not causes:

@@ -1,7 +1,7 @@
-"""What each rank of a pod of several is told: the environment of the launcher, taken apart. Pure.
+"""The environment of each rank in a pod with several, derived from the launcher's environment. Pure.
 
-Rule: a variable that has one entry a rank is separated by commas; any other is the same for all. A rank reads the
-result as it does in a pod of its own (`settings`) and knows of no launcher.
+Rule: a variable with one entry per rank is separated by commas; any other is the same for all. A rank reads the result
+as in a pod of its own (`settings`), independent of the launcher.
 """
 
 from collections.abc import Mapping
@@ -13,17 +13,17 @@ from rlhf_workers.settings import SettingsError, split_address
 
 SEPARATOR: Final = ","
 OF_RANKS: Final = (Env.LISTEN, Env.ADVERTISE, Env.DEVICE, Env.RENDEZVOUS_PORT, Env.RANK_METRICS)
-"""Variables with an entry for each rank."""
+"""Variables with one entry per rank."""
 
 
 @dataclass(frozen=True)
 class RankEnvironment:
-    """One rank."""
+    """Environment of one rank."""
 
     name: str
-    """Of the worker, such as training-9."""
+    """Name of the worker, such as training-9."""
     environment: dict[str, str]
-    """All of it."""
+    """Complete environment."""
     endpoint: str
     """host:port of its metrics and liveness."""
 

@@ -1,16 +1,17 @@
-"""The draft model on the training ranks: kept in step with the policy, of whose logits it learns on the same batch.
+"""The draft model on the training ranks: it learns from the policy's logits on the same batch, in step with the policy.
 
-The ranks with the policy's last stage hold a whole draft model each. Its loss is the cross entropy of its logits to the
-policy's, at the positions before every trained response token, mean over the tokens of the mini-batch. The policy's
-final states are noted while the schedule table runs; the draft model's passes come after it, where a last stage waits
-for the earlier ones to finish their backward, and before the policy's step, as states and head must be of one version.
+Each rank with the policy's last stage holds a whole draft model. Its loss is the cross entropy of its logits to the
+policy's, at the positions before every trained response token, as a mean over the tokens of the mini-batch. The
+policy's final states are recorded while the schedule table runs. The draft model's passes follow, while a last stage
+would wait for the backward of earlier stages, and before the policy's step, because states and head must be of one
+version.
 
-Rule: nothing that the policy or the critic is trained by is touched. The policy's states are read detached, gradients,
-moments and steps are its own, no random number is drawn, and its one sum, over the ranks that hold it, comes after all
-of the policy's of that mini-batch. So weights are the same bits without it. A gradient that is not finite skips the
-draft model's step alone, on every rank, as all hold the same sum; it never fails the job. A mini-batch that the policy
-skips is skipped here too. A process that dies here dies as in the policy's training: the group replays from its
-checkpoint and comes to the same draft model, bit by bit.
+Rule: it never changes the training of the policy or the critic. It reads the policy's states detached; it has its own
+gradients, moments and steps, uses no random number, and its only sum, over the ranks that hold it, follows all of the
+policy's for that mini-batch. So weights have the same bits without it. If its gradient is not finite, only the draft
+model's step is skipped, on every rank, since all hold the same sum; the job never fails. A mini-batch that the policy
+skips is also skipped here. A process that dies here dies as in the policy's training: the group replays from its
+checkpoint and gets the same draft model, bit by bit.
 """
 
 import logging
@@ -46,16 +47,17 @@ MAXIMA: Final = ("gradient_norm", "skipped", "seconds", "longest_step", "publish
 
 @dataclass(frozen=True)
 class _Noted:
-    """What one micro-batch's forward of the policy leaves for the draft model."""
+    """Data of one micro-batch's policy forward for the draft model."""
 
     stage: PipelineStage
     states: torch.Tensor
-    """[n, hidden]: normed, before each trained token, detached."""
+    """[n, hidden]: normed states before each trained token, detached."""
     microbatch: MicroBatch
 
 
 class DraftTraining(TrainingHook):
-    """One rank's part. A rank without the policy's last stage holds no draft model, and only adds up the sums."""
+    """One rank's part. A rank without the policy's last stage holds no draft model and only takes part in metric
+    sums."""
 
     def __init__(
         self,
@@ -67,7 +69,7 @@ class DraftTraining(TrainingHook):
         compute: torch.dtype,
         span: SpanSink,
     ) -> None:
-        """`stage`: the whole draft model, where this rank has the policy's last stage."""
+        """`stage`: the whole draft model, if this rank has the policy's last stage."""
         policy = graph_of(spec).policy
         last = layout.stages(policy) - 1
         self._span = span
@@ -89,7 +91,7 @@ class DraftTraining(TrainingHook):
         self._noted: list[_Noted] = []
         self._marks = timers_for(device)
         self._pending: list[Any] = []
-        """Marks of the passes of a mini-batch whose step is not taken yet."""
+        """Timer marks of the passes of a mini-batch before its step."""
         self._statistics = self._before = Statistics(SUMS, MAXIMA, device)
 
     def policy_note(self) -> Note:
@@ -97,20 +99,20 @@ class DraftTraining(TrainingHook):
         return self._keep_states
 
     def _keep_states(self, stage: PipelineStage, hidden: torch.Tensor, microbatch: MicroBatch) -> None:
-        """Keep the policy's normed states [b, L, hidden] of a micro-batch, as far as tokens are trained there."""
+        """Record the policy's normed states [b, L, hidden] of a micro-batch at trained tokens."""
         states = hidden.detach().flatten(0, 1).index_select(0, microbatch.positions)
         self._noted.append(_Noted(stage, states, microbatch))
 
     def begin(self) -> None:
-        """Begin an iteration: `metrics` is of the steps from now on, and nothing is left of one that failed."""
+        """Begin an iteration: reset `metrics`, and drop the remains of a failed one."""
         self._noted.clear()
         if self.optimizer is not None:
             self.optimizer.gradients.zero_()
         self._statistics = Statistics(SUMS, MAXIMA, self._device)
 
     def backward(self, tokens: int) -> None:
-        """Add up the gradients of the micro-batches that were noted; `tokens`: trained ones of the mini-batch, on all
-        ranks together."""
+        """Accumulate the gradients of the recorded micro-batches; `tokens`: trained tokens of the mini-batch over all
+        ranks."""
         with measured(self._span, "train/draft"):
             if self.stage is not None:
                 self._backward(self.stage, tokens)
@@ -130,7 +132,7 @@ class DraftTraining(TrainingHook):
             with torch.no_grad():
                 taught = noted.stage.logits(noted.states)
             known = stage.config.vocab_size
-            # A row of padding that a policy draws, and the draft model does not have, is read as its last one.
+            # A padding row that the policy sampled and the draft model lacks is read as its last row.
             embedded, packed = stage.embed(noted.microbatch.tokens.clamp(max=known - 1)), noted.microbatch.packed
             hidden = (stage(embedded) if packed is None else stage(embedded, packed)).flatten(0, 1)
             logits = stage.logits(hidden.index_select(0, noted.microbatch.positions))
@@ -146,13 +148,13 @@ class DraftTraining(TrainingHook):
         self._statistics.add(sums, {})
 
     def forget(self) -> None:
-        """Drop the gradients of a mini-batch that the policy skips, as if it had not been."""
+        """Drop the gradients of a mini-batch that the policy skips."""
         if self.optimizer is not None:
             self.optimizer.gradients.zero_()
             self._statistics, self._pending = self._before, []
 
     def step(self) -> None:
-        """Add up the gradients over the ranks and take an optimizer step, or skip it where they are not finite."""
+        """Sum the gradients over the ranks and take an optimizer step; skip it if they are not finite."""
         with measured(self._span, "train/draft-step"):
             if self.optimizer is not None:
                 self._step(self.optimizer)
@@ -182,7 +184,7 @@ class DraftTraining(TrainingHook):
         self._pending = []
 
     def metrics(self, trained: Collection[str], layout: RankLayout) -> dict[str, float]:
-        """Return what the iteration's steps came to, the same on all ranks, who must all ask.
+        """Return the metrics of the iteration's steps, the same on all ranks, which must all call this.
 
         `seconds` are those of the slowest rank.
         """
@@ -204,8 +206,8 @@ class DraftTraining(TrainingHook):
         }
 
     def published(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """Yield (Hugging Face parameter name, tensor in the type it computes in) of what this rank publishes: where it
-        publishes the policy's last stage, so that both come from the same ranks."""
+        """Yield (Hugging Face parameter name, tensor in its compute type) if this rank publishes the policy's last
+        stage, so that both come from the same ranks."""
         if self.optimizer is not None and self._publishes:
             for name in self.optimizer.owned:
                 yield name, self.optimizer.parameters[name].detach().to(self._compute)
@@ -217,7 +219,7 @@ class DraftTraining(TrainingHook):
             self._copy.offload()
 
     def onload(self) -> None:
-        """Move everything back to the device, as it was."""
+        """Move everything back to the device unchanged."""
         if self.optimizer is not None and self._copy is not None:
             self._copy.onload()
             if not len(self.optimizer.gradients):

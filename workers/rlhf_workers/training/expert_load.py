@@ -1,9 +1,9 @@
-"""How evenly tokens choose the experts of every layer, over an iteration: two numbers a model that has experts.
+"""Balance of tokens over the experts of every layer in an iteration: two numbers per model with experts.
 
-Rule: counted where a layer sends its rows to experts, forward by forward, padding and what is computed again among
-them, and summed at the end over the ranks that hold the layer. Nothing is kept of a token, and nothing that trains
-reads it. All ranks come to `metrics` together and get the same numbers; models without experts cost nothing.
-Skipped unless every rank holds a stage of every model: some would not know that others sum.
+Rule: rows are counted when a layer sends them to experts, in every forward, including padding and recomputation. The
+counts are summed at the end over the ranks that hold the layer. Nothing is stored per token, and training does not read
+the counts. All ranks call `metrics` together and get the same numbers; models without experts cost nothing. Skipped
+unless every rank holds a stage of every model: the others would not know about the sum.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -20,13 +20,13 @@ Stages = Mapping[tuple[str, int], PipelineStage]
 
 
 class LayerLoad:
-    """Rows of one layer on this rank, by the expert that they chose."""
+    """Rows of one layer on this rank, by chosen expert."""
 
     def __init__(self) -> None:
         self.rows: list[int] = []
 
     def __call__(self, counts: Sequence[int]) -> None:
-        """Add those of a forward: how many chose each expert."""
+        """Add the counts of a forward, one per expert."""
         self.rows = [known + count for known, count in zip(self.rows or [0] * len(counts), counts, strict=True)]
 
 
@@ -34,7 +34,7 @@ class ExpertLoad(TrainingHook):
     """Counts in all stages of a rank."""
 
     def __init__(self, stages: Stages, layout: RankLayout, communicator: Communicator, device: torch.device) -> None:
-        """Have every layer of experts say how many rows chose each."""
+        """Register with every layer of experts for its row counts."""
         self._communicator, self._device = communicator, device
         of_experts = {model for (model, _), stage in stages.items() if has_experts(stage.config)}
         self._models = [model for model in layout.models if layout.every_rank_has_all and model in of_experts]
@@ -45,14 +45,14 @@ class ExpertLoad(TrainingHook):
                 self._layers[key].append(use)
 
     def begin(self) -> None:
-        """Forget what was counted."""
+        """Reset the counts."""
         for layers in self._layers.values():
             for layer in layers:
                 layer.rows = []
 
     def metrics(self, trained: Collection[str], layout: RankLayout) -> dict[str, float]:
-        """Return, of each trained model with experts that a token chose, how many rows the most chosen expert of any
-        layer had as a multiple of an even share, and the share of experts without a row in the layer with most."""
+        """Return two numbers per trained model whose experts got tokens: the most rows of an expert in any layer as a
+        multiple of an even share, and the largest share of experts without a row in any layer."""
         models = [model for model in self._models if model in trained]
         if not models:
             return {}

@@ -1,7 +1,7 @@
-"""In which order an iteration trains its models: all together, or the policy before its critics.
+"""The order of models in an iteration's training: all together, or the policy before its critics.
 
-Rule: both orders take the same optimizer steps of each model on the same mini-batches, so the weights are the same
-bits. With the policy first, its weights do not change any more from the step on after which `critics_behind` holds.
+Rule: both orders take the same optimizer steps of each model on the same mini-batches, so the weights have the same
+bits. With the policy first, its weights are final once `critics_behind` is set.
 """
 
 from collections.abc import Generator
@@ -13,7 +13,7 @@ from rlhf_workers.training.training_progress import TrainingProgress
 
 
 class TrainsModels(Protocol):
-    """A trainer, as far as an order needs it."""
+    """The part of a trainer that an order needs."""
 
     progress: TrainingProgress
     step_seconds: list[float]
@@ -22,7 +22,7 @@ class TrainsModels(Protocol):
     def train_models(
         self, iteration: int, batch: TrainingBatch, objectives: Objectives, norms: Norms, left_out: set[int]
     ) -> Generator[None, None, int]:
-        """Train some models on every mini-batch; return how many had no sample to train on."""
+        """Train some models on every mini-batch; return the number of mini-batches without a sample to train on."""
 
 
 def train_policy_first(

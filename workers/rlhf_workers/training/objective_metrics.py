@@ -1,6 +1,6 @@
-"""The metrics of an iteration's objectives: what was counted on every rank, over the group.
+"""The metrics of an iteration's objectives: the counts of every rank, summed over the group.
 
-Rule: all ranks come here together, once an iteration, with the same objectives in the same order, and get the same
+Rule: all ranks call this together, once per iteration, with the same objectives in the same order, and get the same
 numbers. Must never change what is trained.
 """
 
@@ -20,13 +20,13 @@ Norms = dict[str, list[float]]
 """Model -> gradient norm of each of its steps, before clipping."""
 
 LOSS_SUM: Final = "loss_sum"
-"""Ending of metrics of an objective that are sums over the steps, of which the mean is shown."""
+"""Suffix of objective metrics that are sums over the steps; reports show their mean."""
 
 
 def objective_metrics(
     objectives: Objectives, norms: Norms, layout: RankLayout, communicator: Communicator
 ) -> dict[str, float]:
-    """Return what the models' losses counted, and their mean gradient norms."""
+    """Return the counts of the models' losses, and their mean gradient norms."""
     metrics: dict[str, float] = {}
     everyone = tuple(range(layout.world))
     for model, objective in objectives.items():
@@ -43,7 +43,7 @@ def objective_metrics(
 
 
 def say_mismatch(policy: str, metrics: Mapping[str, float]) -> None:
-    """Warn where generation and training compute other probabilities of the same tokens."""
+    """Log a warning if generation and training compute different probabilities of the same tokens."""
     mismatch = f"{policy}/mismatch"
     if metrics.get(mismatch, 0.0) > MISMATCH_WARNING:
         log.warning(

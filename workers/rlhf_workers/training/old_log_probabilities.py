@@ -1,12 +1,11 @@
-"""Log-probabilities of an iteration's sampled tokens by the training ranks, before the first of its steps.
+"""Log-probabilities of an iteration's sampled tokens on the training ranks, before the iteration's first step.
 
-The policy goes once over the batch, by a table of forwards alone that the executor of training runs on the same ranks,
-one mini-batch at a time. Micro-batches are those of the first epoch: where nothing has been trained yet, training
-computes the same numbers again. Every token is told by one rank alone, the first of its tensor and its context group,
-so the sum over ranks only adds zeros, and all ranks get the same bits. Nothing is kept for a backward, and no weight,
-gradient or statistic changes. A token that was carried from an earlier iteration was drawn by weights that are gone.
-Its ratio is against what drew it, by the engine's number, unless a correction weighs it by the ratio of these weights
-to those.
+The policy runs once over the batch with a forward-only table, on the training executor and the same ranks, one
+mini-batch at a time. Micro-batches are those of the first epoch, so training without earlier steps computes the same
+numbers. Exactly one rank contributes each token, the first of its tensor and context group, so the sum over ranks is
+exact and all ranks get the same bits. No state is kept for a backward, and no weight, gradient or statistic changes. A
+token carried from an earlier iteration was sampled with old weights. Its ratio uses the engine's log-probability,
+unless a mismatch correction weights it by the ratio of the current weights to the old ones.
 """
 
 import time
@@ -33,11 +32,11 @@ from rlhf_workers.training.stages.pipeline_stage import PipelineStage
 from rlhf_workers.training.stages.stage_work import StageWork
 
 SPAN: Final = "train/old-log-probabilities"
-"""Of one mini-batch."""
+"""Span name of one mini-batch."""
 
 
 class OldLogProbabilities:
-    """The pass of one rank."""
+    """The pass on one rank."""
 
     def __init__(
         self,
@@ -50,7 +49,7 @@ class OldLogProbabilities:
         device_timers: DeviceTimers,
         span: SpanSink,
     ) -> None:
-        """`policy`: role of the model that sampled; `stages`: all that this rank holds."""
+        """`policy`: role of the model that sampled; `stages`: all stages of this rank."""
         self._spec, self._policy, self._communicator, self._span = spec, policy, communicator, span
         self._device, self._compute, self._device_timers = device, compute, device_timers
         self._samples_per_unit = spec.algorithm.fields.samples_per_unit
@@ -59,12 +58,12 @@ class OldLogProbabilities:
     def added_to(
         self, iteration: int, batch: TrainingBatch, layout: RankLayout
     ) -> Generator[None, None, TrainingBatch]:
-        """Return the batch with OLD_FIELD, a mini-batch per step of the iterator. All ranks must call it together."""
+        """Return the batch with OLD_FIELD, one mini-batch per step of the iterator. All ranks must call it together."""
         training = self._spec.training
         result = torch.zeros(batch.mask.shape)
         order = epoch_order(self._spec.seed, iteration, 0, len(batch.prompts), self._samples_per_unit)
         for number, rows in enumerate(mini_batches(order, self._spec.algorithm.fields.mini_batch_size)):
-            if not batch.mask[rows].any():  # every sample abstained, so none of them is trained on
+            if not batch.mask[rows].any():  # every sample abstained, so there is nothing to train on
                 continue
             start = time.time_ns()
             plan = split_minibatch(
@@ -87,8 +86,8 @@ class OldLogProbabilities:
         return batch.with_fields(**{OLD_FIELD: self._against_who_drew(batch, whole.cpu())})
 
     def _against_who_drew(self, batch: TrainingBatch, old: torch.Tensor) -> torch.Tensor:
-        """Return them with the engine's own of tokens that earlier weights drew: a ratio to the present weights would
-        take those for what drew them. With a correction they stay, as it makes up for all of that difference."""
+        """Return `old` with the engine's values for tokens sampled with earlier weights, since a ratio to the current
+        weights would misattribute them. With a correction they stay, because it accounts for the whole difference."""
         if batch.stale is None or self._spec.algorithm.fields.corrects_mismatch:
             return old
         return torch.where(batch.stale, batch.fields[SAMPLED_FIELD], old)
@@ -96,8 +95,8 @@ class OldLogProbabilities:
     def _mini_batch(
         self, batch: TrainingBatch, plan: MicroBatchPlan
     ) -> tuple[dict[int, StageWork], dict[tuple[int, ...], torch.Tensor]]:
-        """Return this rank's work by pipeline index, and where the log-probabilities [n] of each micro-batch's samples
-        will be."""
+        """Return this rank's work by pipeline index, and the future log-probabilities [n] of each micro-batch's
+        samples."""
         work: dict[int, StageWork] = {}
         found: dict[tuple[int, ...], torch.Tensor] = {}
         layout = plan.layout
@@ -112,8 +111,7 @@ class OldLogProbabilities:
 
 
 class _Ending:
-    """What the last stage does with its states: keeps the log-probabilities of the micro-batches, which come in
-    order."""
+    """Ending of the last stage: stores the log-probabilities of the micro-batches, which come in order."""
 
     def __init__(
         self, temperature: float, chosen: list[tuple[int, ...]], found: dict[tuple[int, ...], torch.Tensor]

@@ -1,10 +1,9 @@
-"""One training iteration on one rank: advantages, epochs, mini-batches; each mini-batch is one execution of the table.
+"""One training iteration on one rank: advantages, epochs, mini-batches; each mini-batch executes the table once.
 
-Rule: what is computed depends on (batch, seed, iteration, weights, table) alone, so a replay gives the same weights,
-and pipelines, replicas and micro-batches change a gradient by nothing but the order of float32 sums: every token's
-weight in the loss comes from the whole mini-batch. All ranks take every decision from the same numbers. A process
-that dies here loses only this rank's memory: the group restarts from its last checkpoint and replays journaled
-batches.
+Rule: results depend only on (batch, seed, iteration, weights, table), so a replay gives the same weights. Pipelines,
+replicas and micro-batches change only the order of float32 sums in a gradient, because every token's weight in the loss
+comes from the whole mini-batch. All ranks base every decision on the same numbers. A process that dies here loses only
+this rank's memory: the group restarts from its last checkpoint and replays journaled batches.
 """
 
 import logging
@@ -47,7 +46,7 @@ log = logging.getLogger(__name__)
 
 
 class Trainer:
-    """Holds this rank's stages and optimizers. `trainer_build` makes it."""
+    """Holds this rank's stages and optimizers. `trainer_build` creates it."""
 
     def __init__(
         self,
@@ -65,8 +64,8 @@ class Trainer:
         draft: DraftTraining | None,
         old_log_probabilities: OldLogProbabilities | None,
     ) -> None:
-        """`draft`, which is one of `hooks`, is saved and published with the models. `old_log_probabilities` is None
-        where losses take those of the engine. WorkError when the mini-batch does not divide."""
+        """`draft`, which is one of `hooks`, is saved and published with the models. `old_log_probabilities` is None if
+        losses use the engine's. Raises WorkError if the mini-batch does not divide."""
         self.spec, self.layout, self.stages, self.optimizers = spec, layout, stages, optimizers
         self.communicator, self.device, self.compute, self._span = communicator, device, compute, span
         self.device_timers, self.hooks, self.draft, self._old_logprobs = (
@@ -82,20 +81,20 @@ class Trainer:
         self.peaks = {model: peak(ModelRole(model)) for model in layout.models}
         self._policy = self.algorithm.context.graph.policy
         self._policy_held = False
-        """Whether the present iteration trains critics alone."""
+        """Whether the current iteration trains only critics."""
         self._context = context_group(layout, communicator)
         self.step_seconds: list[float] = []
-        """Of every mini-batch of the last iteration: from its first action on this rank to its last."""
+        """Seconds of every mini-batch of the last iteration, from its first action on this rank to its last."""
         self.bubble_seconds = 0.0
-        """Of the last iteration: in mini-batches, but in no computation."""
+        """Seconds of the last iteration's mini-batches without computation."""
         self.sample_advantages: list[float] = []
-        """Of the last iteration: of each sample the mean over its tokens, NaN without any; empty: no such field."""
+        """Mean advantage over each sample's tokens in the last iteration, NaN without tokens; empty: no advantages."""
         self.sample_rewards: list[float] = []
-        """Of the last iteration: of each sample the reward after all shaping, NaN where it is not trained on."""
+        """Shaped reward of each sample of the last iteration, NaN for a sample that is not trained on."""
         self.critics_behind = False
-        """Of the iteration in progress only the policy is trained, whose weights will not change any more."""
+        """Whether only the policy of the current iteration is trained; its weights are then final."""
         self._rates: dict[str, float] = {}
-        """Of the last optimizer step, by model."""
+        """Learning rate of the last optimizer step, by model."""
         check_mini_batch(spec, layout)
 
     def train(
@@ -103,15 +102,15 @@ class Trainer:
     ) -> Generator[None, None, dict[str, float]]:
         """Train one iteration, one mini-batch per step of the iterator, and return its metrics (`yield from`).
 
-        `iterations`: of the job as of this one; 0: as the manifest has it. `policy_first`: all mini-batches of the
-        policy come before those of other models; in between is a step after which `critics_behind` holds.
+        `iterations`: current total of the job; 0: the manifest's. `policy_first`: train all mini-batches of the policy
+        before those of other models; `critics_behind` is set at the step in between.
         """
         state, steps = self.algorithm.state(), self.progress.steps
         try:
             return (yield from self._train(iteration, batch, iterations, policy_first))
         except Exception:
             untouched = self.progress.steps == steps and not self.critics_behind
-            if untouched:  # the weights are as they were: so is what the algorithm remembers
+            if untouched:  # the weights did not change, so the algorithm's state must not either
                 self.algorithm.restore(state)
             raise
 
@@ -157,9 +156,9 @@ class Trainer:
     def train_models(
         self, iteration: int, batch: TrainingBatch, objectives: Objectives, norms: Norms, left_out: set[int]
     ) -> Generator[None, None, int]:
-        """Train some models on every mini-batch; return how many had no sample to train on.
+        """Train some models on every mini-batch; return the number of mini-batches without a sample to train on.
 
-        `left_out`: mini-batches whose step the policy did not take, which others do not take either; added to.
+        `left_out`: mini-batches whose step the policy skipped, so others skip it too; updated in place.
         """
         skipped, steps, number = 0, self.progress.steps, -1
         for epoch in range(self.spec.algorithm.fields.epochs):
@@ -189,16 +188,17 @@ class Trainer:
             hook.offload()
 
     def onload(self) -> None:
-        """Move everything back to the device, as it was."""
+        """Move everything back to the device unchanged."""
         for hook in self.hooks:
             hook.onload()
 
     # ------------------------------------------------------------ one mini-batch
 
     def _step(self, iteration: int, batch: TrainingBatch, rows: list[int], objectives: Objectives) -> dict[str, float]:
-        """Take one optimizer step by the gradients of a mini-batch; return each model's gradient norm before clipping.
+        """Take one optimizer step with the gradients of a mini-batch; return each model's gradient norm before
+        clipping.
 
-        Return nothing, and take no step, when a loss or a gradient is not finite.
+        Return an empty result, without a step, if a loss or a gradient is not finite.
         """
         hooks = self.hooks if self._policy in objectives else ()
         limits = self.spec.training.micro_batch_tokens, self.spec.training.packing
@@ -254,7 +254,7 @@ class Trainer:
         return learning_rate(fields, self.peaks[model], progress.steps, progress.horizon, self.held_steps(model))
 
     def held_steps(self, model: str) -> int:
-        """Return how many of the job's optimizer steps so far a model took no part in."""
+        """Return the number of the job's optimizer steps so far in which a model took no part."""
         return self.progress.held_steps if model == self._policy else 0
 
     def writes(self, model: str, stage: int) -> bool:
@@ -262,7 +262,7 @@ class Trainer:
         return self.layout.writes(model, stage) or self.optimizers[model, stage].over_data
 
     def use_table(self, table: ScheduleTable) -> None:
-        """Train by another table from the next mini-batch on; ValueError when it places stages on other ranks."""
+        """Use another table from the next mini-batch on. Raises ValueError if it moves stages to other ranks."""
         self.layout = self.layout.with_table(table)
 
     def barrier(self) -> None:
@@ -273,8 +273,8 @@ class Trainer:
     def mini_batch(
         self, batch: TrainingBatch, plan: MicroBatchPlan, objectives: Objectives, notes: Sequence[Note] = ()
     ) -> dict[int, StageWork]:
-        """Return what this rank computes for a mini-batch's samples of the models that have an objective, by pipeline
-        index. `notes` see what the policy's last stage makes."""
+        """Return this rank's work on a mini-batch's samples, by pipeline index, for the models with an objective.
+        `notes` receive the outputs of the policy's last stage."""
         weights = self.algorithm.token_weights(batch, plan.samples)
 
         def cell(samples: list[int]) -> MicroBatch:

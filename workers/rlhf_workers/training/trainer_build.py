@@ -1,6 +1,6 @@
-"""Building a trainer: the optimizers of a rank's stages, and the hooks of what the job uses.
+"""Builds a trainer: the optimizers of a rank's stages, and the hooks for the features of the job.
 
-Rule: the order of the hooks is the order of their sums over ranks, so it follows from the manifest alone.
+Rule: the order of the hooks is the order of their sums over ranks, so it depends only on the manifest.
 """
 
 from collections.abc import Mapping
@@ -38,7 +38,7 @@ def new_trainer(
 ) -> Trainer:
     """Return the trainer of `stages`, which are those of `layout.held`; `draft`: None trains no draft model.
 
-    WorkError when the mini-batch does not divide.
+    Raises WorkError if the mini-batch does not divide.
     """
     offload = spec.training.parallelism.offload_optimizer
     shares = {key: moment_shares(layout, *key, spec.training.parallelism) for key in stages}

@@ -1,8 +1,8 @@
-"""How far the training of a job is: its optimizer steps, and those in which the policy was held.
+"""Progress of a job's training: its optimizer steps, and those without the policy.
 
-All models go through the same steps, but for the warm-up of critics, in whose steps the policy takes no part: its
-moments, and the rise of its learning rate, begin with its own first step. Must never depend on anything but what
-`checkpoint` saves of it in trainer.json, or a replay would train other bits.
+All models take the same steps, except during the warm-up of critics, in which the policy takes no part: its moments and
+its learning-rate warm-up start with its own first step. Must never depend on state that `checkpoint` does not save in
+trainer.json, or a replay would train other bits.
 """
 
 from dataclasses import dataclass, field
@@ -13,23 +13,23 @@ from rlhf_workers.training.optimizers.optimizer import Horizon
 
 
 def steps_of(spec: RLHFJobSpec, iterations: int) -> int:
-    """Return the optimizer steps of so many iterations."""
+    """Return the number of optimizer steps of `iterations` iterations."""
     fields = spec.algorithm.fields
     return iterations * fields.epochs * (spec.rollout.batch_size // fields.mini_batch_size)
 
 
 @dataclass
 class TrainingProgress:
-    """State beyond weights, moments and the algorithm's own; saved in trainer.json."""
+    """State besides weights, moments and the algorithm's own; saved in trainer.json."""
 
     steps: int
     """Optimizer steps so far; the position in the learning-rate schedule."""
     horizon: Horizon
     non_finite: NonFiniteSteps = field(default_factory=NonFiniteSteps)
     held_steps: int = 0
-    """Of these, steps of critics alone."""
+    """Number of steps that trained only critics."""
 
     def look_ahead(self, total: int, warmup: int) -> None:
-        """Plan the learning rate for a job that has `total` steps from now on."""
+        """Plan the learning rate for a job with `total` steps from now on."""
         if total != self.horizon.total:
             self.horizon = self.horizon.changed(total, self.steps, warmup)

@@ -1,10 +1,9 @@
 """The training role: becomes a rank of a training group, trains iterations, writes checkpoints, serves its weights.
 
-Rule: a Train runs one mini-batch a `step`, so the worker stays answerable between them. A Train of the policy alone
-leaves the iteration half done: the policy is served, and nothing else is, until a Train of the critics has gone on. A
-lost peer ends this process with exit code 75 at once, without a word to the coordinator, which sees the session break:
-the whole group must start again, and nothing in this process is worth keeping. Must never answer a Train whose weights
-it does not hold.
+Rule: a Train runs one mini-batch per `step`, so the worker can answer between them. A Train of the policy only leaves
+the iteration half done: the rank serves only the policy until a Train of the critics continues it. If a peer is lost,
+this process exits at once with code 75 without a message; the coordinator sees the session break. The whole group must
+restart, and no state of this process is worth saving. Must never answer a Train with weights that it does not hold.
 """
 
 import logging
@@ -41,15 +40,15 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class KeptWeights:
-    """Weights that a training began with, in host memory, for workers that decode by them while it runs and after."""
+    """The initial weights of a training, in host memory, for workers that decode with them during and after it."""
 
     version: int
     tensors: Mapping[str, Sequence[tuple[str, torch.Tensor]]]
-    """Model -> (parameter name, tensor) of what this rank publishes."""
+    """Model -> (parameter name, tensor) that this rank publishes."""
 
     @classmethod
     def from_backend(cls, backend: TrainingBackend, version: int) -> "KeptWeights":
-        """Copy what a rank publishes now, which is of `version`; of a draft model nothing where none is trained."""
+        """Copy the weights that a rank publishes now, of `version`; a draft model only if one is trained."""
         copies = {
             model: [(name, tensor.detach().to("cpu", copy=True)) for name, tensor in backend.published(model)]
             for model in (*backend.models, DRAFT_MODEL)
@@ -58,7 +57,7 @@ class KeptWeights:
 
 
 class BatchSource(Protocol):
-    """Where batches come from."""
+    """Source of batches."""
 
     def fetch(self, iteration: int) -> list[pb.TrainSample]:
         """Return all samples of an iteration's batch."""
@@ -87,13 +86,13 @@ class TrainingRole:
         self._steps_before = 0
         self._running: tuple[pb.Command, Generator[None, None, Any]] | None = None
         self._half_done: Generator[None, None, Any] | None = None
-        """The training whose critics are behind."""
+        """The training whose critics are pending."""
         self._paused = self._resumed = 0.0
-        """When that was left, and gone on with; seconds of the monotonic clock, 0: it was not."""
+        """When it was paused and resumed, in seconds of the monotonic clock; 0: never."""
         self._last: pb.TrainResult | None = None
         self._kept: KeptWeights | None = None
         self._offloaded = False
-        self._broken = False  # a Train failed half-way: the weights are those of no version
+        self._broken = False  # a Train failed half-way: the weights belong to no version
 
     def handle(self, command: pb.Command, outbox: Outbox) -> None:
         if command.WhichOneof("command") == "train":
@@ -139,7 +138,7 @@ class TrainingRole:
 
     @property
     def kept_version(self) -> int:
-        """The weight version that it serves beside the one it trains or has; 0: none."""
+        """Weight version that it serves besides the current one; 0: none."""
         return self._kept.version if self._kept is not None else 0
 
     def offload(self) -> None:
@@ -152,7 +151,7 @@ class TrainingRole:
         self._backend.close()
 
     def tensors(self, model: str, version: int) -> Iterator[tuple[str, torch.Tensor]]:
-        """Yield this rank's parameters of a model, in the type it computes in; never those of a step in progress."""
+        """Yield this rank's parameters of a model, in its compute type; never those of a step in progress."""
         kept = self._kept
         if kept is not None and kept.version == version:
             yield from kept.tensors.get(model, ())
@@ -242,7 +241,7 @@ class TrainingRole:
         return metrics
 
     def _observe_steps(self, iteration: int, outbox: Outbox) -> None:
-        """Say what every optimizer step took: all ranks take them together, so the first one speaks for all."""
+        """Report the duration of every optimizer step; all ranks step together, so the first one reports for all."""
         if self._rank:
             return
         end_ns = time.time_ns()
@@ -293,7 +292,7 @@ class TrainingRole:
 
 
 class SpanBuffer:
-    """Spans of the trainer until the next `flush`."""
+    """Buffers the trainer's spans until the next `flush`."""
 
     def __init__(self) -> None:
         self.iteration = 0
@@ -303,7 +302,7 @@ class SpanBuffer:
         self._spans.append((name, start_ns, end_ns, attributes))
 
     def flush(self, outbox: Outbox) -> None:
-        """Hand everything to the outbox."""
+        """Move everything to the outbox."""
         for name, start_ns, end_ns, attributes in self._spans:
             outbox.span(name, start_ns, end_ns, self.iteration, **attributes)
         self._spans.clear()
@@ -313,7 +312,7 @@ class SpanBuffer:
 
 
 def build(job: RLHFJob, command: pb.Command, device: torch.device, certificates: Path | None) -> TrainingRole:
-    """Return the role that a BecomeTraining asks for: stages loaded, group formed, state restored."""
+    """Return the role for a BecomeTraining: stages loaded, group formed, state restored."""
     settings = read_settings(os.environ)
     wait = float(job.spec.run_policy.start_timeout_seconds)
     batches = CoordinatorBatches(settings.coordinator, settings.worker, certificates, wait)

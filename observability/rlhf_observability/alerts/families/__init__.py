@@ -1,4 +1,4 @@
-"""Every alert, by family; a family has a page of runbooks and a group of rules."""
+"""All alerts by family; a family has a page of runbooks and a group of rules."""
 
 from typing import Final
 
@@ -10,4 +10,4 @@ from rlhf_observability.alerts.families.storage import STORAGE
 from rlhf_observability.alerts.families.workers import WORKERS
 
 FAMILIES: Final[tuple[Family, ...]] = (JOBS, LEARNING, WORKERS, STORAGE, OPERATOR)
-"""In the order of the rule file."""
+"""Families in the order of the rule file."""

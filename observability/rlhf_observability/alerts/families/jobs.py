@@ -1,7 +1,7 @@
-"""Alerts on the course of a job: it does not start, is stuck, makes no progress, keeps recovering, has failed.
+"""Alerts on the course of a job: it does not start, is stuck, makes no progress, keeps recovering, or has failed.
 
-Rule: what a job waits for comes from the operator, which sees jobs without a coordinator too; what it does comes from
-its coordinator. A job that is complete or suspended has neither a waiting reason nor a coordinator, so it cannot fire.
+Rule: waiting reasons come from the operator, which also sees jobs without a coordinator; activity comes from the
+coordinator. A complete or suspended job has neither a waiting reason nor a coordinator, so these alerts cannot fire.
 """
 
 from typing import Final
@@ -18,7 +18,7 @@ _STUCK_SECONDS: Final = {
     "Checkpointing": 3600,
     "Recovering": 1800,
 }
-"""Phase of the coordinator -> seconds without any progress in it."""
+"""Phase of the coordinator -> maximum seconds without progress in it."""
 
 
 def _waiting(reasons: str, threshold: str) -> str:

@@ -1,7 +1,7 @@
-"""Alerts on what a job learns: rewards, divergence, mismatch, steps that were skipped.
+"""Alerts on learning: rewards, divergence, mismatch, skipped steps.
 
-Rule: a value that is not a number has no series, so what is missing is asked for as such. Means are of time, as a
-scrape sees them: an iteration of an hour counts for an hour.
+Rule: a value that is not finite has no series, so queries test for its absence. Means are over time, as scrapes see it:
+an iteration of an hour has the weight of an hour.
 """
 
 from typing import Final

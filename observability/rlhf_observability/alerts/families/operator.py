@@ -1,7 +1,7 @@
-"""Alerts on the operator itself: whether one leads, keeps up, and hears what happens in the cluster.
+"""Alerts on the operator itself: whether it leads, keeps up, and receives changes from the cluster.
 
-Rule: operators of one release are told apart from others by `namespace` and `job` of their scrape, whatever else it
-adds. Jobs train on without an operator, but nothing that breaks is mended: no pod is made again.
+Rule: `namespace` and `job` of the scrape identify the operators of one release; other labels do not matter. Jobs
+continue to train without an operator, but it does not replace failed pods.
 """
 
 from typing import Final

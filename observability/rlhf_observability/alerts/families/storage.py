@@ -1,6 +1,6 @@
-"""Alerts on what a job would lose: checkpoints that are late or fail, disks that fill up.
+"""Alerts on possible losses of a job: late or failed checkpoints, disks that fill up.
 
-Rule: how late a checkpoint may be follows from the job's own interval; a job without checkpoints has none to be late.
+Rule: the limit for late checkpoints depends on the job's own interval; a job without checkpoints is excluded.
 """
 
 from typing import Final

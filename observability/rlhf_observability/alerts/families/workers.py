@@ -1,6 +1,6 @@
-"""Alerts on the workers of a job: lost, without sessions, idle; moves that fail, predictions that are wrong.
+"""Alerts on the workers of a job: lost, without sessions, idle; failed moves, wrong predictions.
 
-Rule: workers that are still starting, of a job that the operator says is Starting or waiting, are nobody's loss.
+Rule: workers of a job that the operator reports as Starting or waiting do not count as lost.
 """
 
 from typing import Final

@@ -1,1 +1,1 @@
-"""Training backends, one module for each: what a rank of the training group computes with. `registry` finds them."""
+"""Training backends: the compute implementation of a training rank, one module per backend. `registry` finds them."""

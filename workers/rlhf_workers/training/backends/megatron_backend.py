@@ -1,7 +1,8 @@
-"""The backend `megatron`: stages whose layers are chunks of Megatron-core's GPTModel, run by our schedule tables.
+"""The backend `megatron`: stages whose layers are chunks of Megatron-core's GPTModel, run by this project's schedule
+tables.
 
-Everything but the stages is that of the backend `torch`: schedule tables, transfers, sums over replicas, optimizer,
-checkpoints. So a mini-batch's gradients equal that backend's but for rounding, and either resumes the other's
+Everything else is shared with the backend `torch`: schedule tables, transfers, sums over replicas, optimizer,
+checkpoints. So a mini-batch's gradients equal that backend's except for rounding, and each backend resumes the other's
 checkpoints. Megatron's own pipeline schedules, data parallelism and optimizer are not used, and none of its global
 state is set: a rank holds chunks of several models, in opposite directions of the pipeline.
 """
@@ -34,7 +35,8 @@ from rlhf_workers.training.stages.pipeline_stage import PipelineStage
 
 
 def build_backend(job: RLHFJob, become: pb.BecomeTraining, device: torch.device, span: SpanSink) -> TorchBackend:
-    """Return this rank of the group, ready to train. WorkError BackendUnavailable in an image without Megatron-core."""
+    """Return this rank of the group, ready to train. Raises WorkError BackendUnavailable if the image lacks
+    Megatron-core."""
     if find_spec("megatron") is None or find_spec("megatron.core") is None:
         raise WorkError(
             "BackendUnavailable",
@@ -55,7 +57,7 @@ def load_stage(
     device: torch.device,
     trunk: adapters.Trunk,
 ) -> PipelineStage:
-    """Return one stage from the checkpoint, or from the manifest's folder when there is none."""
+    """Return one stage from the checkpoint, or from the manifest's folder without a checkpoint."""
     from rlhf_workers.training.megatron.megatron_stage import build_megatron_stage  # not in every image
 
     role = ModelRole(model)

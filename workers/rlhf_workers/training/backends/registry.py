@@ -1,9 +1,8 @@
-"""What the training role asks of a backend, and which module builds which: by its name in `spec.training.backend`.
+"""The interface of a training backend, and the module of each name in `spec.training.backend`.
 
 A backend is one rank's part of a training group: stages, optimizers, the group's communication, its files of a
-checkpoint. Rule: importing this module loads no backend. To add one: a module with `build_backend` and a line in
-`BACKENDS`. What users are told that this version lacks is in `rlhf_api.rules.unavailable`; a test holds
-the two together.
+checkpoint. Rule: importing this module loads no backend. To add one, write a module with `build_backend` and add a line
+to `BACKENDS`. `rlhf_api.rules.unavailable` lists what this version lacks; a test compares the two.
 """
 
 from collections.abc import Generator, Iterator, Mapping
@@ -30,13 +29,13 @@ BACKENDS: Final[Mapping[str, str]] = {
 
 
 class SpanSink(Protocol):
-    """Where measured times go."""
+    """Receives measured times."""
 
     def __call__(self, name: str, start_ns: int, end_ns: int, **attributes: str) -> None: ...
 
 
 class TrainingBackend(Protocol):
-    """One rank. All its methods are called by the worker's compute thread, but `published`."""
+    """One rank. The worker's compute thread calls its methods; `published` may be called from other threads."""
 
     @property
     def models(self) -> tuple[str, ...]:
@@ -44,23 +43,24 @@ class TrainingBackend(Protocol):
 
     @property
     def steps(self) -> int:
-        """Optimizer steps that the weights have seen."""
+        """Number of optimizer steps in the weights."""
 
     @property
     def transport(self) -> TransportKind:
-        """Which way tensors go between ranks."""
+        """Transport of tensors between ranks."""
 
     @property
     def step_seconds(self) -> list[float]:
-        """Seconds of every mini-batch of the last iteration: from its first action on this rank to its last."""
+        """Seconds of every mini-batch of the last iteration, from its first action on this rank to its last."""
 
     @property
     def sample_advantages(self) -> list[float]:
-        """Advantage of each sample of the last iteration, mean over its tokens, NaN without any; empty: it has none."""
+        """Advantage of each sample of the last iteration, mean over its tokens, NaN without tokens; empty: no
+        advantages."""
 
     @property
     def sample_rewards(self) -> list[float]:
-        """Reward of each sample of the last iteration after all shaping, NaN where it is not trained on."""
+        """Shaped reward of each sample of the last iteration, NaN for a sample that is not trained on."""
 
     @property
     def bubble_seconds(self) -> float:
@@ -68,37 +68,38 @@ class TrainingBackend(Protocol):
 
     @property
     def critics_behind(self) -> bool:
-        """Whether only the policy of the iteration in progress is trained; its weights will not change any more."""
+        """Whether only the policy of the current iteration is trained; its weights are then final."""
 
     def train(
         self, iteration: int, batch: TrainingBatch, iterations: int, *, policy_first: bool
     ) -> Generator[None, None, dict[str, float]]:
-        """Train an iteration of a job of so many, one mini-batch per step of the iterator; return its metrics.
+        """Train an iteration, one mini-batch per step of the iterator; return its metrics.
 
-        `policy_first`: with a step between the policy's mini-batches and those of other models, where there are both.
+        `iterations`: total of the job. `policy_first`: train the policy's mini-batches before those of other models,
+        with a step of the iterator in between.
         """
 
     def measure(self, command: pb.Measure) -> Generator[None, None, pb.MeasureResult]:
-        """Measure stages, transfers or schedules, a bounded piece per step of the iterator; change nothing."""
+        """Measure stages, transfers or schedules, a bounded part per step of the iterator, without side effects."""
 
     def use_table(self, table: ScheduleTable) -> None:
-        """Train by another table from the next iteration on; ValueError when it places stages on other ranks."""
+        """Use another table from the next iteration on. Raises ValueError if it moves stages to other ranks."""
 
     def save(self, folder: Path, version: int) -> list[pb.CheckpointFile]:
-        """Write this rank's files of a checkpoint and return them. WorkError StorageFull, StorageDenied."""
+        """Write this rank's files of a checkpoint and return them. Raises WorkError StorageFull, StorageDenied."""
 
     def published(self, model: str) -> Iterator[tuple[str, torch.Tensor]]:
-        """Yield (Hugging Face parameter name, tensor in the type it computes in) of what this rank publishes, where it
-        is held.
+        """Yield (Hugging Face parameter name, tensor in its compute type) for the weights that this rank publishes,
+        without copies.
 
-        Called from other threads; a tensor is read when it is asked for.
+        Other threads call this; a tensor is read when the iterator reaches it.
         """
 
     def offload(self) -> None:
         """Move weights and optimizer to host memory."""
 
     def onload(self) -> None:
-        """Move them back, as they were."""
+        """Move them back unchanged."""
 
     def close(self) -> None:
         """Leave the group."""
@@ -110,11 +111,11 @@ class BackendModule(Protocol):
     def build_backend(
         self, job: RLHFJob, become: pb.BecomeTraining, device: torch.device, span: SpanSink
     ) -> TrainingBackend:
-        """Load the rank's stages, join the group and restore the checkpoint that the command names."""
+        """Load the rank's stages, join the group and restore the checkpoint of the command."""
 
 
 def build_backend(job: RLHFJob, become: pb.BecomeTraining, device: torch.device, span: SpanSink) -> TrainingBackend:
-    """Return the backend that the job names, ready to train. WorkError when this worker has none of that name."""
+    """Return the job's backend, ready to train. Raises WorkError if this worker lacks it."""
     name = job.spec.training.backend
     if name not in BACKENDS:
         message = f"{FIELD}: {name} is not available in this worker; use {', '.join(BACKENDS)}"

@@ -1,7 +1,7 @@
 """The backend `torch`: stages of Hugging Face models in PyTorch, run by the executor of schedule tables.
 
-Owns how a rank of it is built: the layout of its table, its stages, the process groups, the restored state. What it
-does then is `Trainer`, `step_timing` and `checkpoint`.
+Owns the construction of a rank: the layout of its table, its stages, the process groups, the restored state. `Trainer`,
+`step_timing` and `checkpoint` do the work afterwards.
 """
 
 from collections.abc import Callable, Generator, Iterator, Mapping
@@ -68,11 +68,11 @@ class LoadStage(Protocol):
         device: torch.device,
         trunk: adapters.Trunk,
     ) -> PipelineStage:
-        """Return the stage from the checkpoint, or from the manifest's folder when there is none."""
+        """Return the stage from the checkpoint, or from the manifest's folder without a checkpoint."""
 
 
 class TorchBackend:
-    """Implements `registry.TrainingBackend`, whatever the trainer's stages are made of."""
+    """Implements `registry.TrainingBackend` for stages of any kind."""
 
     def __init__(self, trainer: Trainer, source_files: SourceFiles = MappingProxyType({})) -> None:
         self.trainer, self._source_files = trainer, source_files
@@ -148,14 +148,14 @@ class TorchBackend:
 
 
 def build_backend(job: RLHFJob, become: pb.BecomeTraining, device: torch.device, span: SpanSink) -> TorchBackend:
-    """Return this rank of the group that a BecomeTraining describes, ready to train."""
+    """Return this rank of the group in a BecomeTraining, ready to train."""
     return backend_of(job, become, device, span, load_stage)
 
 
 def backend_of(
     job: RLHFJob, become: pb.BecomeTraining, device: torch.device, span: SpanSink, load: LoadStage
 ) -> TorchBackend:
-    """As `build_backend`, of the stages that `load` returns."""
+    """Return a backend like `build_backend`, with the stages from `load`."""
     if job.spec.deterministic:
         compute_deterministically(device)
     wait = float(job.spec.run_policy.start_timeout_seconds)
@@ -171,14 +171,14 @@ def build_trainer(
     span: Any,
     load: LoadStage | None = None,
 ) -> Trainer:
-    """Return a trainer: loads this rank's stages, joins the others by `connect`, then restores the checkpoint."""
+    """Return a trainer: load this rank's stages, join the others with `connect`, then restore the checkpoint."""
     parallelism, table = job.spec.training.parallelism, ScheduleTable.model_validate_json(become.schedule)
     layout = RankLayout.for_rank(table, become.rank, become.world_size, parallelism)
     compute = compute_dtype(job.spec)
     trunk: adapters.Trunk = {}
     load = load or load_stage
     stages: dict[tuple[str, int], PipelineStage]
-    if parallelism.shard > 1:  # which part of a stage is this rank's is said by the group
+    if parallelism.shard > 1:  # the group determines this rank's part of a stage
         communicator = connect(layout)
         require_shards(job, layout, communicator.transport)
         stages = {key: load_sharded_stage(job, layout, *key, become.checkpoint, device) for key in layout.held}
@@ -208,14 +208,14 @@ def load_stage(
     device: torch.device,
     trunk: adapters.Trunk,
 ) -> ModelStage:
-    """Return one stage from the checkpoint, or from the manifest's folder when there is none; what is frozen is always
-    from there."""
+    """Return one stage from the checkpoint, or from the manifest's folder without a checkpoint; frozen weights always
+    come from the manifest's folder."""
     role = ModelRole(model)
     settings = job.spec.training.adapters(role)
     if checkpoint_folder and settings is None:
         adapters.require_none(Path(checkpoint_folder) / model)
     source = job.spec.models.source(role)
-    assert source is not None  # a role that is trained is a model
+    assert source is not None  # a trained role has a model
     saved = Path(checkpoint_folder) / model
     folder, field = weights_folder(job, role, checkpoint_folder if settings is None else "")
     config, attention = read_config(folder, field, layout.stages(model)), attention_of(job)
@@ -244,7 +244,7 @@ def load_stage(
 def load_sharded_stage(
     job: RLHFJob, layout: RankLayout, model: str, stage: int, checkpoint_folder: str, device: torch.device
 ) -> ModelStage:
-    """Return this rank's part of a stage; as `load_stage`, but the group has to be there already."""
+    """Return this rank's part of a stage, like `load_stage`; the group must exist."""
     role = ModelRole(model)
     folder, field = weights_folder(job, role, checkpoint_folder)
     if checkpoint_folder:
@@ -259,7 +259,7 @@ def load_sharded_stage(
 
 
 def require_shards(job: RLHFJob, layout: RankLayout, transport: GroupTransport) -> None:
-    """WorkError where a group cannot hold models in parts; what the manifest alone decides was refused before."""
+    """Raise WorkError if a group cannot hold models in parts for reasons beyond the manifest."""
     shard = job.spec.training.parallelism.shard
     why = ""
     if job.spec.training.backend != "torch" or layout.block_size != 1 or layout.world != shard:
@@ -273,28 +273,28 @@ def require_shards(job: RLHFJob, layout: RankLayout, transport: GroupTransport) 
 def weights_folder(job: RLHFJob, role: ModelRole, checkpoint_folder: str) -> tuple[Path, str]:
     """Return the folder of a role's weights, in the checkpoint if there is one, and the field that names the model."""
     field, source = job.spec.models.path_field(role), job.spec.models.source(role)
-    assert source is not None  # a role that is trained is a model
+    assert source is not None  # a trained role has a model
     if checkpoint_folder:
         return Path(checkpoint_folder) / role, field
     return checked_folder(source.path, field, head=HEADS[role.kind] == "lm"), field
 
 
 def type_in_checkpoints(job: RLHFJob, role: ModelRole, folder: Path) -> torch.dtype:
-    """Return the type in which checkpoints have the weights of a role, which starts from `folder`."""
+    """Return the number type of a role's weights in checkpoints; the role starts from `folder`."""
     source = job.spec.models.source(role)
-    assert source is not None  # a role that is trained is a model
+    assert source is not None  # a trained role has a model
     return saved_type(job.spec, source.path, folder)
 
 
 def weights_tensors(folder: Path, role: ModelRole, field: str, checkpoint_folder: str) -> TensorFolder:
-    """Return the tensors of the folder that `weights_folder` gives; of a checkpoint in float32."""
+    """Return the tensors of the folder from `weights_folder`, in float32 if it is a checkpoint."""
     if checkpoint_folder:
         return checkpoint_tensors(Path(checkpoint_folder), role, field)
     return model_tensors(folder, field)
 
 
 def join(become: pb.BecomeTraining, device: torch.device, timeout: float, layout: RankLayout) -> Communicator:
-    """Return the communicator of a real group, once all ranks are there and every set that reduces has its group."""
+    """Return the communicator of a real group, once all ranks have met and every reducing set has its process group."""
     transport = join_group(become, device, timeout)
     communicator = TorchCommunicator(layout.rank, layout.groups(), transport)
     if transport.kind != "host":

@@ -1,7 +1,7 @@
-"""Fetching an iteration's scored batch from the coordinator.
+"""Fetches an iteration's scored batch from the coordinator.
 
-Rule: a coordinator that is away (restarting) is waited for with back-off, up to a time-out that names it; an answer
-that says no is passed on at once. Fetching changes nothing, so it is simply repeated from the start.
+Rule: while the coordinator is unreachable (restarting), retry with back-off up to a time-out whose error names it. A
+negative answer is raised at once. Fetching has no side effects, so it restarts from the beginning.
 """
 
 import time
@@ -16,19 +16,19 @@ from rlhf_common import control_pb2 as pb
 from rlhf_workers.failures import WorkError
 
 RETRY_SECONDS: Final = 0.25
-"""Between two tries; a restarting coordinator is back within seconds."""
+"""Seconds between two tries; a restarting coordinator returns within seconds."""
 AWAY: Final = frozenset({grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED, grpc.StatusCode.UNKNOWN})
-"""Statuses of a connection that broke, as opposed to an answer."""
+"""Statuses of a broken connection, as opposed to an answer."""
 
 
 class CoordinatorBatches:
-    """Batches by a blocking channel; another one for each fetch, as a process outlives its first certificate."""
+    """Batches over a blocking channel; each fetch opens another, because a process outlives its first certificate."""
 
     def __init__(self, address: str, worker: str, certificates: Path | None, timeout: float) -> None:
         self._address, self._worker, self._certificates, self._timeout = address, worker, certificates, timeout
 
     def fetch(self, iteration: int, sleep: Callable[[float], None] = time.sleep) -> list[pb.TrainSample]:
-        """Return all samples of the batch. WorkError BatchTimeout, BatchRefused."""
+        """Return all samples of the batch. Raises WorkError BatchTimeout, BatchRefused."""
         deadline = time.monotonic() + self._timeout
         request = pb.FetchBatchRequest(worker=self._worker, iteration=iteration)
         while True:
@@ -43,7 +43,7 @@ class CoordinatorBatches:
             sleep(RETRY_SECONDS)
 
     def _judge(self, error: grpc.RpcError, iteration: int, deadline: float) -> None:
-        """Return when another try makes sense; raise what the failure means otherwise."""
+        """Return if a retry may succeed; otherwise raise the matching error."""
         code, details = error.code(), error.details()
         if code == grpc.StatusCode.DEADLINE_EXCEEDED or (code in AWAY and time.monotonic() > deadline):
             raise WorkError(

@@ -1,10 +1,10 @@
-"""The greedy response to each prompt leaves the batch before anything is trained: its reward is the others' baseline.
+"""Removes greedy responses from the batch before training: their rewards become the baselines of the others.
 
-Rule: pure, after rewards are shaped, which both kinds are alike. A greedy response without a reward is no baseline of
-zero: the responses to its prompt are then masked out, as if they had abstained. What is left has the size that the
-manifest gives the batch.
-Until here a greedy response is a sample of its prompt's group like the others: journaled, moved, failed, cut off and
-judged by the group as they are, and shaped by the statistics of the same batch.
+Rule: pure; runs after reward shaping, which treats both kinds alike. A greedy response without a reward is not a
+baseline of zero: the other responses to its prompt are masked out, as if they had abstained. The remaining batch has
+the manifest's size.
+Before this step a greedy response is an ordinary sample of its prompt's group: journaled, moved, failed, cut off and
+judged with the group, and shaped with the statistics of the same batch.
 """
 
 import torch
@@ -13,8 +13,8 @@ from rlhf_workers.training.batches.training_batch import TrainingBatch
 
 
 def without_greedy(batch: TrainingBatch, per_prompt: int) -> TrainingBatch:
-    """Return the B samples that are trained on, of B + B / (per_prompt - 1): of every `per_prompt` samples in a row the
-    last is the greedy one, whose reward becomes the `baselines` [B] of the others."""
+    """Return the B samples to train on, out of B + B / (per_prompt - 1). The last of every `per_prompt` consecutive
+    samples is greedy; its reward becomes the `baselines` [B] of the others."""
     places = torch.arange(len(batch.valid))
     rows = places[places % per_prompt != per_prompt - 1]
     greedy = rows - rows % per_prompt + (per_prompt - 1)

@@ -1,8 +1,8 @@
-"""Which sample goes where: the order of an epoch, its mini-batches, and their split over replicas and micro-batches.
+"""The order of samples in an epoch, its mini-batches, and their split over replicas and micro-batches.
 
-Rule: everything follows from (seed, iteration, epoch, lengths), so every rank works it out alone and a replay after a
-fault gives the same micro-batches. Samples of like length share a micro-batch (least padding); micro-batches are
-dealt so that replicas get equal numbers and near-equal padded tokens. Source: RLHFuse (arXiv 2409.13221), balancing
+Rule: the result depends on (seed, iteration, epoch, lengths) only, so every rank computes it independently, and a
+replay after a fault gives the same micro-batches. Samples of similar length share a micro-batch (least padding).
+Replicas get equal numbers of micro-batches with near-equal padded tokens. Source: RLHFuse (arXiv 2409.13221), balancing
 by length.
 """
 
@@ -16,14 +16,14 @@ from rlhf_workers.failures import WorkError
 from rlhf_workers.training.parallel.rank_layout import RankLayout
 
 ORDER_STREAM: Final = 0x6F72646572
-"""Keeps this use of the seed apart from every other one (the bytes of "order")."""
+"""Number that separates this use of the seed from every other one (the bytes of "order")."""
 
 
 def epoch_order(seed: int, iteration: int, epoch: int, samples: int, together: int = 1) -> list[int]:
-    """Return a random order of samples 0 .. samples-1, the same for the same arguments on every machine, for good; so
-    many samples as stay `together` follow one another as they did.
+    """Return a random order of samples 0 .. samples-1, the same for the same arguments on every machine and in every
+    version. Runs of `together` samples keep their order.
 
-    Sorted by raw Philox numbers, whose stream numpy keeps stable between versions, as it does not `permutation`.
+    Sorts raw Philox numbers, whose stream numpy keeps stable between versions, unlike `permutation`.
     """
     units = samples // together
     keys = np.random.Philox(np.random.SeedSequence([seed, ORDER_STREAM, iteration, epoch])).random_raw(units)
@@ -32,7 +32,7 @@ def epoch_order(seed: int, iteration: int, epoch: int, samples: int, together: i
 
 
 def mini_batches(order: Sequence[int], size: int) -> list[list[int]]:
-    """Return consecutive runs of `size`; ValueError when it does not divide."""
+    """Return consecutive runs of `size`. Raises ValueError if it does not divide the samples."""
     if len(order) % size:
         raise ValueError(f"miniBatchSize {size} does not divide the batch of {len(order)} samples")
     return [list(order[start : start + size]) for start in range(0, len(order), size)]
@@ -41,11 +41,11 @@ def mini_batches(order: Sequence[int], size: int) -> list[list[int]]:
 def split(
     samples: Sequence[int], lengths: Sequence[int], replicas: int, microbatches: int, together: int = 1
 ) -> list[list[list[int]]]:
-    """Return [replica][micro-batch] -> samples of one mini-batch; so many consecutive ones as stay `together` are next
-    to each other in one micro-batch.
+    """Return [replica][micro-batch] -> samples of one mini-batch. Runs of `together` consecutive samples stay
+    neighbours in one micro-batch.
 
-    `lengths[sample]` counts prompt and response tokens. Longest micro-batches come first: they are dealt to the replica
-    with the least padded tokens that still wants one.
+    `lengths[sample]` counts prompt and response tokens. The longest micro-batches are assigned first, each to the
+    replica with the fewest padded tokens that still needs one.
     """
     units = units_of(samples, replicas, microbatches, together)
     size = len(samples) // (replicas * microbatches)
@@ -57,7 +57,8 @@ def split(
 
 
 def units_of(samples: Sequence[int], replicas: int, microbatches: int, together: int) -> list[list[int]]:
-    """Return runs of samples that stay together; ValueError where the micro-batches do not share them equally."""
+    """Return the runs of samples that stay together. Raises ValueError if the micro-batches cannot have equal numbers
+    of them."""
     cells = replicas * microbatches
     if len(samples) % cells:
         raise ValueError(
@@ -71,8 +72,8 @@ def units_of(samples: Sequence[int], replicas: int, microbatches: int, together:
 
 
 def shared_out(given: Sequence[list[int]], tokens: Sequence[int], replicas: int) -> list[list[list[int]]]:
-    """Return what each replica gets of micro-batches that come largest first: equally many, each to the one with the
-    fewest tokens that still wants one."""
+    """Return the micro-batches of each replica. The micro-batches come largest first; each goes to the replica with the
+    fewest tokens that still needs one, and all get the same number."""
     shares: list[list[list[int]]] = [[] for _ in range(replicas)]
     load = [0] * replicas
     for one, count in zip(given, tokens, strict=True):
@@ -84,7 +85,7 @@ def shared_out(given: Sequence[list[int]], tokens: Sequence[int], replicas: int)
 
 
 def check_mini_batch(spec: RLHFJobSpec, layout: RankLayout) -> None:
-    """WorkError where a job's mini-batch does not divide into the micro-batches of a layout's schedule."""
+    """Raise WorkError if a job's mini-batch does not divide into the micro-batches of a layout's schedule."""
     size, field = spec.algorithm.fields.mini_batch_size, f"spec.algorithm.{spec.algorithm.name}.miniBatchSize"
     for model in layout.models:
         cells = layout.replicas(model) * layout.microbatches(model)

@@ -1,8 +1,9 @@
-"""Which samples share a packed micro-batch: as many tokens in each as can be, and no sample parted.
+"""Assigns samples to packed micro-batches with nearly equal token counts, without splitting a sample.
 
-Owns the split of a mini-batch where `spec.training.packing` is set. Rule: it follows from the lengths alone, so every
-rank works it out by itself and a replay gives the same micro-batches. As nothing is padded, long and short samples
-share one, and the largest is little above the mean. Samples that stay together do, and no micro-batch is empty.
+Owns the split of a mini-batch with `spec.training.packing`. Rule: it depends on the lengths only, so every rank
+computes it independently, and a replay gives the same micro-batches. There is no padding, so long and short samples
+share a micro-batch, and the largest is little above the mean. Samples that belong together stay together, and no
+micro-batch is empty.
 """
 
 import heapq
@@ -19,9 +20,10 @@ def packed_split(
     together: int,
     most_tokens: int | None,
 ) -> list[list[list[int]]]:
-    """Return [replica][micro-batch] -> samples of one mini-batch, of at most `most_tokens` each (None: of any): each
-    replica has equally many, which are `microbatches` where that is within the bound, and none has more samples than
-    it has by those. Samples longer than the bound raise it to themselves. ValueError as `minibatches.split`."""
+    """Return [replica][micro-batch] -> samples of one mini-batch, with at most `most_tokens` tokens each (None: no
+    limit). All replicas have the same number of micro-batches: `microbatches` if the limit allows, otherwise more. No
+    micro-batch has more samples than with `microbatches`. A longer sample raises the limit to its length. Raises
+    ValueError like `minibatches.split`."""
     units = units_of(samples, replicas, microbatches, together)
     most_units = len(units) // (replicas * microbatches)
     tokens = {unit[0]: sum(lengths[sample] for sample in unit) for unit in units}
@@ -41,8 +43,8 @@ def packed_split(
 
 
 def _balanced(sizes: Sequence[int], count: int, most: int) -> list[list[int]]:
-    """Return the places of falling `sizes` in so many cells of at most `most`: each goes to the one with the least so
-    far."""
+    """Return the indices of descending `sizes` in `count` cells of at most `most` entries. Each goes to the cell with
+    the smallest sum so far."""
     cells: list[list[int]] = [[] for _ in range(count)]
     open_cells = [(0, cell) for cell in range(count)]
     for place, size in enumerate(sizes):

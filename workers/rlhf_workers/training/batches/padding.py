@@ -1,6 +1,6 @@
-"""What the micro-batches of an iteration were like: how many, how large, and how much of them is padding.
+"""Statistics of an iteration's micro-batches: number, size, and share of padding.
 
-Rule: the same on all ranks, as each knows the lengths of all samples; so nothing is summed over ranks.
+Rule: all ranks compute the same values, because each knows the lengths of all samples; no sum over ranks is needed.
 """
 
 from collections.abc import Collection, Sequence
@@ -16,16 +16,16 @@ class Padding(TrainingHook):
     """Counts the micro-batches of an iteration."""
 
     micro_batches: list[int] = field(default_factory=list)
-    """Of each mini-batch, all replicas together, of the model that has most."""
+    """Micro-batches per mini-batch, over all replicas of the model with the most."""
     largest: int = 0
     """Tokens of the largest micro-batch, with padding."""
     tokens: int = 0
-    """Of samples, each model's counted."""
+    """Tokens of samples, counted once per model."""
     padded: int = 0
-    """The same with padding."""
+    """The same, including padding."""
 
     def begin(self) -> None:
-        """Forget what was counted."""
+        """Reset the counts."""
         self.micro_batches, self.largest, self.tokens, self.padded = [], 0, 0, 0
 
     def add_mini_batch(self, plan: MicroBatchPlan, lengths: Sequence[int]) -> None:
@@ -38,7 +38,7 @@ class Padding(TrainingHook):
             self.tokens += sum(lengths[sample] for sample in plan.samples)
 
     def metrics(self, trained: Collection[str], layout: RankLayout) -> dict[str, float]:
-        """Return what is shown of an iteration; nothing where no mini-batch was trained."""
+        """Return the metrics of an iteration; empty if no mini-batch was trained."""
         if not self.micro_batches:
             return {}
         return {

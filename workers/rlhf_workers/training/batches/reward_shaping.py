@@ -1,9 +1,9 @@
-"""What rewards become before advantages are made of them: normalised, scaled, bounded, less what truncation costs.
+"""Shapes rewards before advantages are computed: combination, scale, bounds, normalisation, penalties for truncation.
 
-Everything here is a function of the whole batch, which every rank has, so all ranks come to the same bits. In the order
-of `spec.rewardShaping`: combine, scale, bounds, normalize, penalties, and what becomes of responses that were cut.
-Rule: samples that abstained, and truncated ones that are filtered, are in no statistic; with the defaults the batch is
-returned as it is.
+Every function takes the whole batch, which every rank has, so all ranks get the same bits. The order is that of
+`spec.rewardShaping`: combine, scale, bounds, normalize, penalties, handling of truncated responses. Rule: samples that
+abstained, and truncated samples that are filtered, are in no statistic. With the defaults the batch is returned
+unchanged.
 """
 
 from collections.abc import Mapping
@@ -17,13 +17,13 @@ from rlhf_workers.losses.overlong import overlong_penalty
 from rlhf_workers.training.batches.training_batch import TrainingBatch
 
 EPSILON = 1e-8
-"""Added to standard deviations: a batch of equal rewards becomes 0, not NaN."""
+"""Term added to standard deviations: a batch of equal rewards becomes 0, not NaN."""
 
 
 def shaped(
     batch: TrainingBatch, shaping: RewardShaping, combination: Combination | None, max_response_tokens: int
 ) -> tuple[TrainingBatch, dict[str, float]]:
-    """Return the batch with its rewards shaped, and metrics of what was done; none where nothing was asked for."""
+    """Return the batch with shaped rewards, and metrics of the shaping; no metrics if no shaping is configured."""
     if shaping.changes_nothing:
         return batch, {}
     rewards, metrics = batch.rewards.double(), {}
@@ -54,8 +54,8 @@ def shaped(
 
 
 def normalized_sum(parts: Mapping[str, torch.Tensor], combination: Combination, valid: torch.Tensor) -> torch.Tensor:
-    """Return the weighted sum, float64 [B], of rewards by name, float32 [B] with NaN where one abstained, each
-    normalised over those samples of the batch that have it."""
+    """Return the weighted sum, float64 [B], of rewards by name, float32 [B] with NaN for abstentions. Each reward is
+    normalised over the samples of the batch that have it."""
     total = torch.zeros(len(valid), dtype=torch.float64)
     for name, weight in combination.weights:
         values = parts[name].double()
@@ -65,8 +65,8 @@ def normalized_sum(parts: Mapping[str, torch.Tensor], combination: Combination, 
 
 
 def normalized(values: torch.Tensor, there: torch.Tensor) -> torch.Tensor:
-    """Return values [B] with mean 0 and standard deviation 1 over those that are `there`, bool [B]; all 0 where they
-    are equal."""
+    """Return values [B] with mean 0 and standard deviation 1 over the samples in `there`, bool [B]; all 0 if they are
+    equal."""
     own = values[there]
     if not len(own):
         return values
@@ -74,12 +74,12 @@ def normalized(values: torch.Tensor, there: torch.Tensor) -> torch.Tensor:
 
 
 def overlong(lengths: torch.Tensor, shaping: RewardShaping, max_response_tokens: int) -> torch.Tensor:
-    """Return what is added, float64 [B], for lengths int64 [B]; nothing without a buffer."""
+    """Return the additions to rewards, float64 [B], for lengths int64 [B]; 0 without a buffer."""
     if not shaping.overlong_buffer:
         return torch.zeros(len(lengths), dtype=torch.float64)
     return overlong_penalty(lengths, max_response_tokens, shaping.overlong_buffer, shaping.overlong_penalty)
 
 
 def _share(chosen: torch.Tensor, valid: torch.Tensor) -> float:
-    """Return the share, 0..1, of the samples that count; 0 where none does."""
+    """Return the share, 0..1, of `chosen` among the `valid` samples; 0 without valid samples."""
     return float((chosen & valid).sum()) / max(1, int(valid.sum()))

@@ -1,9 +1,9 @@
-"""Micro-batches of bounded padded tokens: how many a mini-batch needs, and which samples are in which.
+"""Micro-batches with a limit of padded tokens: their number in a mini-batch, and the samples of each.
 
-Owns the split that `spec.training.microBatchTokens` asks for. Rule: it follows from the lengths alone, so every rank
-works it out by itself and a replay gives the same micro-batches; where the split of `minibatches` is within the bound
-it is taken as it is. Else samples are ranked by length and cut into consecutive runs, few long ones or many short
-ones, so that least is padding. Must never part samples that stay together, nor leave a micro-batch empty.
+Owns the split for `spec.training.microBatchTokens`. Rule: it depends on the lengths only, so every rank computes it
+independently, and a replay gives the same micro-batches. If the split of `minibatches` is within the limit, it is used
+unchanged. Otherwise samples are sorted by length and cut into consecutive runs, few long or many short samples, with
+the least padding. Must never separate samples that stay together, nor leave a micro-batch empty.
 """
 
 from collections.abc import Mapping, Sequence
@@ -18,24 +18,24 @@ from rlhf_workers.training.parallel.context_group import CHUNKS_A_RANK, padded
 from rlhf_workers.training.parallel.rank_layout import RankLayout
 
 RUN_SHARE: Final = 1 / 16
-"""Of the bound: what a micro-batch costs beside its tokens, so that one more must save as much padding."""
+"""Fixed cost of a micro-batch as a share of the limit, so that an additional one must save as much padding."""
 Split = list[list[list[int]]]
 """[replica][micro-batch] -> samples."""
 
 
 @dataclass(frozen=True)
 class MicroBatchPlan:
-    """The micro-batches of one mini-batch, and the schedule that runs as many."""
+    """The micro-batches of one mini-batch, and the layout whose table runs that number."""
 
     layout: RankLayout
     samples: list[int]
     splits: Mapping[str, Split]
-    """Model role -> its micro-batches, of all replicas."""
+    """Model role -> micro-batches of all its replicas."""
     packed: bool = False
-    """Whether they are packed: then nothing is padding."""
+    """Whether micro-batches are packed, without padding."""
 
     def tokens(self, cell: Sequence[int], lengths: Sequence[int]) -> int:
-        """Return the tokens that are computed of one of its micro-batches."""
+        """Return the computed tokens of one of its micro-batches."""
         chunks = CHUNKS_A_RANK * self.layout.context if self.layout.context > 1 else 1
         sizes = [padded(lengths[sample], chunks) for sample in cell]
         return sum(sizes) if self.packed else len(sizes) * max(sizes)
@@ -49,8 +49,8 @@ def split_minibatch(
     most_tokens: int | None,
     packed: bool = False,
 ) -> MicroBatchPlan:
-    """Return the micro-batches of the samples of one mini-batch, of at most `most_tokens` each (None: of any), padding
-    included, and a layout whose table runs as many. A sample longer than that is the bound itself."""
+    """Return the micro-batches of one mini-batch with at most `most_tokens` tokens each, including padding (None: no
+    limit), and a layout whose table runs that number. A longer sample raises the limit to its length."""
     splits: dict[str, Split] = {}
     made: dict[tuple[int, int], Split] = {}  # models of the same shape share one
     for model in layout.models:
@@ -67,8 +67,8 @@ def split_minibatch(
 
 
 def bounded(made: Split, lengths: Sequence[int], together: int, most_tokens: int) -> Split:
-    """Return a split as it is where it is within the bound, and else another that is: each replica has equally many
-    micro-batches, and none has more samples than those of `made`."""
+    """Return a split unchanged if it is within the limit, otherwise another one. All its replicas have the same number
+    of micro-batches, none with more samples than the largest of `made`."""
     if all(padded_tokens(cell, lengths) <= most_tokens for replica in made for cell in replica):
         return made
     replicas, most_units = len(made), len(made[0][0]) // together
@@ -83,17 +83,17 @@ def bounded(made: Split, lengths: Sequence[int], together: int, most_tokens: int
 
 
 def padded_tokens(cell: Sequence[int], lengths: Sequence[int]) -> int:
-    """Return the tokens of a micro-batch, each sample padded to its longest."""
+    """Return the tokens of a micro-batch, with each sample padded to the longest."""
     return len(cell) * max(lengths[sample] for sample in cell)
 
 
 def _runs(tokens: Sequence[int], bound: int, most_units: int, replicas: int) -> list[range]:
-    """Return consecutive runs of units within the bounds, a multiple of `replicas`: those with the fewest padded tokens
-    where each run counts as RUN_SHARE of the bound more. `tokens` of each unit fall: the first of a run says how
-    wide all are."""
+    """Return consecutive runs of units within the limits, a multiple of `replicas`, with the fewest padded tokens if
+    each run counts RUN_SHARE of the limit more. `tokens` of the units descend: the first of a run sets the width of
+    all."""
     units, price = len(tokens), RUN_SHARE * bound
     least, origin = np.full(units + 1, np.inf), np.zeros(units + 1, np.int64)
-    least[0] = 0.0  # what so many first units cost; of the later ones by the runs that begin before them
+    least[0] = 0.0  # least cost of the first n units; that of later ones follows from the runs before them
     for start in range(units):
         count = min(units - start, most_units, max(1, bound // tokens[start]))
         stops = slice(start + 1, start + 1 + count)

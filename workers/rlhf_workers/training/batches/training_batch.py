@@ -1,9 +1,9 @@
-"""The complete batch of an iteration as padded arrays, and micro-batches of it, padded or packed, of all positions of
-their samples or of a rank's.
+"""The complete batch of an iteration as padded arrays, and its micro-batches: padded or packed, with all positions of
+their samples or only a rank's.
 
-Rule: a batch is checked when it arrives; a sample without a field its algorithm needs is an error that names both,
-never a zero. An abstained sample keeps its place (sizes are fixed) but its tokens are outside `mask`, so it is in no
-sum.
+Rule: a batch is checked on arrival. If a sample lacks a field that its algorithm needs, the error names both; the field
+never becomes zero. An abstained sample keeps its place (sizes are fixed), but its tokens are outside `mask`, so it is
+in no sum.
 """
 
 import math
@@ -26,43 +26,45 @@ from rlhf_workers.failures import WorkError
 from rlhf_workers.training.parallel.context_group import ContextCut, ContextGroup, OwnPlaces, padded
 
 OLD_FIELD: Final = "old_log_probabilities"
-"""Of the sampled tokens by the training ranks, before the first step of the iteration; where a job asks for them."""
+"""Field of the training ranks' log-probabilities of the sampled tokens before the first step of the iteration, if the
+job uses them."""
 STALE_FIELD: Final = "stale"
-"""1 for tokens that weights of an earlier version drew, else 0; absent where none did."""
+"""Field that is 1 for tokens sampled with weights of an earlier version, else 0; absent if there are none."""
 NO_PARTS: Final[Mapping[str, str]] = {}
-"""Of a job with one reward."""
+"""Reward parts of a job with one reward."""
 
 
 @dataclass(frozen=True)
 class TrainingBatch:
-    """B samples, T response positions; CPU tensors, padding is zero and outside `mask`."""
+    """B samples, T response positions; CPU tensors. Padding is zero and outside `mask`."""
 
     prompts: tuple[torch.Tensor, ...]
-    """int64 [p] a sample."""
+    """int64 [p] per sample."""
     responses: torch.Tensor
     """int64 [B, T]."""
     response_lengths: torch.Tensor
     """int64 [B]."""
     mask: torch.Tensor
-    """bool [B, T]: trained response tokens; false throughout an abstained sample."""
+    """bool [B, T]: trained response tokens; all false for an abstained sample."""
     groups: torch.Tensor
-    """int64 [B]: samples of one prompt share a number."""
+    """int64 [B]: prompt group number, the same for samples of one prompt."""
     rewards: torch.Tensor
-    """float32 [B]; 0 and not `valid` where abstained."""
+    """float32 [B]; 0 and not `valid` for abstentions."""
     valid: torch.Tensor
     """bool [B]: false for abstained samples."""
     finished: torch.Tensor
-    """bool [B]: true where the response ended by a stop, false where it was cut at the longest allowed, or is none."""
+    """bool [B]: true if the response ended by a stop, false if it was cut at a limit or is missing."""
     fields: dict[str, torch.Tensor]
     """Name -> float32 [B, T]."""
     judged: dict[str, torch.Tensor] = field(default_factory=dict)
-    """Name -> float32 [B], as it was given, of every field that has one number per response."""
+    """Name -> float32 [B], unshaped, for every field with one number per response."""
     parts: dict[str, torch.Tensor] = field(default_factory=dict)
-    """Name of one of several rewards -> float32 [B], NaN where it abstained; empty where there is one."""
+    """Name of one of several rewards -> float32 [B], NaN for abstentions; empty with a single reward."""
     unshaped: torch.Tensor | None = None
-    """float32 [B]: the rewards as they were given, where `rewards` have been shaped."""
+    """float32 [B]: the original rewards, if `rewards` have been shaped."""
     baselines: torch.Tensor | None = None
-    """float32 [B]: the reward of the greedy response to the prompt, 0 where not `valid`; where an algorithm has one."""
+    """float32 [B]: reward of the prompt's greedy response, 0 if not `valid`; None if the algorithm has no greedy
+    baseline."""
 
     @property
     def given_rewards(self) -> torch.Tensor:
@@ -71,28 +73,29 @@ class TrainingBatch:
 
     @cached_property
     def lengths(self) -> list[int]:
-        """Tokens of each sample, prompt and response."""
+        """Tokens per sample, prompt and response."""
         responses = self.response_lengths.tolist()
         return [len(prompt) + length for prompt, length in zip(self.prompts, responses, strict=True)]
 
     @property
     def old(self) -> torch.Tensor:
-        """What ratios are against, float32 [B, T]: by the training ranks if they were asked, else by the engine."""
+        """Log-probabilities in the denominator of ratios, float32 [B, T]: the training ranks' if computed, else the
+        engine's."""
         return _old(self.fields)
 
     @property
     def stale(self) -> torch.Tensor | None:
-        """Which tokens weights of an earlier version drew, bool [B, T]; None where none did."""
+        """Tokens sampled with weights of an earlier version, bool [B, T]; None if there are none."""
         return _stale(self.fields)
 
     @property
     def tokens(self) -> int:
-        """Response tokens that are trained on."""
+        """Number of trained response tokens."""
         return int(self.mask.sum())
 
     def sample_means(self, field: str) -> list[float]:
-        """Return of each sample the mean of a field over its trained tokens, NaN where it has none; empty when the
-        batch has no such field."""
+        """Return the mean of a field over each sample's trained tokens, NaN without any; empty if the batch has no such
+        field."""
         if field not in self.fields:
             return []
         sums = (self.fields[field] * self.mask).sum(dim=1, dtype=torch.float64)
@@ -106,33 +109,33 @@ class TrainingBatch:
 
 @dataclass(frozen=True)
 class MicroBatch:
-    """b samples right-padded to L tokens, or packed: in one row, one behind the other, which are L tokens together.
-    And their n trained response tokens laid end to end. Of a rank of a context group `tokens` are its own positions of
-    the rows, [b, l], and all else is of whole rows."""
+    """b samples, right-padded to L tokens, or packed into one row of L tokens in total, and their n trained response
+    tokens, concatenated. On a rank of a context group `tokens` has its own positions of the rows, [b, l]; all other
+    fields cover whole rows."""
 
     tokens: torch.Tensor
     """int64 [b, L]; packed [1, L]."""
     first: torch.Tensor
-    """int64 [b]: place in the rows, laid flat, of the first token of each sample."""
+    """int64 [b]: index in the flattened rows of the first token of each sample."""
     positions: torch.Tensor
-    """int64 [n]: place in the rows, laid flat, of the state *before* each trained token."""
+    """int64 [n]: index in the flattened rows of the state *before* each trained token."""
     targets: torch.Tensor
     """int64 [n]: the token sampled there."""
     samples: torch.Tensor
-    """int64 [n]: which of the b samples each trained token belongs to; whole responses are in one micro-batch."""
+    """int64 [n]: number (of b) of the sample of each trained token; a micro-batch contains whole responses."""
     weights: dict[str, torch.Tensor]
     """Model role -> float32 [n]: weight of each token's loss in the whole mini-batch."""
     fields: dict[str, torch.Tensor]
     """Name -> float32 [n]."""
     packed: tuple[int, ...] | None = None
-    """Tokens of each sample of a packed row; None: padded."""
+    """Tokens per sample of a packed row; None: padded."""
     cut: ContextCut | None = None
-    """Which positions of the rows are this rank's; None: all."""
+    """This rank's positions of the rows; None: all."""
     own: OwnPlaces | None = None
-    """Those of `positions` that are."""
+    """The entries of `positions` on this rank."""
 
     def to(self, device: torch.device) -> "MicroBatch":
-        """Return it on another device, by copies that the host does not wait for."""
+        """Return it on another device, with copies for which the host does not wait."""
         return MicroBatch(
             _moved(self.tokens, device),
             _moved(self.first, device),
@@ -148,16 +151,17 @@ class MicroBatch:
 
     @property
     def old(self) -> torch.Tensor:
-        """As of a batch, float32 [n]."""
+        """Denominator of ratios, as in a batch, float32 [n]."""
         return _old(self.fields)
 
     @property
     def stale(self) -> torch.Tensor | None:
-        """As of a batch, bool [n]."""
+        """Stale tokens, as in a batch, bool [n]."""
         return _stale(self.fields)
 
     def sum_by_sample(self, values: torch.Tensor) -> torch.Tensor:
-        """Return the sum of `values` [n] over the trained tokens of each sample, [b], differentiable; 0 without any."""
+        """Return the sum of `values` [n] over the trained tokens of each sample, [b], differentiable; 0 without
+        tokens."""
         return values.new_zeros(len(self.first)).index_add(0, self.samples, values)
 
 
@@ -170,7 +174,8 @@ def _stale(fields: Mapping[str, torch.Tensor]) -> torch.Tensor | None:
 
 
 def _moved(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
-    """A copy from pageable memory would hold the host until the device has done all that it was given before."""
+    """Return a copy on a device through pinned memory. From pageable memory the host would wait for all earlier device
+    work."""
     if device.type == "cuda" and torch.cuda.is_initialized():
         return tensor.pin_memory().to(device, non_blocking=True)
     return tensor.to(device)
@@ -184,13 +189,14 @@ def batch_from(
     holes: bool = False,
     version: int | None = None,
 ) -> TrainingBatch:
-    """Return a batch of `size` samples in sample order; every one that did not abstain has the `needed` fields, and a
-    response. `parts`: name of
-    one of several rewards -> its field, which a sample has unless it abstained. `holes`: responses have tokens that an
-    environment wrote, by their log-probability; they are outside `mask`. `version`: of the weights that are trained,
-    where samples are carried from iteration to iteration and tokens may be of an earlier one.
+    """Return a batch of `size` samples in sample order. Every sample that did not abstain has the `needed` fields and a
+    response.
 
-    WorkError BatchIncomplete names the sample and the field.
+    `parts`: name of one of several rewards -> its field, which a sample has unless it abstained. `holes`: responses
+    contain tokens of an environment, identified by their log-probability; they are outside `mask`. `version`: version
+    of the trained weights, if samples are carried between iterations and tokens may be older.
+
+    Raises WorkError BatchIncomplete, which names the sample and the field.
     """
     ordered = sorted(samples, key=lambda sample: sample.sample)
     if [sample.sample for sample in ordered] != list(range(size)):
@@ -214,7 +220,7 @@ def batch_from(
                 filled[name][row, :length] = _array(sample, name, length)
         for name in per_sample if not sample.abstained else ():
             filled[name][row] = _array(sample, name, 1)
-    if holes:  # tokens that an environment wrote have no log-probability
+    if holes:  # tokens of an environment have no log-probability
         filled[SAMPLED_FIELD][others] = 0
     fields, judged = ({name: _finite(name, filled[name]) for name in names} for names in (per_token, per_sample))
     rewards: dict[str, torch.Tensor] = {name: value.flatten() for name, value in judged.items()}
@@ -236,7 +242,7 @@ def batch_from(
 
 
 def _staleness(samples: Sequence[pb.TrainSample], longest: int, version: int | None) -> dict[str, torch.Tensor]:
-    """Return STALE_FIELD, where any token is of an earlier version."""
+    """Return STALE_FIELD if any token is of an earlier version."""
     result = torch.zeros(len(samples), longest)
     for row, sample in enumerate(samples if version is not None else ()):
         place = 0
@@ -248,8 +254,8 @@ def _staleness(samples: Sequence[pb.TrainSample], longest: int, version: int | N
 
 
 def _written(sample: pb.TrainSample, length: int) -> npt.NDArray[np.bool_]:
-    """Return which tokens of a response an environment wrote, [n]; none of one that has no log-probabilities, as it
-    failed or was cut off."""
+    """Return the tokens of a response that an environment wrote, [n]; all false for a failed or cut-off response
+    without log-probabilities."""
     if sample.abstained and SAMPLED_FIELD not in sample.fields:
         return np.zeros(length, np.bool_)
     written: npt.NDArray[np.bool_] = _array(sample, SAMPLED_FIELD, length) == NOT_SAMPLED
@@ -272,8 +278,8 @@ def micro_batch(
     packed: bool = False,
     group: ContextGroup | None = None,
 ) -> MicroBatch:
-    """Return the samples `rows` of a batch, in one row where they are to be `packed`; `weights` are [B, T] per model
-    role. `group`: of its positions those that are this rank's; None: all."""
+    """Return the samples `rows` of a batch, in one row if `packed`; `weights` are [B, T] per model role. `group`: keep
+    only this rank's positions; None: all."""
     lengths = [padded(batch.lengths[row], 1 if group is None else group.chunks) for row in rows]
     widths = lengths if packed else [max(lengths)] * len(rows)
     ends = list(accumulate(widths))
@@ -339,7 +345,7 @@ def _array(sample: pb.TrainSample, name: str, length: int) -> npt.NDArray[np.flo
 
 
 def _finite(name: str, values: npt.NDArray[np.float32]) -> torch.Tensor:
-    """Return a field of all samples; WorkError names the first sample of which it holds what is no number."""
+    """Return a field of all samples. Raises WorkError for the first sample with a value that is not finite."""
     right = np.isfinite(values)
     if not right.all():
         raise _not_finite(int(right.all(axis=1).argmin()), name)

@@ -1,4 +1,4 @@
-"""Checkpoints of a training rank: weights, optimizer state, files beside them, and the draft model.
+"""Checkpoints of a training rank: weights, optimizer state, companion files, and the draft model.
 
-Rule: a file is whole or has a temporary name; the coordinator makes a checkpoint of the files of all ranks.
+Rule: a file is complete or has a temporary name. The coordinator assembles a checkpoint from the files of all ranks.
 """

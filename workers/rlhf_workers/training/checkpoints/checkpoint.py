@@ -1,12 +1,12 @@
-"""A rank's part of a checkpoint folder, and training state restored from one, bit by bit.
+"""A rank's part of a checkpoint folder, and bitwise restoration of training state from one.
 
-Files, relative to the folder: `<model>/model-stage-NNNNN.safetensors` (weights under Hugging Face names, in the type
-of spec.checkpoints.dtype; of a model trained by adapters `adapter-stage-NNNNN.safetensors` and `adapter_config.json`,
-with PEFT's names), `masters/<model>-stage-NNNNN.safetensors` (float32 weights, where those before are not),
+Files, relative to the folder: `<model>/model-stage-NNNNN.safetensors` (weights under Hugging Face names, in the type of
+spec.checkpoints.dtype; with adapters `adapter-stage-NNNNN.safetensors` and `adapter_config.json`, with PEFT's names),
+`masters/<model>-stage-NNNNN.safetensors` (float32 weights, if the former are not),
 `optimizer/<model>-stage-NNNNN.safetensors` (`<parameter>.exp_avg`, `.exp_avg_sq`), and from rank 0 `trainer.json`.
-Every tensor is found by its parameter's name, so another number of stages or replicas may read it.
+Tensors are found by parameter name, so another number of stages or replicas can read them.
 
-Rule: the folder is private until the coordinator renames it; nothing half-written has a final name in it.
+Rule: the folder is private until the coordinator renames it; a partial file never has its final name.
 """
 
 import json
@@ -33,8 +33,8 @@ STATE_FILE: Final = "trainer.json"
 
 
 def save(trainer: Trainer, folder: Path, version: int) -> list[pb.CheckpointFile]:
-    """Write this rank's part; replicas beyond the first have none, but moments where those are shared out. WorkError
-    StorageFull, StorageDenied."""
+    """Write this rank's part. Replicas beyond the first write nothing except their moments with shared moments. Raises
+    WorkError StorageFull, StorageDenied."""
     files = []
     for model, stage in trainer.layout.held:
         optimizer, whole = trainer.optimizers[model, stage], trainer.writes(model, stage)
@@ -59,7 +59,7 @@ def save(trainer: Trainer, folder: Path, version: int) -> list[pb.CheckpointFile
 
 
 def _save_weights(trainer: Trainer, folder: Path, model: str, stage: int) -> list[pb.CheckpointFile]:
-    """Write the trained weights of a stage; of adapters under PEFT's names, with their settings."""
+    """Write the trained weights of a stage; adapters under PEFT's names, with their settings."""
     optimizer, settings = trainer.optimizers[model, stage], trainer.spec.training.adapters(ModelRole(model))
     weights = {HEADS_IN_FILES.get(name, name): value for name, value in optimizer.weights()}
     if settings is None:
@@ -70,7 +70,7 @@ def _save_weights(trainer: Trainer, folder: Path, model: str, stage: int) -> lis
     files = [write_tensors(folder, f"{model}/adapter-stage-{stage:05d}.safetensors", named, model)]
     if stage == 0:
         source = trainer.spec.models.source(ModelRole(model))
-        assert source is not None  # a role that is trained is a model
+        assert source is not None  # a trained role has a model
         whole = adapters.saved_whole(trainer.stages[model, stage].head)
         content = json.dumps(peft_folder.config(settings, source.path, whole), indent=2, sort_keys=True).encode()
         files.append(write_file(folder, f"{model}/{ADAPTER_CONFIG}", iter([content])))
@@ -78,7 +78,7 @@ def _save_weights(trainer: Trainer, folder: Path, model: str, stage: int) -> lis
 
 
 def restore(trainer: Trainer, folder: Path, version: int) -> None:
-    """Read optimizer, progress and algorithm of a checkpoint into a trainer whose stages hold its weights."""
+    """Read optimizer, progress and algorithm state of a checkpoint into a trainer whose stages hold its weights."""
     try:
         state = json.loads((folder / STATE_FILE).read_text(encoding="utf-8"))
         held, trainer.progress = state["version"], _progress(state)

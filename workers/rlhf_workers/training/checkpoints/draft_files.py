@@ -1,11 +1,11 @@
 """The draft model on disk: read from its folder or a checkpoint, checked against the policy, written into checkpoints.
 
-In a checkpoint it is `draft/model-stage-00000.safetensors`, of which the coordinator makes a Hugging Face folder as of
-the others, `masters/draft-stage-00000.safetensors` where that is not float32, and
-`optimizer/draft-stage-00000.safetensors`, its moments and its own number of steps.
+In a checkpoint it has the files `draft/model-stage-00000.safetensors`, from which the coordinator builds a Hugging Face
+folder as for other models, `masters/draft-stage-00000.safetensors` if the former is not float32, and
+`optimizer/draft-stage-00000.safetensors` with its moments and its own step count.
 
-Rule: what cannot draft for the policy is refused before training begins, in words. A checkpoint without a draft model
-(one from before it was trained) begins it from the manifest's folder; one with it, bit by bit where it was.
+Rule: a model that cannot draft for the policy is rejected before training with an explanation. With a checkpoint
+without a draft model, from before its training, it starts from the manifest's folder; otherwise it resumes bit by bit.
 """
 
 from pathlib import Path
@@ -38,16 +38,16 @@ from rlhf_workers.weights.tensor_file import (
 )
 
 LARGEST_SHARE: Final = 0.5
-"""Of the policy's parameters: a draft token that costs half a pass of the policy has to be right every other time for
-nothing to be lost, and what a rank keeps of the draft model comes on top of its stage."""
+"""Largest share of the policy's parameters. A draft token that costs half a pass of the policy breaks even if every
+second one is accepted, and a rank needs memory for the draft model in addition to its stage."""
 PADDING: Final = 512
-"""Rows by which logits over one and the same vocabulary may differ, as families pad them by size (Qwen2.5: 151,936 and
-152,064). Whether the tokenizers are the same is asked by generation workers, who load both."""
+"""Rows by which the logits of equal vocabularies may differ, because families pad them by size (Qwen2.5: 151,936 and
+152,064). Generation workers, which load both tokenizers, check that they are the same."""
 DRAFT_STAGE: Final = "00000"
-"""Number of its only stage, in names of files."""
+"""Number of its only stage in file names."""
 MOMENTS: Final = f"optimizer/{DRAFT_MODEL}-stage-{DRAFT_STAGE}.safetensors"
 STEPS: Final = "steps"
-"""Name of the number of optimizer steps beside the moments; no parameter has it."""
+"""Name of the optimizer step count beside the moments; no parameter has this name."""
 
 
 def build_draft_training(
@@ -58,9 +58,9 @@ def build_draft_training(
     device: torch.device,
     span: SpanSink,
 ) -> DraftTraining | None:
-    """Return this rank's part of the training of a draft model, restored; None in a job that trains none.
+    """Return this rank's part of the training of a draft model, restored; None if the job trains none.
 
-    WorkError as `load_draft_stage`.
+    Raises WorkError like `load_draft_stage`.
     """
     draft, policy = job.spec.generation.speculation.draft_model, graph_of(job.spec).policy
     if draft is None or draft.train == "Disabled":
@@ -68,7 +68,7 @@ def build_draft_training(
     stage = None
     if (policy, layout.stages(policy) - 1) in layout.held:
         source, field = job.spec.models.source(policy), job.spec.models.path_field(policy)
-        assert source is not None  # a policy is a model
+        assert source is not None  # a policy has a model
         folder = Path(checkpoint) / policy if checkpoint else checked_folder(source.path, field)
         stage = load_draft_stage(job, read_config(folder, field, 1), checkpoint, device)
     training = DraftTraining(job.spec, stage, layout, communicator, device, compute_dtype(job.spec), span)
@@ -78,9 +78,9 @@ def build_draft_training(
 
 
 def load_draft_stage(job: RLHFJob, policy: Any, checkpoint: str, device: torch.device) -> ModelStage:
-    """Return the whole draft model, from the checkpoint if it holds one; `policy` is the policy's configuration.
+    """Return the whole draft model, from the checkpoint if it contains one; `policy` is the policy's configuration.
 
-    WorkError ModelUnsupported when it cannot draft for this policy.
+    Raises WorkError ModelUnsupported if it cannot draft for this policy.
     """
     draft = job.spec.generation.speculation.draft_model
     assert draft is not None, "only a job with a draft model trains one"
@@ -100,7 +100,7 @@ def load_draft_stage(job: RLHFJob, policy: Any, checkpoint: str, device: torch.d
 
 
 def draft_problem(draft: Any, policy: Any) -> str:
-    """Return why a model of configuration `draft` cannot be trained to draft for `policy`; empty when it can."""
+    """Return why a model with configuration `draft` cannot be trained to draft for `policy`; empty if it can."""
     if abs(draft.vocab_size - policy.vocab_size) >= PADDING:
         return (
             f"its logits are over {draft.vocab_size} tokens and the policy's over {policy.vocab_size}: use a model "
@@ -122,7 +122,7 @@ def _parameters(config: Any) -> int:
 
 
 def save_draft(draft: DraftTraining, folder: Path) -> list[pb.CheckpointFile]:
-    """Write the draft model, on the one rank that does. WorkError StorageFull, StorageDenied."""
+    """Write the draft model, on the rank responsible for it. Raises WorkError StorageFull, StorageDenied."""
     optimizer, stage = draft.optimizer, draft.stage
     if optimizer is None or stage is None or not draft.writes:
         return []
@@ -136,7 +136,8 @@ def save_draft(draft: DraftTraining, folder: Path) -> list[pb.CheckpointFile]:
 
 
 def restore_draft(draft: DraftTraining, checkpoint: Path) -> None:
-    """Take moments and steps of a checkpoint whose weights the draft model holds; of one without it, nothing."""
+    """Restore moments and steps from the checkpoint of the draft model's weights; do nothing without a draft model in
+    it."""
     if draft.optimizer is None or not (checkpoint / DRAFT_MODEL).is_dir():
         return
     tensors = TensorFolder([checkpoint / MOMENTS], CHECKPOINT_FIELD)

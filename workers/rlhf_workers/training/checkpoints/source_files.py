@@ -1,10 +1,10 @@
-"""What a model's folder has beside its weights: the ranks that hold its first stage write it into every checkpoint.
+"""The files beside a model's weights: the ranks that hold its first stage write them into every checkpoint.
 
-A model given by hub id is in the caches of the workers that loaded it and need not be anywhere else: the coordinator
-makes a whole folder of the ranks' files and downloads none. Rule: read once, when the rank is built, and kept in
-memory: the cache may be another one in the next pod, and the checkpoint that a rank came from is pruned meanwhile. Of
-a model in a folder only config.json is read here, as the coordinator sees the same folder. The configuration always
-says what the files beside it hold: their type, and the head that a critic or a reward model has.
+A model with a hub id exists only in the caches of the workers that loaded it: the coordinator builds a whole folder
+from the ranks' files and downloads nothing. Rule: files are read once, when the rank is built, and stay in memory,
+because the next pod may have another cache and the source checkpoint may be pruned. For a model in a folder only
+config.json is read here, since the coordinator sees the same folder. The written configuration always matches the files
+beside it: their type, and the head of a critic or a reward model.
 """
 
 import json
@@ -29,20 +29,20 @@ from rlhf_workers.weights.tensor_file import write_file
 TYPES: Final[Mapping[str, torch.dtype]] = {
     "float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16,
 }  # fmt: skip
-"""Types in which weights are saved, by their names in config.json."""
+"""Types of saved weights, by their names in config.json."""
 
 SourceFiles = Mapping[str, Mapping[str, bytes]]
 """Model role -> name -> content."""
 
 
 def read_source_files(job: RLHFJob, layout: RankLayout, checkpoint_folder: str) -> SourceFiles:
-    """Return files of the hub models whose first stage this rank writes, and the configuration of all such models; of
-    the checkpoint if it starts from one."""
+    """Return the files of hub models whose first stage this rank writes, and the configuration of all such models, from
+    the checkpoint if the rank starts from one."""
     files: dict[str, dict[str, bytes]] = {}
     for model, stage in layout.held:
         role = ModelRole(model)
         source = job.spec.models.source(role)
-        assert source is not None  # a role that is trained is a model
+        assert source is not None  # a trained role has a model
         if stage or layout.tensor_rank(model) or not layout.writes(model, stage):
             continue
         field = job.spec.models.path_field(role)
@@ -58,14 +58,13 @@ def read_source_files(job: RLHFJob, layout: RankLayout, checkpoint_folder: str) 
 
 
 def saved_type(spec: RLHFJobSpec, path: str, folder: Path) -> torch.dtype:
-    """Return the type in which checkpoints have the weights of a model that starts from `folder`; `path` is the
-    manifest's."""
+    """Return the number type in checkpoints of a model that starts from `folder`; `path` is the manifest's."""
     return TYPES[_type_name(spec, path, folder)]
 
 
 def _type_name(spec: RLHFJobSpec, path: str, folder: Path) -> str:
-    """Return the type that config.json names, or else that of the first tensor; float32 for other types. The manifest's
-    folder says it, if it is here: a checkpoint may have been saved as Float32."""
+    """Return the type in config.json, or else that of the first tensor; float32 for other types. The manifest's folder
+    decides if it exists here, because a checkpoint may have been saved as Float32."""
     if spec.checkpoints is not None and spec.checkpoints.dtype == "Float32":
         return "float32"
     folder = Path(path) if Path(path).is_dir() else folder
@@ -79,8 +78,8 @@ def _type_name(spec: RLHFJobSpec, path: str, folder: Path) -> str:
 
 
 def _config(spec: RLHFJobSpec, path: str, folder: Path, kind: ModelKind, *, trained_whole: bool = True) -> bytes:
-    """Return the configuration of what is saved of a model that starts from `folder`: a value or reward model is a
-    sequence classification model with one output."""
+    """Return the saved configuration of a model that starts from `folder`. A value or reward model becomes a sequence
+    classification model with one output."""
     config = read_model_config(folder)
     if trained_whole:
         config["dtype"] = _type_name(spec, path, folder)
@@ -93,7 +92,7 @@ def _config(spec: RLHFJobSpec, path: str, folder: Path, kind: ModelKind, *, trai
 
 
 def _of_draft_model(job: RLHFJob, layout: RankLayout, checkpoint_folder: str) -> dict[str, bytes]:
-    """As of other models, by the rank that writes a draft model that is trained."""
+    """Return the files of a trained draft model, on the rank that writes it."""
     draft, policy = job.spec.generation.speculation.draft_model, graph_of(job.spec).policy
     if draft is None or draft.train == "Disabled" or not layout.writes(policy, layout.stages(policy) - 1):
         return {}
@@ -104,7 +103,7 @@ def _of_draft_model(job: RLHFJob, layout: RankLayout, checkpoint_folder: str) ->
 
 
 def write_source_files(folder: Path, files: SourceFiles) -> list[pb.CheckpointFile]:
-    """Write the files into a checkpoint's folder. WorkError StorageFull, StorageDenied."""
+    """Write the files into a checkpoint's folder. Raises WorkError StorageFull, StorageDenied."""
     return [
         write_file(folder, f"{model}/{name}", iter([content]))
         for model, listed in files.items()

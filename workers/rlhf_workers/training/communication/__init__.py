@@ -1,4 +1,4 @@
-"""What crosses between training ranks: how they meet, the transport, the operations, and how long they wait.
+"""Communication between training ranks: rendezvous, transport, operations, and time-outs.
 
 Rule: all ranks of an operation call it, in the same order.
 """

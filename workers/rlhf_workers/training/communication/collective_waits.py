@@ -1,7 +1,8 @@
-"""What this process waits for of the other ranks of its training group now, in words.
+"""Text about the current wait of this process for other ranks of its training group.
 
-Heartbeats tell it. Ranks wait for each other, so when one hangs all of them stand still: the one that waits for nobody
-is the one that hangs. Rule: written by the compute thread alone and read by any; no decision of a worker reads it.
+Heartbeats carry the text. Ranks wait for each other, so when one hangs, all of them stop: the rank that waits for no
+other is the hanging one. Rule: threads that run collectives write it and any thread reads it; no decision of a worker
+depends on it.
 """
 
 from collections.abc import Iterator
@@ -9,13 +10,13 @@ from contextlib import contextmanager
 from typing import Final
 
 LONGEST: Final = 200
-"""Characters that are told: a reduction names all its ranks, and the coordinator refuses long texts."""
+"""Maximum characters of the text: a reduction names all its ranks, and the coordinator rejects long texts."""
 _present = ""
 
 
 @contextmanager
 def told_to_wait_for(what: str) -> Iterator[None]:
-    """Inside, the process says that it waits for this: `a transfer of rank 1`."""
+    """Report this wait while the context is open, such as `a transfer of rank 1`."""
     global _present
     before, _present = _present, what
     try:
@@ -25,6 +26,6 @@ def told_to_wait_for(what: str) -> Iterator[None]:
 
 
 def present_wait() -> str:
-    """Return what the process waits for, at most LONGEST characters; empty: nothing."""
+    """Return the current wait of the process, at most LONGEST characters; empty: none."""
     present = _present
     return present if len(present) <= LONGEST else f"{present[: LONGEST - 3]}..."

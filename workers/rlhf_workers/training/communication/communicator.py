@@ -1,13 +1,13 @@
-"""Everything of a training rank that crosses to other ranks: transfers, reductions, broadcasts, over torch.distributed.
+"""Transfers, reductions and broadcasts between training ranks over torch.distributed.
 
-`Communicator` is the seam; `TorchCommunicator` is gloo on CPU and NCCL on CUDA, `host_transport` what ranks on one GPU
-use. Sends and receives do not block; shapes are known from the data, so none travel. The others block (on CUDA: the
-stream), and every rank must ask for them in the same order. A peer that is gone makes a call raise PeerLostError; one
-that hangs is ended by the coordinator, or after the group's time-out by PeerLostError too.
+`Communicator` is the interface; `TorchCommunicator` is gloo on CPU and NCCL on CUDA, and `host_transport` is for ranks
+that share a GPU. Sends and receives do not block; the data determine shapes, so none are sent. The other operations
+block (on CUDA: the stream), and every rank must call them in the same order. If a peer is gone, a call raises
+PeerLostError. If a peer hangs, the coordinator ends it, or the call raises PeerLostError after the group's time-out.
 
-NCCL runs all transfers of a rank one after the other, each until its peer takes part, on one communicator that is
-connected when the group is made. Rows of a schedule table come from one total order of transfers, which is what makes
-that free of deadlock; a test runs every kind of table by those rules.
+NCCL runs all transfers of a rank one after the other, each until its peer participates, on one communicator that
+connects when the group is created. Rows of a schedule table come from one total order of transfers, which prevents
+deadlocks; a test runs every kind of table with these semantics.
 """
 
 from collections.abc import Iterator, Sequence
@@ -25,10 +25,10 @@ from rlhf_workers.training.communication.transport import GroupTransport
 
 
 class PeerLostError(WorkError):
-    """A rank of the training group is gone or silent; the group can only start again."""
+    """A rank of the training group is gone or silent; the group must restart."""
 
     def __init__(self, waited_for: str, error: Exception, *, rank: int | None = None, step: str = "") -> None:
-        """`rank`: who waited, where that is known; `step`: what it was doing, such as a step of its schedule row."""
+        """`rank`: the waiting rank, if known; `step`: its activity, such as a step of its schedule row."""
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         who = "a training rank" if rank is None else f"training rank {rank}"
         during = f" at {step}" if step else ""
@@ -41,70 +41,71 @@ class PeerLostError(WorkError):
         self._waited_for, self._error, self._rank = waited_for, error, rank
 
     def during(self, step: str) -> "PeerLostError":
-        """Return the same failure with what the rank was doing."""
+        """Return the same failure with the rank's activity."""
         return PeerLostError(self._waited_for, self._error, rank=self._rank, step=step)
 
 
 class Handle(Protocol):
-    """A transfer under way."""
+    """A transfer in progress."""
 
     def wait(self) -> None:
-        """Return when the tensor may be used again; raise PeerLostError."""
+        """Return when the tensor may be used again. Raises PeerLostError."""
 
     def is_completed(self) -> bool:
         """Return whether `wait` would return at once."""
 
 
 class Communicator(Protocol):
-    """Speaks to the other ranks of a training group; rank numbers are global."""
+    """Communicates with the other ranks of a training group; rank numbers are global."""
 
     transport: GroupTransport
-    """Which way tensors go."""
+    """Transport of tensors."""
 
     def send(self, tensor: torch.Tensor, peer: int) -> Handle:
-        """Start sending; `tensor` stays unchanged until the handle is done. The k-th send goes to the k-th receive."""
+        """Start sending; `tensor` must not change until the handle is done. The k-th send matches the k-th receive."""
 
     def receive(self, tensor: torch.Tensor, peer: int) -> Handle:
         """Start receiving into `tensor`."""
 
     def all_reduce_sum(self, tensor: torch.Tensor, ranks: tuple[int, ...]) -> None:
-        """Add up in place over `ranks`; the result has the same bits on all of them."""
+        """Sum in place over `ranks`; the result has the same bits on all of them."""
 
     def all_reduce_max(self, tensor: torch.Tensor, ranks: tuple[int, ...]) -> None:
         """Take the element-wise maximum in place over `ranks`."""
 
     def all_gather(self, whole: torch.Tensor, own: torch.Tensor, ranks: tuple[int, ...]) -> None:
-        """Fill `whole` with what each of `ranks` has, one behind the other in dimension 0; all have as much."""
+        """Fill `whole` with `own` of each of `ranks`, concatenated in dimension 0; all have the same size."""
 
     def reduce_scatter_sum(self, own: torch.Tensor, whole: torch.Tensor, ranks: tuple[int, ...]) -> None:
-        """Fill `own` with this rank's part of the sum of `whole`, cut in dimension 0 as `all_gather` joins."""
+        """Fill `own` with this rank's part of the sum of `whole`, cut in dimension 0 as `all_gather` concatenates."""
 
     def broadcast(self, tensor: torch.Tensor, source: int, ranks: tuple[int, ...]) -> None:
-        """Copy what `source` has, one of `ranks`, into the others' tensors."""
+        """Copy the tensor of `source`, one of `ranks`, to the others."""
 
     def all_to_all(self, received: torch.Tensor, sent: torch.Tensor, rows: "RowCounts", ranks: tuple[int, ...]) -> None:
-        """Give each of `ranks` its rows of `sent` and fill `received` with what they give, both contiguous and in the
-        order of `ranks`; a pair may exchange none."""
+        """Send each of `ranks` its rows of `sent` and fill `received` with theirs, both contiguous and in the order of
+        `ranks`; a pair may exchange no rows."""
 
 
 @dataclass(frozen=True)
 class RowCounts:
-    """How many rows, along dimension 0, a rank exchanges with each rank of a group, itself included."""
+    """Number of rows, along dimension 0, that a rank exchanges with each rank of a group, including itself."""
 
     received: Sequence[int]
     sent: Sequence[int]
 
     @property
     def back(self) -> "RowCounts":
-        """Return those of the exchange by which everything returns."""
+        """Return the counts of the exchange that returns all rows."""
         return RowCounts(self.sent, self.received)
 
 
 class TorchCommunicator:
-    """Over the default process group, which must exist; groups are made at once, in the same order everywhere."""
+    """Uses the default process group, which must exist. Subgroups are created at once, in the same order on every
+    rank."""
 
     def __init__(self, rank: int, groups: list[tuple[int, ...]], transport: GroupTransport) -> None:
-        """`groups`: every set of ranks that will ever reduce or broadcast, the same list on every rank."""
+        """`groups`: every set of ranks that will reduce or broadcast, the same list on every rank."""
         self.transport = transport
         everyone = tuple(range(dist.get_world_size()))
         self._groups: dict[tuple[int, ...], dist.ProcessGroup | None] = {everyone: dist.group.WORLD}
@@ -167,8 +168,8 @@ class _TorchHandle:
 
 @contextmanager
 def waiting_for(waited_for: str) -> Iterator[None]:
-    """Raise PeerLostError where a call of torch.distributed says in some RuntimeError that a peer is lost or silent.
-    Inside, heartbeats say what is waited for."""
+    """Raise PeerLostError if a RuntimeError of torch.distributed means that a peer is lost or silent. While the context
+    is open, heartbeats report the wait."""
     try:
         with told_to_wait_for(waited_for):
             yield

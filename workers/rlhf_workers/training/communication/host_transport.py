@@ -1,14 +1,14 @@
 """The communicator of ranks that share a GPU: every tensor crosses through host memory, over gloo.
 
-A send is copied to pinned memory on a stream of its own, behind what computes it, and a thread gives it to gloo when
-the copy is there; a receive is taken from gloo by a thread and copied to the device on another stream, in front of what
-needs it. So neither the compute stream nor the thread that launches work waits for a transfer that nothing needs yet.
+A send is copied to pinned memory on its own stream, after the work that computes it; a thread passes it to gloo when
+the copy is complete. A thread takes a receive from gloo; it is copied to the device on another stream, before the work
+that needs it. So neither the compute stream nor the thread that launches work waits for a transfer before it is needed.
 
-Rule: a pair of ranks has one thread for each direction, so the k-th send meets the k-th receive. Memory that a copy
-still reads or writes is held by the transfer's closure, and a buffer to receive into is written only behind the work
-that was given to the compute stream before the receive was posted: the allocator may have handed it on from there.
-Sums are those of gloo, so they have the bits that ranks on CPUs get. A copy between CPUs stands in for one to a device
-where there is none, and so the tests run all of this but the streams.
+Rule: a pair of ranks has one thread per direction, so the k-th send matches the k-th receive. The transfer's closure
+holds memory that a copy still reads or writes. A receive buffer is written only after the work that was launched before
+the receive was posted, because the allocator may have reused memory of that work. Sums are gloo's, so they have the
+same bits as on CPUs. Without a device a copy between CPUs replaces the device copy, so the tests run everything except
+the streams.
 """
 
 import queue
@@ -28,31 +28,31 @@ Wait = Callable[[], None]
 
 @dataclass(frozen=True)
 class HostCopy:
-    """A tensor on its way to host memory."""
+    """A tensor in transit to host memory."""
 
     host: torch.Tensor
     wait: Wait
-    """Blocks the calling thread until `host` holds it."""
+    """Blocks the calling thread until `host` has the data."""
 
 
 class DeviceCopies(Protocol):
-    """Copies between a device and host memory. `to_host` and `mark` are called by the thread that launches work."""
+    """Copies between a device and host memory. The thread that launches work calls `to_host` and `mark`."""
 
     def to_host(self, tensor: torch.Tensor) -> HostCopy:
-        """Start copying what the work launched so far leaves in `tensor`, which must stay as it is until then."""
+        """Start to copy `tensor` as the work launched so far leaves it; it must not change until then."""
 
     def mark(self) -> Any:
-        """Return the present place in the order of work; `to_device` copies behind it."""
+        """Return the current position in the order of work; `to_device` copies after it."""
 
     def buffer(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Return host memory to receive `tensor` into."""
+        """Return host memory into which `tensor` can be received."""
 
     def to_device(self, host: torch.Tensor, tensor: torch.Tensor, behind: Any) -> Wait:
-        """Start copying `host` into `tensor`; what is returned makes work launched from then on wait for it."""
+        """Start to copy `host` into `tensor`. The returned function makes later work wait for the copy."""
 
 
 class CpuCopies:
-    """Between CPUs: at once."""
+    """Immediate copies between CPUs."""
 
     def to_host(self, tensor: torch.Tensor) -> HostCopy:
         return HostCopy(tensor.clone(), lambda: None)
@@ -68,8 +68,8 @@ class CpuCopies:
 
 
 class CudaCopies:
-    """Through pinned memory, on one stream for each direction. Pinned memory is that of PyTorch's caching allocator,
-    which hands a block on only when the copies that used it are over."""
+    """Copies through pinned memory, on one stream per direction. Pinned memory comes from PyTorch's caching allocator,
+    which reuses a block only after the copies that use it."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -78,7 +78,7 @@ class CudaCopies:
     def to_host(self, tensor: torch.Tensor) -> HostCopy:
         host = self.buffer(tensor)
         self._out.wait_stream(torch.cuda.current_stream(self._device))
-        copied = torch.cuda.Event(blocking=True)  # a thread that waits for it sleeps
+        copied = torch.cuda.Event(blocking=True)  # a waiting thread sleeps
         with torch.cuda.stream(self._out):
             host.copy_(tensor, non_blocking=True)
             copied.record(self._out)
@@ -102,10 +102,10 @@ class CudaCopies:
 
 
 class HostCommunicator:
-    """Implements `Communicator` by another one that carries host memory."""
+    """Implements `Communicator` with another communicator for host memory."""
 
     def __init__(self, inner: Communicator, copies: DeviceCopies, transport: GroupTransport) -> None:
-        """`inner` speaks to the same ranks over gloo."""
+        """`inner` connects the same ranks over gloo."""
         self.transport = transport
         self._inner, self._copies = inner, copies
         self._couriers: dict[tuple[str, int], _Courier] = {}
@@ -160,7 +160,7 @@ class HostCommunicator:
     def _reduce(
         tensor: torch.Tensor, ranks: tuple[int, ...], reduce: Callable[[torch.Tensor, tuple[int, ...]], None]
     ) -> None:
-        """Copy as a whole, or gloo would cut the array elsewhere and sum in another order."""
+        """Copy the whole tensor, or gloo would split the array elsewhere and sum in another order."""
         if len(ranks) > 1:
             host = tensor.to("cpu", copy=True)
             reduce(host, ranks)
@@ -171,20 +171,20 @@ class HostCommunicator:
 
 
 class _CarriedTransfer:
-    """A transfer of a courier; holds its tensor until it is over."""
+    """A transfer of a courier; holds its tensor until it is complete."""
 
     def __init__(self, over: "Future[Wait]", tensor: torch.Tensor) -> None:
         self._over, self._tensor = over, tensor
 
     def wait(self) -> None:
-        self._over.result()()  # the transfer itself has a time-out and says what it waited for
+        self._over.result()()  # the transfer itself has a time-out and names its peer
 
     def is_completed(self) -> bool:
         return self._over.done()
 
 
 class _Courier:
-    """Does one direction's transfers with one peer, in order, on a thread that does not keep the process alive."""
+    """Runs one direction's transfers with one peer, in order, on a daemon thread."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -205,6 +205,6 @@ class _Courier:
             work, over = self._work.get()
             try:
                 over.set_result(work())
-            except BaseException as error:  # whoever waits for it must hear of it
+            except BaseException as error:  # the waiting thread must get it
                 over.set_exception(error)
-            del work, over  # or the last transfer's memory stays until the next one
+            del work, over  # otherwise the last transfer's memory stays until the next one

@@ -1,8 +1,7 @@
-"""How ranks become a group: they meet at rank 0's TCPStore, each says what its device is, torch.distributed starts.
+"""Forms a group of ranks: they meet at rank 0's TCPStore, each describes its device, and torch.distributed starts.
 
-Rule: a wait ends with a message that names the missing ranks. A group lives as long as its processes; when one is
-lost all ranks restart and meet again under a higher group epoch and at a fresh address, so nothing of an old group
-can be met here.
+Rule: a wait ends with a message that names the missing ranks. A group lives as long as its processes. When one is lost,
+all ranks restart and meet again under a higher group epoch at a new address, so they cannot meet ranks of an old group.
 """
 
 import ipaddress
@@ -25,22 +24,22 @@ from rlhf_workers.training.communication.transport import GroupTransport, choose
 log = logging.getLogger(__name__)
 
 POLL_SECONDS: Final = 0.02
-"""Between two looks at who has come; a look is one small message."""
+"""Seconds between two checks for arrived ranks; a check is one small message."""
 SILENCE: Final = timedelta(minutes=30)
-"""A transfer or sum may wait this long for a peer that is alive but slow; a dead one is noticed at once."""
+"""Maximum wait of a transfer or sum for a peer that is alive but slow; a dead one is noticed at once."""
 
 
 def join_group(
     command: pb.BecomeTraining, device: torch.device, timeout: float, clock: Callable[[], float] = time.monotonic
 ) -> GroupTransport:
-    """Initialise the default process group and return how it speaks: over NCCL when every rank has a GPU of its own,
-    else over gloo. WorkError RendezvousTimeout, AddressInUse.
+    """Initialise the default process group and return its transport: NCCL if every rank has its own GPU, otherwise
+    gloo. Raises WorkError RendezvousTimeout, AddressInUse.
 
-    `timeout` in seconds covers meeting all ranks.
+    `timeout` in seconds covers the arrival of all ranks.
     """
     host, port = split_address(command.rendezvous)
     if _is_loopback(host):
-        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # gloo else binds what the host's name resolves to
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # by default gloo binds the address of the host's name
     deadline = clock() + timeout
     store = _store(command, host, port, timeout)
     statements = _meet(store, command, describe(device).statement(), deadline, clock)
@@ -49,7 +48,7 @@ def join_group(
         log.warning("training transfers go through host memory: %s", transport.reason)
     nccl = transport.kind == "nccl"
     if nccl:
-        # Transfers of one rank run one after the other, as intended here: no need to be told of it.
+        # Transfers of a rank run one after the other on purpose, so this warning is not needed.
         os.environ.setdefault("TORCH_NCCL_SHOW_EAGER_INIT_P2P_SERIALIZATION_WARNING", "false")
     prefix = PrefixStore(f"group-{command.group_epoch}", store)
     try:
@@ -59,7 +58,7 @@ def join_group(
             rank=command.rank,
             world_size=command.world_size,
             timeout=SILENCE,
-            device_id=device if nccl else None,  # connects at once, while all ranks are here
+            device_id=device if nccl else None,  # connects now, while all ranks are here
         )
     except RuntimeError as error:
         raise _timeout(command, [], str(error)) from error
@@ -104,7 +103,7 @@ def _store(command: pb.BecomeTraining, host: str, port: int, timeout: float) -> 
 def _meet(
     store: TCPStore, command: pb.BecomeTraining, statement: bytes, deadline: float, clock: Callable[[], float]
 ) -> list[bytes]:
-    """Say that this rank is there, and return what all ranks say of their devices once they are."""
+    """Announce this rank, and return the device statements of all ranks once they have arrived."""
 
     def key(rank: int) -> str:
         return f"joined-{command.group_epoch}-{rank}"

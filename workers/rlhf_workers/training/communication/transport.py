@@ -1,11 +1,11 @@
-"""Which way tensors go between the ranks of a group: decided by what every rank says of its device when they meet.
+"""Chooses the transport of tensors between the ranks of a group, from the devices that the ranks report when they meet.
 
-NCCL refuses two ranks on one GPU, so a group that has such a pair sends everything through host memory, over gloo. The
-physical devices are compared, by UUID and by PCI address on one host, never by index: CUDA_VISIBLE_DEVICES renumbers
-devices, and slices of one GPU have a UUID each but one PCI address, by which NCCL judges.
+NCCL rejects two ranks on one GPU, so a group with such a pair sends everything through host memory, over gloo. Physical
+devices are compared by UUID and by PCI address on one host, never by index. CUDA_VISIBLE_DEVICES renumbers devices;
+slices of one GPU have different UUIDs but the same PCI address, which NCCL compares.
 
-Rule: all ranks decide from the same statements in the same order, so all decide alike without a word. What a rank says
-came over the network: it is bounded and checked, and one that says nothing readable shares a device with nobody.
+Rule: all ranks use the same statements in the same order, so they reach the same decision without communication. A
+statement comes over the network: it is bounded and checked, and an unreadable one counts as a device of its own.
 """
 
 import json
@@ -19,42 +19,42 @@ import torch.distributed as dist
 
 TransportKind = Literal["gloo", "nccl", "host"]
 TRANSPORTS: Final[tuple[TransportKind, ...]] = get_args(TransportKind)
-"""In the order of their number in the metric `training/transport`."""
+"""Transports in the order of their number in the metric `training/transport`."""
 STATEMENT_BYTES: Final = 4096
-"""Of one rank; a real one has less than 300."""
+"""Maximum bytes of a rank's statement; a real one has less than 300."""
 BOOT_ID: Final = Path("/proc/sys/kernel/random/boot_id")
-"""The same in all containers of one host, and in no two hosts."""
+"""File whose content is equal in all containers of one host and differs between hosts."""
 
 
 @dataclass(frozen=True)
 class RankDevice:
-    """What a rank says of its device."""
+    """A rank's description of its device."""
 
     kind: str
     """`cpu` or `cuda`."""
     names: frozenset[str] = frozenset()
-    """Names of the physical device; ranks with one in common are on the same one."""
+    """Names of the physical device; ranks with a common name are on the same device."""
     nccl: bool = False
-    """NCCL is there."""
+    """Whether NCCL is available."""
 
     def statement(self) -> bytes:
-        """Return it as what the other ranks read."""
+        """Return it as bytes for the other ranks."""
         return json.dumps({"kind": self.kind, "names": sorted(self.names), "nccl": self.nccl}).encode()
 
 
 @dataclass(frozen=True)
 class GroupTransport:
-    """How a group speaks, as one of its ranks sees it."""
+    """Transport of a group, from the view of one of its ranks."""
 
     kind: TransportKind
     sharers: int = 1
-    """Ranks on this rank's device, itself included."""
+    """Number of ranks on this rank's device, including itself."""
     reason: str = ""
-    """Why tensors go through host memory; empty when they do not."""
+    """Why tensors go through host memory; empty if they do not."""
 
 
 def describe(device: torch.device) -> RankDevice:
-    """Return what this rank says of its device."""
+    """Return the description of this rank's device."""
     if device.type != "cuda":
         return RankDevice(device.type)
     properties = torch.cuda.get_device_properties(device)
@@ -66,7 +66,7 @@ def describe(device: torch.device) -> RankDevice:
 
 
 def read_statement(statement: bytes) -> RankDevice | None:
-    """Return what a rank said; None when it is nothing readable, such as that of an older version."""
+    """Return the device in a rank's statement; None if it is unreadable, such as that of an older version."""
     if len(statement) > STATEMENT_BYTES:
         return None
     try:
@@ -77,7 +77,7 @@ def read_statement(statement: bytes) -> RankDevice | None:
 
 
 def choose_transport(devices: Sequence[RankDevice | None], rank: int) -> GroupTransport:
-    """Return how the group of these devices (by rank) speaks, as `rank` sees it."""
+    """Return the transport of a group with these devices (by rank), from the view of `rank`."""
     known = {index: device for index, device in enumerate(devices) if device is not None}
     gpus = [index for index, device in known.items() if device.kind == "cuda"]
     if not gpus:

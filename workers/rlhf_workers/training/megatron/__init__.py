@@ -1,1 +1,1 @@
-"""Pipeline stages whose modules are Megatron-core's: what they are built by, and how weights get in and out of them."""
+"""Pipeline stages with Megatron-core modules: their construction, and the conversion of their weights."""

@@ -1,15 +1,15 @@
-"""Megatron's layers of experts, as a chunk has them: its router, dispatch and experts, on weights that are held packed.
+"""Megatron's layers of experts in a chunk: its router, dispatch and experts, on packed weights.
 
-Owns which of Megatron's options make a layer of a mixture of experts the family's own: no token is dropped, scores are
-softmaxed over all experts before the best are taken, divided by their sum where the family does, and nothing is added
-to the loss. Tokens are gathered by Megatron's all-gather dispatch, which among one rank's experts moves rows alone.
+Owns the Megatron options that make a layer of experts equal to the family's own. No token is dropped. Scores are
+softmaxed over all experts before the best are taken, divided by their sum if the family does so, and nothing is added
+to the loss. Megatron's all-gather dispatch gathers tokens; within one rank's experts it only moves rows.
 
-Where an expert group shares them out, rows go to the rank with their expert and come back by the group's exchange, and
-are weighed when they are back.
+In an expert group rows go to the rank of their expert and return through the group's exchange; their weights apply
+after the return.
 
-Rule: the experts of a layer are two tensors, as transformers has them, so that weights and moments are named and laid
-out alike under both backends; each of Megatron's experts computes with views of them, unbound once in a forward.
-What Megatron does on a GPU alone (its router moves weights there) or compiles at first use is not called.
+Rule: the experts of a layer are two tensors, as in transformers, so that weights and moments have the same names and
+layout in both backends. Each Megatron expert computes with views of them, unbound once per forward. Functions of
+Megatron that need a GPU (its router moves weights there) or compile at first use are not called.
 """
 
 import warnings
@@ -31,26 +31,26 @@ from rlhf_workers.models.experts import Spread, TellCounts
 
 
 class PlainRouter(TopKRouter):  # type: ignore[misc]
-    """Megatron's router of a family: its weights, and its choice of experts."""
+    """Megatron's router with a family's weights and choice of experts."""
 
     def __init__(self, normalised: bool, **given: Any) -> None:
-        """`normalised`: the weights of a token's experts add up to 1."""
+        """`normalised`: whether the weights of a token's experts sum to 1."""
         super().__init__(**given)
         self._normalised = normalised
 
     def forward(self, hidden: torch.Tensor, padding_mask: None = None) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the weight [n, experts] of every expert for every row of [s, b, hidden], 0 of those that it did not
-        choose, and which it chose. Both are in float32 whatever the logits are in, as in transformers."""
+        """Return the weight [n, experts] of every expert for every row of [s, b, hidden], 0 if it was not chosen, and
+        the mask of chosen experts. Both are computed in float32 for any type of logits, as in transformers."""
         logits = functional.linear(hidden, self.weight).flatten(0, -2).float()
         weights, chosen = topk_routing_with_score_function(logits, self.topk, use_pre_softmax=True)
         return weights / weights.sum(dim=-1, keepdim=True) if self._normalised else weights, chosen
 
 
 class PackedExperts(SequentialMLP):  # type: ignore[misc]
-    """Megatron's experts, one after another, whose weights are parts of two tensors: of all, or of this rank's."""
+    """Megatron's sequential experts, whose weights are parts of two tensors: all experts, or this rank's."""
 
     spread: Spread | None = None
-    """Set where the ranks of a group have some experts each."""
+    """Set if the ranks of a group have some experts each."""
     tell_counts: TellCounts | None = None
 
     def __init__(self, num_local_experts: int, config: Any, submodules: Any, pg_collection: Any = None) -> None:
@@ -63,7 +63,7 @@ class PackedExperts(SequentialMLP):  # type: ignore[misc]
         self._lend(None)
 
     def forward(self, rows: torch.Tensor, counts: torch.Tensor, weights: torch.Tensor) -> tuple[torch.Tensor, None]:
-        """Return [n, hidden] of rows [n, hidden], `counts` of which are each expert's, times their `weights`, and no
+        """Return [n, hidden] for rows [n, hidden], with `counts` rows per expert, times their `weights`, and no
         bias."""
         if self.tell_counts is not None:
             self.tell_counts(counts.tolist())
@@ -80,11 +80,11 @@ class PackedExperts(SequentialMLP):  # type: ignore[misc]
         try:
             computed: torch.Tensor = super().forward(rows, counts, weights)[0]
         finally:
-            self._lend(None)  # or the graph of this forward would live as long as the layer
+            self._lend(None)  # otherwise this forward's graph would live as long as the layer
         return computed
 
     def _lend(self, views: list[tuple[torch.Tensor, torch.Tensor]] | None) -> None:
-        """Give experts their views, the first ones where not all are held; or take them back."""
+        """Assign experts their views, to the first ones if the rank holds only some; None removes them."""
         if views is None:
             views = [(None, None)] * len(self.local_experts)  # type: ignore[list-item]
         for expert, lent in zip(self.local_experts, views, strict=False):
@@ -92,7 +92,7 @@ class PackedExperts(SequentialMLP):  # type: ignore[misc]
 
 
 def put_in_experts(spec: Any, normalised: bool, column: type, row: type) -> None:
-    """Make the layer of experts of Megatron's local layer specification ours, of these linear layers."""
+    """Replace the layer of experts in Megatron's local layer specification, with these linear layers."""
 
     def router(**given: Any) -> PlainRouter:
         return PlainRouter(normalised, **given)
@@ -103,7 +103,7 @@ def put_in_experts(spec: Any, normalised: bool, column: type, row: type) -> None
 
 
 def expert_settings(config: Any) -> dict[str, Any]:
-    """Return what Megatron's configuration says of experts, of a Hugging Face configuration that has some."""
+    """Return Megatron's settings for the experts of a Hugging Face configuration."""
     return {
         "num_moe_experts": expert_count(config.to_dict()),
         "moe_ffn_hidden_size": getattr(config, "moe_intermediate_size", None) or config.intermediate_size,
@@ -115,5 +115,5 @@ def expert_settings(config: Any) -> dict[str, Any]:
 
 
 def is_normalised(config: Any) -> bool:
-    """Return whether the weights of a token's experts add up to 1: of Mixtral always, of Qwen3-MoE as it says."""
+    """Return whether the weights of a token's experts sum to 1: always for Mixtral, by configuration for Qwen3-MoE."""
     return bool(getattr(config, "norm_topk_prob", True))

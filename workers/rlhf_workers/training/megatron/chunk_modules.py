@@ -1,14 +1,14 @@
-"""A chunk of Megatron's GPTModel, built without memory, and the modules that are put into it in place of Megatron's.
+"""A chunk of Megatron's GPTModel, built without memory, and the modules that replace Megatron's in it.
 
-Owns what is chosen of Megatron: its configuration, its layer specification, explicit groups of processes and no global
-state. Each chunk is a whole GPTModel of its layers to Megatron, with or without embedding and head: where it stands in
-a pipeline only our schedule tables know. Of its tensor group a chunk knows size and place, by which Megatron splits
-heads, feed-forward layers and vocabulary; sums go by `TensorGroup`, as all that crosses between ranks is one seam here.
+Owns the choices about Megatron: its configuration, its layer specification, explicit process groups and no global
+state. To Megatron each chunk is a whole GPTModel of its layers, with or without embedding and head; its place in a
+pipeline is in the schedule tables. A chunk knows size and place in its tensor group, with which Megatron splits heads,
+feed-forward layers and vocabulary. Sums use `TensorGroup`, the interface for such communication.
 
 Megatron's own linear layers compute the gradients of input and weight in one step, so a split backward would compute
-both twice, sums over the tensor group included, and they take no mixed precision on a CPU; its own attention works on
-GPUs alone. Plain functions of PyTorch are put in their place, between the same two sums: with one rank a tensor group
-there are none, and they compute what the backend `torch` computes. Fusions that are compiled at first use are off.
+both twice, including sums over the tensor group, and they do not support mixed precision on a CPU. Its own attention
+needs GPUs. Plain PyTorch functions replace them between the same two sums. With one rank per tensor group there are no
+sums, and they compute the same as the backend `torch`. Fusions that compile at first use are off.
 """
 
 import logging
@@ -21,7 +21,7 @@ from torch import nn
 from torch._C._distributed_c10d import HashStore, ProcessGroup
 from torch.nn import functional
 
-# Set before the import: Megatron says at import which libraries of GPUs it lacks, as it does on every CPU.
+# Before the import, because Megatron warns at import about missing GPU libraries, on every CPU.
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")
     from megatron.core.models.gpt import GPTModel
@@ -46,18 +46,18 @@ from rlhf_workers.training.stages.pipeline_stage import Attention
 log = logging.getLogger(__name__)
 
 HEADS_NORMED: Final = ("qwen3", "qwen3_moe")
-"""`model_type`s that norm queries and keys, a head at a time."""
+"""`model_type`s that norm queries and keys per head."""
 
 
 class PlainColumnLinear(ColumnParallelLinear):  # type: ignore[misc]
-    """Megatron's column-parallel layer: every rank makes some of the outputs."""
+    """Megatron's column-parallel layer: every rank computes some of the outputs."""
 
     tensor: TensorGroup
     widens = False
 
     def forward(self, input_: torch.Tensor, *_: Any, **__: Any) -> tuple[torch.Tensor, None]:
-        """Return [s, b, out / ranks] of [s, b, in], of which a rank may have its positions alone, and no bias that is
-        still to be added."""
+        """Return [s, b, out / ranks] for [s, b, in], of which a rank may have only its positions, and None as the bias
+        to add."""
         if self.tensor.by_position:
             return linear_of_rows(input_, self.weight, self.bias, self.tensor), None
         made = functional.linear(self.tensor.shared(input_), self.weight, self.bias)
@@ -69,22 +69,23 @@ class PlainRowLinear(RowParallelLinear):  # type: ignore[misc]
 
     tensor: TensorGroup
     widens: bool
-    """Whether outputs are in float32 whatever was multiplied: Megatron rounds the residual to the type of what it adds,
-    and of a token whose residual is rounded a router chooses other experts."""
+    """Whether outputs are float32 for any type of product. Megatron rounds the residual to the type of the added
+    output, and a router chooses other experts for a token with a rounded residual."""
 
     def forward(self, input_: torch.Tensor) -> tuple[torch.Tensor, None]:
-        """Return [s, b, out] of [s, b, in / ranks], of which a rank may get its positions alone, and no bias that is
-        still to be added."""
+        """Return [s, b, out] for [s, b, in / ranks], of which a rank may get only its positions, and None as the bias
+        to add."""
         partial = functional.linear(input_, self.weight)
         total = divided_sum(partial, self.tensor) if self.tensor.by_position else self.tensor.summed(partial)
         return total.float() if self.widens else total, None
 
 
 class CausalAttention(nn.Module):
-    """Attention of right-padded sequences, written out or by PyTorch's fused kernels."""
+    """Attention of right-padded sequences, explicit or with PyTorch's fused kernels."""
 
     def __init__(self, config: Any, kernel: Attention, **_: Any) -> None:
-        """`kernel`: eager is written out, for deterministic jobs. Megatron gives more, none of which changes it."""
+        """`kernel`: eager is explicit attention, for deterministic jobs. Megatron passes more arguments, without effect
+        here."""
         super().__init__()
         self._eager = kernel.endswith("eager")
         self._scale = config.kv_channels**-0.5
@@ -97,10 +98,10 @@ class CausalAttention(nn.Module):
         mask: torch.Tensor | ChunkMasks | None,
         **_: Any,
     ) -> torch.Tensor:
-        """Return [s, b, heads x width] of query [s, b, heads, width], key and value [s, b, groups, width].
+        """Return [s, b, heads x width] for query [s, b, heads, width], key and value [s, b, groups, width].
 
-        `mask` is added to the scores when attention is written out, else says what is seen; None: all before. Of a rank
-        that has some positions alone it is those of its chunks.
+        `mask` is added to the scores in explicit attention, otherwise it marks visible keys; None: all earlier keys. On
+        a rank with some positions it contains the masks of its chunks.
         """
         query, key, value = (part.permute(1, 2, 0, 3) for part in (query, key, value))
         if isinstance(mask, ChunkMasks):
@@ -134,13 +135,14 @@ def build_chunk(
     attention: Attention,
     tensor: TensorGroup,
 ) -> Any:
-    """Return a GPTModel on the meta device, of a model's Hugging Face configuration, with a layer for each of `routed`,
-    which says whether it has experts.
+    """Return a GPTModel on the meta device for a Hugging Face configuration, with one layer per entry of `routed`,
+    which states whether the layer has experts.
 
-    `first` has the embedding, `last` norm and output layer; `shared`: the output layer uses the embedding's weight.
-    Of several `tensor` ranks torch.distributed must have begun: Megatron takes every group for one rank until then.
+    `first` adds the embedding, `last` norm and output layer; `shared`: the output layer uses the embedding's weight.
+    With several `tensor` ranks torch.distributed must be initialised: before that Megatron treats every group as one
+    rank.
     """
-    alone = ProcessGroup(HashStore(), 0, 1)  # a group of one rank, which never has to talk to another
+    alone = ProcessGroup(HashStore(), 0, 1)  # a group of one rank, which never communicates
     names = ("cp", "pp", "embd", "pos_embd", "dp", "dp_cp", "ep", "expt_tp", "expt_dp", "tp_ep", "tp_dp_cp")
     groups = dict.fromkeys(names, alone)
     groups |= dict.fromkeys(("tp", "tp_cp"), ProcessGroup(HashStore(), tensor.rank, tensor.size))
@@ -154,7 +156,7 @@ def build_chunk(
             pre_process=first,
             post_process=last,
             share_embeddings_and_output_weights=shared,
-            position_embedding_type="none",  # rotations are handed in, as the model's own configuration makes them
+            position_embedding_type="none",  # rotations come from the model's own configuration
             pg_collection=ProcessGroupCollection(**groups),
         )
     for module in chunk.modules():
@@ -168,7 +170,7 @@ def build_chunk(
 
 
 def _layer_spec(config: Any, experts: bool, attention: Attention) -> Any:
-    """Return what a layer is made of: Megatron's local specification, with our modules in place of some of its own."""
+    """Return the specification of a layer: Megatron's local one, with some of its modules replaced."""
     norms = hasattr(config, "use_qk_norm") or config.model_type in HEADS_NORMED
     number = expert_count(config.to_dict()) if experts else None
     spec = get_gpt_layer_local_spec(number, qk_layernorm=norms, normalization="RMSNorm")

@@ -1,12 +1,11 @@
-"""The one converter between a Hugging Face folder and a chunk of Megatron's GPTModel.
+"""Conversion between a Hugging Face folder and a chunk of Megatron's GPTModel.
 
-For every parameter of a chunk: which tensors of a folder it is made of, and how; in a tensor group, which rows or
-columns of each are a rank's. All weights that come in or go out take this way: loading, publishing, checkpoints, and
-the optimizer's moments, which are laid out as their weights.
+For every parameter of a chunk: the tensors of a folder that form it, and how; in a tensor group, the rows or columns of
+each on a rank. Loading, publishing, checkpoints, and the optimizer's moments, which have the layout of their weights,
+use this conversion.
 
-Rule: a conversion only moves values, so that a round trip gives every bit back, in any number type. The pairs are
-complete: `chunk_format` covers each tensor that the Hugging Face model has in the stage's layers, or says which it
-does not, and never leaves one out silently.
+Rule: a conversion only moves values, so a round trip restores every bit in any number type. `chunk_format` covers each
+tensor that the Hugging Face model has in the stage's layers; `unconverted` lists those that it does not cover.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -27,20 +26,21 @@ _COLUMNS: Final = frozenset({"o_proj", "down_proj"})
 
 @dataclass(frozen=True)
 class Conversion:
-    """How one parameter of a chunk is made of tensors of a folder, or of a rank's parts of them, and taken apart."""
+    """How to build one parameter of a chunk from tensors of a folder, or from a rank's parts of them, and how to split
+    it."""
 
     names: tuple[str, ...]
-    """Of the folder's tensors, in the order that `join` takes."""
+    """Names of the folder's tensors, in the order of `join`'s arguments."""
     join: Callable[[Sequence[torch.Tensor]], torch.Tensor]
     split: Callable[[torch.Tensor], Sequence[torch.Tensor]]
 
 
 def chunk_format(config: Any, layers: range, shapes: Shapes, tied_head: bool, ranks: int = 1) -> dict[str, Conversion]:
-    """Return parameter name of a GPTModel chunk -> its conversion, for the tensors that are in `shapes`.
+    """Return parameter name of a GPTModel chunk -> its conversion, for the tensors in `shapes`.
 
-    `config` is the model's Hugging Face configuration; `layers` are those of the chunk, which counts its own from 0.
-    `tied_head`: the chunk holds the embedding as its head and not as its embedding. Heads that no language model has
-    are not among them. In a tensor group of so many `ranks` what is converted are the parts of `tensor_part`.
+    `config` is the model's Hugging Face configuration; `layers` are those of the chunk, which numbers its own from 0.
+    `tied_head`: the chunk holds the embedding as its head and not as its embedding. Value and score heads are not
+    included. In a tensor group of `ranks` ranks the conversions apply to the parts of `tensor_part`.
     """
     plain = {
         "embedding.word_embeddings.weight": EMBEDDING,
@@ -79,9 +79,10 @@ def chunk_format(config: Any, layers: range, shapes: Shapes, tied_head: bool, ra
 
 
 def tensor_part(name: str, shape: torch.Size, rank: int, ranks: int) -> TensorPart | None:
-    """Return which part of a folder's tensor a rank of a tensor group holds; None: all of it, as every other does.
+    """Return a tensor group rank's part of a folder's tensor; None: every rank has all of it.
 
-    What makes heads, columns of the feed-forward layers, or logits is split by rows, what takes them by columns.
+    Weights that produce heads, columns of the feed-forward layers, or logits are split by rows; weights that consume
+    them, by columns.
     """
     owner = name.rsplit(".", 2)[-2] if "." in name else ""
     if ranks == 1 or owner not in _ROWS | _COLUMNS:
@@ -90,17 +91,17 @@ def tensor_part(name: str, shape: torch.Size, rank: int, ranks: int) -> TensorPa
 
 
 def vocabulary_rows(vocabulary: int, ranks: int) -> int:
-    """Return how many rows of embedding and head every rank has: those behind the last token are zeros."""
+    """Return the rows of embedding and head per rank; rows after the last token are zeros."""
     return -(-vocabulary // ranks)
 
 
 def unconverted(formats: Mapping[str, Conversion], shapes: Shapes) -> list[str]:
-    """Return the tensors of a stage that no parameter of its chunk is made of."""
+    """Return the tensors of a stage that no parameter of its chunk uses."""
     return sorted(set(shapes) - {name for item in formats.values() for name in item.names})
 
 
 def _padded(name: str, vocabulary: int, ranks: int) -> Conversion:
-    """Rows of the vocabulary, with zeros behind the last one; of which rank they are their number says."""
+    """Rows of the vocabulary, padded with zeros; the number of rows identifies the rank."""
     rows = vocabulary_rows(vocabulary, ranks)
 
     def join(parts: Sequence[torch.Tensor]) -> torch.Tensor:
@@ -128,5 +129,5 @@ def _by_group(names: tuple[str, ...], all_groups: int, shapes: Shapes, ranks: in
 
 
 def _rows(parts: Sequence[torch.Tensor]) -> torch.Tensor:
-    """One part's rows after another's."""
+    """Concatenate the rows of the parts."""
     return torch.cat(list(parts))

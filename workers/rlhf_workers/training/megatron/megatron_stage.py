@@ -1,8 +1,8 @@
 """A pipeline stage whose layers are a chunk of Megatron's GPTModel.
 
-Rule: what a stage computes equals the Hugging Face model's but for the rounding of another order of the same
-operations; what Megatron would compute otherwise is refused, and names what the folder has. States are [b, L, hidden]
-between stages, as everywhere here, and [L, b, hidden] inside a chunk, as Megatron has them.
+Rule: a stage computes the same as the Hugging Face model, except for rounding from another order of the same
+operations. Models that Megatron would compute otherwise are rejected with the reason. States are [b, L, hidden] between
+stages, as in all backends, and [L, b, hidden] inside a chunk, as in Megatron.
 """
 
 import math
@@ -40,18 +40,18 @@ from rlhf_workers.weights.expert_files import NAMES, as_parameters
 from rlhf_workers.weights.tensor_file import TensorFolder
 
 FAMILIES: Final = ("llama", "mistral", "qwen2", "qwen3", *NAMES)
-"""`model_type`s whose chunks are tested to equal the whole model."""
+"""`model_type`s for which tests compare chunks with the whole model."""
 ROTATIONS: Final = ("default", "linear", "llama3")
-"""Kinds of rotary embedding whose frequencies depend on nothing but the configuration, and that scale nothing else."""
+"""Kinds of rotary embedding whose frequencies depend only on the configuration, without other scaling."""
 CHUNK: Final = "chunk."
-"""Before a chunk's own names of its parameters."""
+"""Prefix of a chunk's own parameter names."""
 OF_HEADS: Final = ("q_layernorm.weight", "k_layernorm.weight")
-"""Ends the names of parameters that every head uses: a rank of a tensor group has some of the heads."""
+"""Suffixes of parameters that every head uses; a rank of a tensor group has some of the heads."""
 TENSOR_FIELD: Final = "spec.training.parallelism.tensor"
 
 
 class MegatronStage(PipelineStage):
-    """Parameter names are `chunk.` and Megatron's, but for heads that no language model has."""
+    """Parameter names are `chunk.` and Megatron's, except for value and score heads."""
 
     def __init__(
         self, reference: ModelStage, stages_after: int, attention: Attention, tensor: TensorGroup | None = None
@@ -76,8 +76,8 @@ class MegatronStage(PipelineStage):
             self.used_in_parts = frozenset(name for name in self.replicated if self._is_used_in_parts(name))
 
     def embed(self, tokens: torch.Tensor) -> torch.Tensor:
-        """See PipelineStage. Each rank of a tensor group knows the tokens of its rows. The row of padding has no
-        gradient, as in transformers: it is zero at first, and a norm would make a huge one of it."""
+        """See PipelineStage. Each rank of a tensor group embeds the tokens of its rows. The padding row has no
+        gradient, as in transformers: it starts at zero, and a norm would make a huge gradient of it."""
         weight, given = self.chunk.embedding.word_embeddings.weight, self.config.pad_token_id
         padding: int | None = None if given is None else given % self.config.vocab_size  # -1 is the last row
         if self.tensor.size == 1:
@@ -105,7 +105,7 @@ class MegatronStage(PipelineStage):
         by_position = self.tensor.by_position
         rotation, masks = self._of_rows(hidden, cut)
         hidden = hidden.transpose(0, 1)
-        if self._has_experts:  # whose tokens Megatron takes for rows of one matrix, without a copy
+        if self._has_experts:  # Megatron treats its tokens as rows of one matrix, without a copy
             hidden = hidden.contiguous()
         for layer, kind in zip(self.chunk.decoder.layers, self._sliding(), strict=True):
             arguments = {"attention_mask": masks[kind], "rotary_pos_emb": rotation}
@@ -116,11 +116,11 @@ class MegatronStage(PipelineStage):
         if self.is_last:
             normed: torch.Tensor = self.chunk.decoder.final_layernorm(hidden)
             return (whole_rows(normed, self.tensor) if by_position else normed).transpose(0, 1)
-        # Sent as one piece of memory; and a split backward detaches it, which a view cannot be.
+        # Contiguous memory for the transfer; also, a split backward detaches it, which fails for a view.
         return hidden.transpose(0, 1).clone(memory_format=torch.contiguous_format)
 
     def _of_rows(self, hidden: torch.Tensor, cut: ContextCut | None) -> tuple[torch.Tensor, dict[str, Any]]:
-        """Return the rotations of this rank's positions, and the mask of each attention kind."""
+        """Return the rotations of this rank's positions, and the mask per attention kind."""
         if cut is None:
             return self._geometry(hidden, hidden.shape[1] * (self.tensor.size if self.tensor.by_position else 1))
         assert not self.tensor.by_position, "a rule refuses sequence parallelism with context parallelism"
@@ -130,7 +130,7 @@ class MegatronStage(PipelineStage):
         return rotation, dict(masks)
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """See PipelineStage. Every rank of a tensor group has all logits, of which it computed those of its rows."""
+        """See PipelineStage. Every rank of a tensor group returns all logits and computes those of its rows."""
         shared = self.tied and self.is_first
         weight = self.chunk.embedding.word_embeddings.weight if shared else self.chunk.output_layer.weight
         logits = self.tensor.joined(nn.functional.linear(self.tensor.shared(hidden), weight))
@@ -164,7 +164,7 @@ class MegatronStage(PipelineStage):
         return whole if part is None else part.cut(whole)
 
     def _is_used_in_parts(self, name: str) -> bool:
-        if self.tensor.by_position and name not in (VALUE_HEAD, SCORE_HEAD):  # norms, each of a rank's own positions
+        if self.tensor.by_position and name not in (VALUE_HEAD, SCORE_HEAD):  # norms, each over a rank's own positions
             return True
         return name.endswith(OF_HEADS)
 
@@ -173,8 +173,8 @@ class MegatronStage(PipelineStage):
         return conversion is None or all(self.part_of(part) is None for part in conversion.names)
 
     def keep_whole(self, tensors: TensorFolder) -> None:
-        """Keep this rank's share of the whole tensors for those who ask, as they are in the files; what no file has,
-        as this rank holds it."""
+        """Keep this rank's share of the whole tensors for readers, as in the files; tensors missing from the files, as
+        this rank holds them."""
         owned = {name: value for name, value in self.named_parameters() if name not in self.duplicates}
         found = {part: own for name, value in owned.items() for part, own in self.in_folder(name, value.detach())}
         sizes = {name: self._shapes[name].numel() if name in self._shapes else found[name].numel() for name in found}
@@ -185,7 +185,7 @@ class MegatronStage(PipelineStage):
                 self.kept[name] = whole.to(own.device, torch.float32, copy=True)
 
     def difference(self) -> str:
-        """Return what the Hugging Face model has and the chunk has not, or the other way around; empty: nothing."""
+        """Return tensors that exist only in the Hugging Face model or only in the chunk; empty: none."""
         own = {name.removeprefix(CHUNK): part.shape for name, part in self.named_parameters()}
         heads = {name for name in (VALUE_HEAD, SCORE_HEAD) if name in self._shapes}
         if missing := sorted(set(unconverted(self._formats, self._shapes)) - heads):
@@ -199,14 +199,14 @@ class MegatronStage(PipelineStage):
         return ""
 
     def _rotation(self, hidden: torch.Tensor, length: int) -> torch.Tensor:
-        """Return angles [L, 1, 1, width], of which Megatron takes sine and cosine."""
+        """Return angles [L, 1, 1, width], from which Megatron computes sine and cosine."""
         positions = torch.arange(length, device=hidden.device, dtype=torch.float32)
         angles = torch.outer(positions, self.rotary.inv_freq.float())
         return torch.cat((angles, angles), dim=-1)[:, None, None, :]
 
 
 class MegatronExpertStage(SharedExperts, MegatronStage):
-    """One whose experts the ranks of a group share out; of one rank a tensor group."""
+    """A stage whose experts are divided over the ranks of a group, with one rank per tensor group."""
 
     _shared = False
 
@@ -222,7 +222,7 @@ class MegatronExpertStage(SharedExperts, MegatronStage):
         return equal_part(self._shapes[name], 0, self.group.rank if rank is None else rank, len(self.group.ranks))
 
     def _own(self, name: str, whole: torch.Tensor) -> torch.Tensor:
-        return whole  # `own` takes of a whole parameter what is this rank's
+        return whole  # `own` cuts this rank's part from a whole parameter
 
 
 def build_megatron_stage(
@@ -239,10 +239,11 @@ def build_megatron_stage(
     experts: ExpertGroup | None = None,
 ) -> MegatronStage:
     """Return one stage on `device` with float32 master weights, read from `tensors`; in a tensor group this rank's
-    parts, and its share of whole tensors where it `keeps` them for those who ask. `split_by`: the field that says how
-    many parts. `experts`: the ranks that share out the experts of its layers.
+    parts, and its share of whole tensors if it `keeps` them for readers. `split_by`: the field with the number of
+    parts. `experts`: the ranks that divide the experts of its layers.
 
-    WorkError ModelUnsupported when Megatron's layers would compute another model, and as `PipelineStage.fill`.
+    Raises WorkError ModelUnsupported if Megatron's layers would compute another model, and errors of
+    `PipelineStage.fill`.
     """
     with torch.device("meta"):
         skeleton = transformers.AutoModelForCausalLM.from_config(
@@ -266,7 +267,7 @@ def build_megatron_stage(
     if experts is not None and isinstance(built, SharedExperts):
         built.share_out(experts)
     built.to_empty(device=device)
-    skeleton._init_weights(built.rotary)  # frequencies that no file holds
+    skeleton._init_weights(built.rotary)  # frequencies that no file contains
     built.fill(as_parameters(tensors, config.model_type))
     if keeps:
         built.keep_whole(tensors)
@@ -276,8 +277,8 @@ def build_megatron_stage(
 
 
 def _require_parts(config: Any, field: str, ranks: int, split_by: str) -> None:
-    """WorkError where a tensor group cannot have equal parts: heads and columns are not padded, as the vocabulary is,
-    and experts not split."""
+    """Raise WorkError if a tensor group cannot have equal parts: unlike the vocabulary, heads and columns are not
+    padded, and experts are not split."""
     counts = {
         "attention heads": config.num_attention_heads,
         "key-value heads": config.num_key_value_heads,

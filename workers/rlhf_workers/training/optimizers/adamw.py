@@ -1,11 +1,11 @@
-"""AdamW's two moments of a set of parameters, and the step that they take: kept on the device, or in host memory.
+"""AdamW's two moments for a set of parameters, and its step: on the device, or from host memory.
 
-Offloaded moments come to the device a piece at a time, are stepped there by the same kernel as ever, and go back, so
-between two steps the device has none of them and within one no more than two pieces: one is stepped while another goes
-and the next comes in its place. Rule: weights and moments are the same bits either way. The kernel works element by
-element; on a CPU it takes UNIT elements at a time from a tensor's start, and rounds those left at its end in another
-way, so a piece ends within a parameter at a multiple of UNIT only. Speaks to no other rank. A step that fails half-way,
-as a process that dies, leaves moments of two steps: the group starts again from its checkpoint.
+Offloaded moments come to the device in pieces, are stepped there by the same kernel, and go back. Between two steps the
+device has none of them; within a step it has at most two pieces: one is stepped while another leaves and the next takes
+its place. Rule: weights and moments have the same bits either way. The kernel works element by element. On a CPU it
+takes UNIT elements at a time from a tensor's start, and rounds the rest at the end differently, so a piece ends within
+a parameter only at a multiple of UNIT. It does not communicate with other ranks. A step that fails half-way, or a
+process that dies, leaves moments of two steps: the group restarts from its checkpoint.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -22,27 +22,27 @@ from rlhf_workers.weights.offload import DeviceOffload, OffloadMemory
 
 MOMENTS: Final = ("exp_avg", "exp_avg_sq")
 UNIT: Final = 16
-"""Elements of float32 in a cache line, by which PyTorch's fused kernel for CPUs divides a tensor."""
+"""float32 elements per cache line, the unit in which PyTorch's fused CPU kernel divides a tensor."""
 
 
 class AdamW(Protocol):
-    """Steps parameters by their `.grad`; by name."""
+    """Steps parameters, by name, with their `.grad`."""
 
     host_bytes: int
-    """Of moments in host memory."""
+    """Bytes of moments in host memory."""
 
     def step(self, rate: float) -> None:
-        """Take one step; moments begin as zeros."""
+        """Take one step; moments start at zero."""
 
     def moments(self, name: str) -> Mapping[str, torch.Tensor]:
-        """Return MOMENTS -> float32 values, shaped as the parameter; changed by the next step."""
+        """Return MOMENTS -> float32 values in the parameter's shape; the next step changes them."""
 
     def take(self, name: str, read: Callable[[str], torch.Tensor], steps: int) -> None:
-        """Put copies of a parameter's moments in, each read when the one before is in, as of `steps` steps; all
-        parameters have equally many."""
+        """Load copies of a parameter's moments after `steps` steps, one after the other; all parameters have the same
+        step count."""
 
     def on_device(self) -> Iterator[torch.Tensor]:
-        """Yield the moments that are on the device, as far as there was a step."""
+        """Yield the moments on the device, if there was a step."""
 
 
 class DeviceAdamW:
@@ -86,27 +86,27 @@ class DeviceAdamW:
 
 
 class _Slice(NamedTuple):
-    """What a piece has of one parameter."""
+    """The part of one parameter in a piece."""
 
     name: str
     own: slice
-    """Of the parameter's elements, in a row."""
+    """Range of the flattened parameter's elements."""
     in_piece: slice
-    """Of the piece's."""
+    """Range of the piece's elements."""
 
 
 @dataclass(frozen=True)
 class _Piece:
-    """Elements of one weight decay that come and go together."""
+    """Elements with one weight decay that are transferred together."""
 
     decay: float
     place: slice
-    """In host memory."""
+    """Range in host memory."""
     slices: tuple[_Slice, ...]
 
 
 class HostAdamW:
-    """Implements `AdamW` with moments in host memory, pinned where the device is a GPU."""
+    """Implements `AdamW` with moments in host memory, pinned if the device is a GPU."""
 
     def __init__(
         self,
@@ -115,7 +115,8 @@ class HostAdamW:
         memory: OffloadMemory,
         piece_bytes: int,
     ) -> None:
-        """`parameters` are contiguous, and on the device of `memory`. `piece_bytes`: of both moments of a piece."""
+        """`parameters` are contiguous, and on the device of `memory`. `piece_bytes`: bytes of both moments of a
+        piece."""
         self._parameters, self._fields, self._memory = parameters, fields, memory
         most = max(1, piece_bytes // (len(MOMENTS) * torch.float32.itemsize * UNIT)) * UNIT
         self._starts: dict[str, int] = {}
@@ -136,17 +137,17 @@ class HostAdamW:
 
     @torch.no_grad()
     def step(self, rate: float) -> None:
-        """See AdamW; returns when the moments are back."""
+        """See AdamW; returns when the moments are back in host memory."""
         if not self._pieces:
             return
         copies = self._memory.copies()
         longest = max(piece.place.stop - piece.place.start for piece in self._pieces)
         buffers = [self._memory.on_device(self._host[:, :longest]) for _ in self._pieces[:2]]
-        copies.follow_compute()  # the buffers' memory may have been another's
+        copies.follow_compute()  # earlier work may have used the buffers' memory
         coming = self._bring(copies, self._pieces[0], buffers[0])
         for number, piece in enumerate(self._pieces):
             buffer, brought = buffers[number % 2], coming
-            if number + 1 < len(self._pieces):  # comes after what left its buffer: copies run in their order
+            if number + 1 < len(self._pieces):  # arrives after the buffer's content left: copies run in order
                 coming = self._bring(copies, self._pieces[number + 1], buffers[(number + 1) % 2])
             brought.hold_compute()
             self._step_piece(piece, buffer, rate)
@@ -189,26 +190,26 @@ class HostAdamW:
         self._steps = steps
 
     def on_device(self) -> Iterator[torch.Tensor]:
-        """See AdamW: between two steps none is."""
+        """See AdamW: there are none between two steps."""
         return iter(())
 
 
 def adamw_of(parameters: Mapping[str, torch.Tensor], fields: Optimizer, device: torch.device, offload: bool) -> AdamW:
-    """Return what steps parameters that are on `device`."""
+    """Return the optimizer of parameters on `device`."""
     if offload:
         return HostAdamW(parameters, fields, DeviceOffload(device), OFFLOADED_PIECE_BYTES)
     return DeviceAdamW(parameters, fields)
 
 
 def _decays(parameters: Mapping[str, torch.Tensor], fields: Optimizer) -> list[tuple[list[str], float]]:
-    """Return names and their weight decay: matrices have the job's, norms and biases none."""
+    """Return names with their weight decay: the job's for matrices, none for norms and biases."""
     matrices = [name for name, value in parameters.items() if value.ndim >= 2]
     others = [name for name, value in parameters.items() if value.ndim < 2]
     return [(names, decay) for names, decay in ((matrices, fields.weight_decay), (others, 0.0)) if names]
 
 
 def _pieces(sizes: Mapping[str, int], start: int, most: int, decay: float) -> Iterator[_Piece]:
-    """Cut parameters into pieces of at most `most` elements, which lie behind each other from `start` on."""
+    """Cut parameters into pieces of at most `most` elements, consecutive from `start` on."""
     parts: list[_Slice] = []
     filled = 0
     for name, size in sizes.items():

@@ -1,9 +1,10 @@
-"""AdamW over a stage whose experts an expert group shares out: what is summed over which ranks, and counted by whom.
+"""AdamW over a stage whose experts are divided over an expert group: which ranks sum what, and which rank counts it.
 
-Experts come first in the flat array of gradients, so that theirs, which are summed over the copies of this rank's part,
-and all others, which are summed over every data parallel rank, are one sum each. Every rank steps what it holds: what
-all hold alike by the same bits. A norm counts experts where they are, and all else by the group's first rank. Rule: as
-`tensor_optimizer`; files have this rank's experts of each tensor's moments, and whole weights of what it keeps.
+Experts come first in the flat array of gradients. Their gradients are summed over the copies of this rank's part, all
+others over every data parallel rank, so each group needs one sum. Every rank steps the parameters that it holds; common
+parameters get the same bits on all ranks. A norm counts experts on their own rank, and the other parameters on the
+group's first rank. Rule: like `tensor_optimizer`; files have this rank's experts of each tensor's moments, and whole
+weights of the tensors that it keeps.
 """
 
 from collections.abc import Iterable, Iterator
@@ -19,7 +20,7 @@ from rlhf_workers.weights.tensor_file import TensorFolder
 
 
 class ExpertOptimizer(TensorOptimizer):
-    """Of an SharedExperts."""
+    """Optimizer of a SharedExperts stage."""
 
     _ending = "-expert-{:05d}"
 
@@ -44,7 +45,7 @@ class ExpertOptimizer(TensorOptimizer):
         return [name for name in self.owned if self._shared.in_parts(name)]
 
     def weights(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """Yield (Hugging Face name, master weight) of the tensors that this rank keeps, or gives for all."""
+        """Yield (Hugging Face name, master weight) of the tensors that this rank keeps whole, or provides for all."""
         for own in self.owned:
             for name, value in self._shared.in_folder(own, self.parameters[own].detach()):
                 if self._shared.keepers[name] == self._shared.group.rank:

@@ -1,4 +1,4 @@
-"""How much host memory moments take (parallelism.offloadOptimizer). Must never change what is trained."""
+"""Host memory of moments (parallelism.offloadOptimizer), as a metric. Must never change what is trained."""
 
 from collections.abc import Collection, Sequence
 
@@ -11,13 +11,13 @@ from rlhf_workers.training.training_hooks import TrainingHook
 
 
 class HostMoments(TrainingHook):
-    """Counts the moments of a rank's optimizers."""
+    """Measures the moments of a rank's optimizers."""
 
     def __init__(self, optimizers: Sequence[StageOptimizer], communicator: Communicator, device: torch.device) -> None:
         self._optimizers, self._communicator, self._device = optimizers, communicator, device
 
     def metrics(self, trained: Collection[str], layout: RankLayout) -> dict[str, float]:
-        """Return the bytes of moments in host memory, of the rank that has most there."""
+        """Return the bytes of moments in host memory, on the rank with the most."""
         size = float(sum(optimizer.host_bytes for optimizer in self._optimizers))
         most = torch.tensor([size], dtype=torch.float64, device=self._device)
         self._communicator.all_reduce_max(most, tuple(range(layout.world)))

@@ -1,9 +1,9 @@
-"""Steps whose loss or gradient is infinite or NaN: skipped and counted; too many in a row end the job.
+"""Steps with an infinite or NaN loss or gradient: skipped and counted; too many in a row end the job.
 
-Rule: the decision is taken from sums over all ranks, so every pipeline stage and replica takes the same one, and a
-replay takes it again; the counts are part of a checkpoint. A skipped step leaves weights, moments and the position in
-the learning-rate schedule as they were, of every model: actor and critic go through the same steps. The loss is looked
-at, too: a log-probability that is NaN makes a loss of NaN whose slope is 0, as limits have none for it.
+Rule: the decision depends on sums over all ranks, so every pipeline stage and replica makes the same one, and a replay
+repeats it; the counts are part of a checkpoint. A skipped step does not change weights, moments or the position in the
+learning-rate schedule of any model: actor and critic take the same steps. The loss is checked, too: a NaN
+log-probability gives a NaN loss with gradient 0, because clipping has no gradient for it.
 """
 
 import math
@@ -18,7 +18,7 @@ FIELD: Final = "spec.training.optimizer.maxNonFiniteSteps"
 
 @dataclass
 class NonFiniteSteps:
-    """How many there were; saved in trainer.json."""
+    """Counts of skipped steps; saved in trainer.json."""
 
     total: int = 0
     in_a_row: int = 0
@@ -31,10 +31,10 @@ class NonFiniteSteps:
         step: int,
         limit: int,
     ) -> str:
-        """Return why optimizer step `step` must be skipped; empty when it may be taken.
+        """Return why optimizer step `step` must be skipped; empty if it may be taken.
 
-        `losses`: model -> loss, `squares`: (model, stage) -> squared gradient norm. WorkError when it is one more than
-        `limit` in a row.
+        `losses`: model -> loss, `squares`: (model, stage) -> squared gradient norm. Raises WorkError if more than
+        `limit` consecutive steps are skipped.
         """
         result = _named(losses, squares)
         if not result:
@@ -54,12 +54,12 @@ class NonFiniteSteps:
         return f"{message}: the step is skipped ({self.in_a_row} in a row; more than {limit} fail the job)"
 
     def metrics(self, before: int) -> dict[str, float]:
-        """Return what is shown of an iteration that began when there were `before`."""
+        """Return the metrics of an iteration that started with `before` skipped steps."""
         return {"train/nonfinite_steps": float(self.total - before), "train/nonfinite_steps_total": float(self.total)}
 
 
 def _named(losses: Mapping[str, float], squares: Mapping[tuple[str, int], float]) -> list[str]:
-    """Return what is not finite, such as `the gradient of the actor is nan (pipeline stages 0, 1)`."""
+    """Return descriptions of non-finite values, such as `the gradient of the actor is nan (pipeline stages 0, 1)`."""
     texts = []
     for model, loss in losses.items():
         if not math.isfinite(loss):

@@ -1,10 +1,10 @@
 """AdamW over the parameters of one stage, its learning rate as a function of the step, and its gradients in one array.
 
-All gradients of a stage live in one flat float32 array that the parameters' `.grad` are views of: summing over
-replicas is one call, the norm one reduction, zeroing one fill. Parameters that another stage owns (a tied embedding's
-copy), or that another rank of a tensor group counts, come last, so the norm over the first `counted` elements counts
-every parameter of the model once. Moments are of the parameters that this copy steps: all, or its share
-(`shared_moments`); where they lie is `adamw`'s.
+All gradients of a stage are in one flat float32 array; the parameters' `.grad` are views of it. So a sum over replicas
+is one call, the norm one reduction, and zeroing one fill. Parameters that another stage owns (a tied embedding's copy),
+or that another rank of a tensor group counts, come last. So the norm over the first `counted` elements counts every
+parameter of the model once. Moments exist for the parameters that this copy steps: all, or its share
+(`shared_moments`). `adamw` decides where they are stored.
 """
 
 import math
@@ -24,27 +24,27 @@ from rlhf_workers.training.stages.pipeline_stage import PipelineStage
 from rlhf_workers.weights.tensor_file import TensorFolder
 
 NORM_CHUNK: Final = 16 * 1024 * 1024
-"""Gradients whose norm is taken at a time on a GPU: PyTorch first copies them as float64, twice the gradients' memory
-if it were done at once. On a CPU one sum, in the order that jobs of before had."""
+"""Gradients per norm computation on a GPU. PyTorch first copies them as float64, which at once would need twice the
+gradients' memory. A CPU uses one sum, in the same order as earlier versions."""
 
 
 @dataclass(frozen=True)
 class Horizon:
-    """Where Linear and Cosine schedules end, and what is behind them: saved in trainer.json.
+    """End of Linear and Cosine schedules, and the progress so far; saved in trainer.json.
 
-    When the job gets another number of iterations, what is left of the fall is stretched or pressed over the steps that
-    are left, so the rate bends and never jumps.
+    When the job's number of iterations changes, the rest of the decay is stretched or compressed over the remaining
+    steps, so the rate has no jump.
     """
 
     total: int
     """Optimizer steps of the whole job."""
     start: int = 0
-    """The step from which `total` holds."""
+    """Step from which `total` applies."""
     done: float = 0.0
-    """Share of the fall that was behind by then."""
+    """Share of the decay completed by then."""
 
     def share(self, step: int, warmup: int) -> float:
-        """Return the share of the fall, 0 to 1, that is behind at `step` (at least `warmup`)."""
+        """Return the share of the decay, 0 to 1, completed at `step` (at least `warmup`)."""
         start = max(self.start, warmup)
         return min(1.0, self.done + (1.0 - self.done) * (step - start) / max(1, self.total - start))
 
@@ -54,10 +54,10 @@ class Horizon:
 
 
 def learning_rate(fields: Optimizer, peak: float, step: int, horizon: Horizon, held: int = 0) -> float:
-    """Return the learning rate of optimizer step `step` (from 0): linear warm-up, then the shape.
+    """Return the learning rate of optimizer step `step` (from 0): linear warm-up, then the schedule.
 
-    Linear and Cosine fall to minLearningRateRatio of the peak at the end of the job. A model that took no part in the
-    first `held` steps rises from its own first one, until it meets the shape.
+    Linear and Cosine decay to minLearningRateRatio of the peak at the end of the job. A model that skipped the first
+    `held` steps warms up from its own first step, until it meets the schedule.
     """
     own = step - held
     if own < fields.warmup_steps:
@@ -83,9 +83,9 @@ class StageOptimizer:
     """Gradients and AdamW state of one stage."""
 
     part = ""
-    """Ends the names of this rank's files of a stage that several ranks hold parts of; empty: it holds all of it."""
+    """Suffix of this rank's files of a stage that several ranks hold in parts; empty: it holds the whole stage."""
     over_data = False
-    """Whether each data parallel rank has a part of its own, whose gradients the backward has summed."""
+    """Whether each data parallel rank has its own part, whose gradients the backward has summed."""
 
     def __init__(
         self,
@@ -94,7 +94,7 @@ class StageOptimizer:
         shares: MomentShares = WHOLE,
         offload: bool = False,
     ) -> None:
-        """`offload`: moments are kept in host memory."""
+        """`offload`: keep moments in host memory."""
         named = self._trained(stage)
         owned = {name: value for name, value in named.items() if name not in stage.duplicates}
         elsewhere = stage.duplicates | self._counted_elsewhere(stage)
@@ -105,7 +105,7 @@ class StageOptimizer:
         self.counted = sum(parameter.numel() for parameter in counted.values())
         self._steppers = shares.steppers(self.parameters)
         self.stepped = frozenset(name for name, number in self._steppers.items() if number == shares.number)
-        """Names of what this copy of the stage steps, and keeps moments of."""
+        """Names of the parameters that this copy of the stage steps, and for which it has moments."""
         self._device = next(iter(self.parameters.values())).device
         self.gradients = torch.empty(0)
         self._views: dict[str, torch.Tensor] = {}
@@ -114,33 +114,33 @@ class StageOptimizer:
         self._adamw = adamw_of(stepped, fields, self._device, offload)
 
     def _trained(self, stage: PipelineStage) -> dict[str, torch.Tensor]:
-        """Return what this rank trains of a stage: parameter name -> leaf of autograd."""
+        """Return the parameters of a stage that this rank trains: name -> leaf of autograd."""
         return {name: value for name, value in stage.named_parameters() if value.requires_grad}
 
     def _counted_elsewhere(self, stage: PipelineStage) -> frozenset[str]:
-        """Return what it owns, and another rank counts in the norm."""
+        """Return its own parameters that another rank counts in the norm."""
         return frozenset()
 
     def sum_copies(self, communicator: Communicator, holders: tuple[int, ...], by_experts: tuple[int, ...]) -> None:
-        """Add up the gradients over the copies: `holders` are all of the stage, `by_experts` those of them that hold
-        the same experts."""
+        """Sum the gradients over the copies: `holders` are those of the whole stage, `by_experts` those with the same
+        experts."""
         communicator.all_reduce_sum(self.gradients, holders)
 
     def sum_parts(self, communicator: Communicator) -> None:
-        """Add up the gradients of which every rank of a tensor group has a part; the group calls it together."""
+        """Sum gradients that are distributed over a tensor group; the group calls this together."""
 
     def share_updates(self, communicator: Communicator) -> None:
-        """Bring the copies of a stage that share its moments up to date after a step, one parameter at a time and in
-        one order; they call it together."""
+        """Update the copies of a stage that share its moments after a step, one parameter at a time in a fixed order;
+        they call this together."""
         holders = self.shares.holders
         for name, number in self._steppers.items() if len(holders) > 1 else ():
             communicator.broadcast(self.parameters[name].detach(), holders[number], holders)
 
     def gather(self, communicator: Communicator) -> None:
-        """Bring whole parameters up to date where ranks hold parts of them; those ranks call it together."""
+        """Update whole parameters of which ranks hold parts; those ranks call this together."""
 
     def make_gradients(self) -> None:
-        """Make the gradients, all zero, on the stage's device."""
+        """Allocate the gradients, all zero, on the stage's device."""
         values = self.parameters.values()
         self.gradients = torch.zeros(sum(value.numel() for value in values), device=self._device)
         offset = 0
@@ -150,7 +150,7 @@ class StageOptimizer:
             offset += value.numel()
 
     def drop_gradients(self) -> None:
-        """Free the gradients' memory; between two trainings they are zero, so nothing is lost."""
+        """Free the gradients' memory; between two trainings they are zero."""
         for value in self.parameters.values():
             value.grad = None
         self._views.clear()
@@ -158,11 +158,11 @@ class StageOptimizer:
 
     @property
     def host_bytes(self) -> int:
-        """Bytes of moments that are kept in host memory."""
+        """Bytes of moments in host memory."""
         return self._adamw.host_bytes
 
     def moments(self) -> Iterator[torch.Tensor]:
-        """Return the moments, on the device, of every parameter that was stepped here, copies included."""
+        """Return the moments on the device, for every parameter stepped here, including copies."""
         return self._adamw.on_device()
 
     def gradient(self, name: str) -> torch.Tensor:
@@ -170,7 +170,7 @@ class StageOptimizer:
         return self._views[name]
 
     def norm_squared(self) -> torch.Tensor:
-        """Return the sum of squares over the parameters this stage owns, float64 scalar."""
+        """Return the sum of squares over the parameters that this stage owns, float64 scalar."""
         counted = self.gradients[: self.counted]
         if self._device.type == "cpu":
             return _norm_squared(counted)
@@ -184,7 +184,8 @@ class StageOptimizer:
         self.gradients.zero_()
 
     def state(self) -> dict[str, torch.Tensor]:
-        """Return `<Hugging Face name>.exp_avg` and `.exp_avg_sq` of what it owns and steps; zeros before the first."""
+        """Return `<Hugging Face name>.exp_avg` and `.exp_avg_sq` of the parameters that it owns and steps; zeros before
+        the first."""
         result = {}
         for name in self._kept():
             for moment, value in self._adamw.moments(name).items():
@@ -193,25 +194,25 @@ class StageOptimizer:
         return result
 
     def _kept(self) -> tuple[str, ...]:
-        """Return what it owns, and has the moments of."""
+        """Return the parameters that it owns and has moments for."""
         return tuple(name for name in self.owned if name in self.stepped)
 
     def weights(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """Yield (Hugging Face name, master weight) of what it owns, each read when it is asked for."""
+        """Yield (Hugging Face name, master weight) of the parameters that it owns, each read on demand."""
         for name in self.owned:
             yield from self._stage.in_folder(name, self.parameters[name].detach())
 
     def load_state(self, tensors: TensorFolder, steps: int) -> None:
-        """Take the moments of every parameter that it steps, copies included, as of `steps` steps; WorkError when one
-        is missing."""
+        """Load the moments of every parameter that it steps, including copies, after `steps` steps. Raises WorkError if
+        one is missing."""
         for name in self.stepped:
             self._adamw.take(name, partial(self._read, tensors, name), steps)
 
     def _read(self, tensors: TensorFolder, name: str, moment: str) -> torch.Tensor:
-        """Return a moment of what it holds of a parameter; a whole one is in memory meanwhile."""
+        """Return the moment of the held part of a parameter; the whole moment is in memory temporarily."""
         return self._stage.of_folder(name, partial(moment_of, tensors, moment))
 
 
 def moment_of(tensors: TensorFolder, moment: str, name: str, shape: torch.Size) -> torch.Tensor:
-    """Return a moment of a whole parameter, put together where ranks wrote parts of it."""
+    """Return a moment of a whole parameter, assembled if ranks wrote parts of it."""
     return read_parts(tensors, f"{name}.{moment}", shape)

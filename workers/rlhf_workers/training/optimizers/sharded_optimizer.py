@@ -1,8 +1,8 @@
 """AdamW over this rank's part of a sharded stage, and the gathering of whole parameters after a training.
 
-Gradients are summed over ranks by the backward itself, into the same flat array as elsewhere. A file of moments has
-those of this rank's rows, `<parameter>.<moment>.rows-<first>-<after the last>`; whole weights are written by the rank
-that keeps them. Rule: only `gather` speaks to other ranks, and all ranks call it together.
+The backward itself sums gradients over ranks, into the same flat array as elsewhere. A file of moments has those of
+this rank's rows, `<parameter>.<moment>.rows-<first>-<after the last>`; the rank that keeps a whole weight writes it.
+Rule: only `gather` communicates with other ranks, and all ranks call it together.
 """
 
 from collections.abc import Iterator
@@ -38,7 +38,7 @@ class ShardedOptimizer(StageOptimizer):
         return {name: rows.detach().requires_grad_() for name, rows in self._sharded.local()}
 
     def make_gradients(self) -> None:
-        """See StageOptimizer. The backward adds to gradients that it finds, and makes new ones where it finds none."""
+        """See StageOptimizer. The backward adds to existing gradients, and creates missing ones."""
         super().make_gradients()
         for name, parameter in self._sharded.named_parameters():
             whole = cast(DTensor, parameter)
@@ -48,7 +48,7 @@ class ShardedOptimizer(StageOptimizer):
             )  # fmt: skip
 
     def gather(self, communicator: Communicator) -> None:
-        """Bring the parameters that every rank keeps whole up to date: one at a time, in one order on every rank."""
+        """Update the whole parameters that ranks keep, one at a time, in the same order on every rank."""
         self._sharded.let_go()
         part = self._sharded.part
         for name, rows in self._sharded.local():
@@ -93,8 +93,8 @@ class ShardedOptimizer(StageOptimizer):
 
 
 def optimizer_of(stage: PipelineStage, fields: Optimizer, shares: MomentShares, offload: bool) -> StageOptimizer:
-    """Return the optimizer of a stage, in parts as the stage is; its parts are moments' too, which need no `shares`.
-    `offload`: moments are kept in host memory."""
+    """Return the optimizer of a stage, split like the stage. A split stage also splits the moments and needs no
+    `shares`. `offload`: keep moments in host memory."""
     if isinstance(stage, ShardedStage):
         return ShardedOptimizer(stage, fields, offload)
     if isinstance(stage, SharedExperts):

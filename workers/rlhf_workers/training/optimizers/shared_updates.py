@@ -1,7 +1,7 @@
-"""Updates that ranks share after their steps: copies of a stage that share moments, and parameters held in parts.
+"""Updates between ranks after their steps: copies of a stage with shared moments, and parameters in parts.
 
-Rule: called by all ranks, at the same point of training. Publishing and saving may be asked of one rank, or of one
-again, so they must never gather; `gather_weights` runs within a training.
+Rule: all ranks call these at the same point of training. A single rank may be asked to publish or save, even
+repeatedly, so these must never gather; `gather_weights` runs within a training.
 """
 
 from collections.abc import Collection, Mapping
@@ -18,7 +18,7 @@ Optimizers = Mapping[tuple[str, int], StageOptimizer]
 def broadcast_updates(
     models: Collection[str], layout: RankLayout, optimizers: Optimizers, communicator: Communicator, span: SpanSink
 ) -> None:
-    """Bring the copies of a stage that share its moments up to date with what each has stepped."""
+    """Update the copies of a stage with shared moments with the steps of each."""
     shared = [key for key in layout.held if key[0] in models and optimizers[key].shares.part]
     if shared:
         with measured(span, "train/hand-on"):
@@ -29,7 +29,7 @@ def broadcast_updates(
 def gather_weights(
     models: Collection[str], layout: RankLayout, optimizers: Optimizers, communicator: Communicator, span: SpanSink
 ) -> None:
-    """Make whole parameters of those of some models that ranks hold in parts."""
+    """Gather whole parameters of the models that ranks hold in parts."""
     if any(optimizer.part for optimizer in optimizers.values()):
         with measured(span, "train/gather"):
             for key in layout.held:

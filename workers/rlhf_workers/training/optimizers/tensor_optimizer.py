@@ -1,8 +1,8 @@
-"""AdamW over a rank's part of a stage that a tensor group holds together, and the whole parameters that it publishes.
+"""AdamW over a rank's part of a stage in a tensor group, and the whole parameters that it publishes.
 
-A parameter that every rank of the group holds alike is stepped by each of them, by the same bits, and counted by the
-first. A file of moments has this rank's rows or columns of each tensor; whole weights are written by the one rank of
-the group that keeps them. Rule: only `gather` and `sum_parts` speak to other ranks, and the group calls them together.
+Every rank of the group steps common parameters to the same bits; the first one counts them. A file of moments has this
+rank's rows or columns of each tensor; the one rank of the group that keeps a whole weight writes it. Rule: only
+`gather` and `sum_parts` communicate with other ranks, and the group calls them together.
 """
 
 from collections.abc import Iterable, Iterator
@@ -26,14 +26,14 @@ class PartGroup(Protocol):
 
     @property
     def ranks(self) -> tuple[int, ...]:
-        """Global ranks, by their number."""
+        """Global ranks in order of their number."""
 
 
 class TensorOptimizer(StageOptimizer):
     """Its `parameters` are this rank's parts."""
 
     _ending = "-tensor-{:05d}"
-    """Ends the names of a rank's files."""
+    """Suffix of a rank's files."""
 
     def __init__(
         self,
@@ -53,7 +53,7 @@ class TensorOptimizer(StageOptimizer):
         return stage.replicated if self._group_of(stage).rank else frozenset()
 
     def sum_parts(self, communicator: Communicator) -> None:
-        """Add up the gradients of parameters that all ranks hold, and each uses for its own heads alone."""
+        """Sum the gradients of parameters that all ranks hold and each uses only for its own heads."""
         views = [self._views[name] for name in self.parameters if name in self._stage.used_in_parts]
         if not views:
             return
@@ -63,7 +63,7 @@ class TensorOptimizer(StageOptimizer):
             view.copy_(value.view_as(view))
 
     def gather(self, communicator: Communicator) -> None:
-        """Bring the tensors that ranks keep whole up to date: one at a time, in one order on every rank."""
+        """Update the whole tensors that ranks keep, one at a time, in the same order on every rank."""
         stage, group = self._stage, self._group_of(self._stage)
         for own in self._gathered():
             for name, value in stage.in_folder(own, self.parameters[own].detach()):
@@ -77,7 +77,7 @@ class TensorOptimizer(StageOptimizer):
         return self.owned
 
     def _receive(self, communicator: Communicator, name: str, value: torch.Tensor) -> None:
-        """Put the ranks' parts of a tensor together where it is kept."""
+        """Assemble the ranks' parts of a tensor on the rank that keeps it."""
         stage, group = self._stage, self._group_of(self._stage)
         whole = stage.kept[name]
         if stage.part_of(name) is None:
@@ -114,5 +114,5 @@ class TensorOptimizer(StageOptimizer):
         return result
 
     def _writes_whole(self, name: str) -> bool:
-        """Return whether this rank of all that have a tensor alike saves its moments."""
+        """Return whether this rank saves the moments of a tensor that several ranks hold alike."""
         return not self._group_of(self._stage).rank

@@ -1,4 +1,4 @@
-"""How ranks divide training: their layout, and groups that share tensors, contexts, experts or parts of a stage.
+"""Division of training over ranks: their layout, and groups that share tensors, contexts, experts or parts of a stage.
 
-Rule: which rank does what follows from the schedule table and the manifest.
+Rule: the schedule table and the manifest determine each rank's work.
 """

@@ -1,9 +1,9 @@
-"""Attention of a rank that has some positions of every sample: by whom it is computed, chunk by chunk.
+"""Attention on a rank that has some positions of every sample, chunk by chunk.
 
-Owns that a query sees the keys of its own sample up to itself, whichever rank made them. Keys and values of all
-positions are gathered once a layer, in one exchange. Each chunk of a rank's queries then attends to the keys before
-its end, by the same functions as whole samples, so no score is made that a causal mask would throw away but those of a
-chunk with itself. Must never make a mask of whole rows: that of a chunk is made where no kernel has it.
+Owns the rule that a query sees the keys of its own sample up to itself, on whichever rank they were computed. Keys and
+values of all positions are gathered once per layer, in one exchange. Each chunk of a rank's queries then attends to the
+keys before its end, with the same functions as whole samples. So the only masked scores that are computed are those of
+a chunk with itself. Must never make a mask of whole rows: a chunk gets a mask only where no kernel has one.
 """
 
 from collections.abc import Iterator, Mapping
@@ -22,42 +22,42 @@ from rlhf_workers.training.stages.packed_attention import Part, in_parts
 from rlhf_workers.training.stages.pipeline_stage import Attention
 
 CONTEXT: Final = "context_cut"
-"""Argument of a layer that it passes on to its attention: `ChunkMasks`."""
+"""Layer argument for its attention: `ChunkMasks`."""
 CUT: Final[Mapping[Attention, Attention]] = {"eager": "context_eager", "sdpa": "context_sdpa"}
-"""What computes a rank's positions by what computes whole rows, padded or packed."""
+"""Attention for whole rows, padded or packed -> attention for a rank's positions."""
 
 
 @dataclass(frozen=True)
 class ChunkKeys:
-    """What a chunk of queries attends to."""
+    """The keys to which a chunk of queries attends."""
 
     keys: slice
-    """In its sample: from the first that any of its queries sees to its end."""
+    """Range in its sample, from the first key that any of its queries sees to its end."""
     mask: torch.Tensor
-    """Of these keys: bool or added to scores, or the fused kernel's own."""
+    """Mask of these keys: bool or added to scores, or the fused kernel's own."""
 
 
 @dataclass(frozen=True)
 class ChunkMasks:
-    """What one layer's attention needs beside queries, keys and values."""
+    """Inputs of one layer's attention besides queries, keys and values."""
 
     cut: ContextCut
     chunks: list[SampleChunk]
-    """This rank's: two of every sample."""
+    """This rank's chunks, two per sample."""
     keys: list[ChunkKeys]
-    """Of each of them."""
+    """Keys of each chunk."""
 
     @classmethod
     def by_kind(
         cls, cut: ContextCut, windows: Mapping[str, int | None], kernel: str, hidden: torch.Tensor
     ) -> dict[str, "ChunkMasks"]:
-        """Return those of layers of each attention kind, of which `windows` are; `kernel`: one of `Attention`."""
+        """Return the masks for the layers of each attention kind in `windows`; `kernel`: one of `Attention`."""
         return {kind: cls.for_cut(cut, window, kernel.endswith("eager"), hidden) for kind, window in windows.items()}
 
     @classmethod
     def for_cut(cls, cut: ContextCut, window: int | None, eager: bool, hidden: torch.Tensor) -> "ChunkMasks":
-        """`window`: keys that a query sees, itself among them; None: all before it. Masks are of the type and on the
-        device of `hidden`."""
+        """Return the masks for one window. `window`: keys that a query sees, including its own; None: all before it.
+        Masks have the type and device of `hidden`."""
         chunks = cut.own_chunks
         made: dict[SampleChunk, ChunkKeys] = {}
         for chunk in chunks:
@@ -68,12 +68,12 @@ class ChunkMasks:
         return cls(cut, chunks, [made[chunk] for chunk in chunks])
 
     def parts(self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> Iterator[Part]:
-        """Yield (queries, keys, values, mask) of each chunk, in the order of this rank's positions, of its query [b,
-        heads, l, width], key and value [b, groups, l, width]; all ranks of the group must come here together."""
+        """Yield (queries, keys, values, mask) of each chunk, in the order of this rank's positions, from query [b,
+        heads, l, width], key and value [b, groups, l, width]. All ranks of the group must call this together."""
         made = as_multiplied(torch.cat((key, value), dim=1))
         keys, values = self.cut.whole(made).chunk(2, dim=1)
         queries = as_multiplied(query).split([chunk.length for chunk in self.chunks], dim=2)
-        # Cut by sample first: the gradients of parts of a row are joined once, not one whole row a part.
+        # Cut by sample first: autograd then joins the gradients of a row's parts once, not a whole row per part.
         lengths = self.cut.lengths
         of_samples = list(zip(keys.split(lengths, dim=2), values.split(lengths, dim=2), strict=True))
         for number, (own, seen) in enumerate(zip(queries, self.keys, strict=True)):
@@ -96,7 +96,7 @@ def _mask(chunk: SampleChunk, first: int, window: int | None, eager: bool, hidde
 
 
 def _chunks(given: Part, arguments: dict[str, Any]) -> Iterator[Part]:
-    """Yield the chunks of a rank's queries, with the keys of all ranks that they see."""
+    """Yield the chunks of a rank's queries, with the visible keys of all ranks."""
     masks: ChunkMasks = arguments.pop(CONTEXT)
     query, key, value, _ = given
     yield from masks.parts(query, key, value)

@@ -1,13 +1,13 @@
-"""The ranks that share each sample by position, which positions are whose, and what crosses between them.
+"""The ranks that share each sample by position, the positions of each, and the communication between them.
 
-Owns context parallelism's cut of a micro-batch. Each sample is padded to a multiple of twice the ranks and cut into so
-many equal chunks; a rank has one from the front and its mirror image from the back, so that all attend to equally many
-keys. Layers compute a rank's own positions alone. Keys and values are gathered, layer by layer, and the few numbers
-that the last stage makes of trained tokens, from which every rank computes the loss alike. The loss's gradient goes
-through a rank's own tokens, so that gradients add up over the ranks as those of data parallel ones do.
+Owns context parallelism's cut of a micro-batch. Each sample is padded to a multiple of twice the number of ranks and
+cut into that many equal chunks. A rank has one from the front and its mirror image from the back, so that all attend to
+the same number of keys. Layers compute only a rank's own positions. Keys and values are gathered in each layer. So are
+the few numbers of the last stage per trained token, from which every rank computes the same loss. The loss's gradient
+flows through a rank's own tokens, so gradients add up over the ranks as over data parallel ones.
 
-Rule: every rank of the group asks for the same in the same order, as all run one row of the schedule table on the same
-samples. What a gradient of keys is summed in is float32, whatever they are made in. Must never gather states.
+Rule: every rank of the group makes the same calls in the same order, since all run one row of the schedule table on the
+same samples. Gradients of keys are summed in float32, for any type of keys. Must never gather states.
 """
 
 from collections.abc import Callable, Sequence
@@ -21,22 +21,22 @@ from rlhf_workers.training.communication.communicator import Communicator
 from rlhf_workers.training.parallel.rank_layout import RankLayout
 
 CHUNKS_A_RANK: Final = 2
-"""One from the front of a sample and its mirror image from the back."""
+"""Chunks per rank: one from the front of a sample and its mirror image from the back."""
 
 
 @dataclass(frozen=True)
 class ContextGroup:
-    """A rank's place in its group, and its way to the others."""
+    """A rank's place in its group, with the communicator."""
 
     rank: int
     """Number of this rank in the group."""
     ranks: tuple[int, ...]
-    """Global ranks, by their number."""
+    """Global ranks in order of their number."""
     communicator: Communicator
 
     @property
     def chunks(self) -> int:
-        """Chunks of a sample; its positions are a multiple of them."""
+        """Chunks per sample; its padded length is a multiple of them."""
         return CHUNKS_A_RANK * len(self.ranks)
 
 
@@ -45,7 +45,7 @@ class SampleChunk:
     """Consecutive positions of one sample that a rank computes."""
 
     start: int
-    """Of the first, in the sample."""
+    """Position of the first one in the sample."""
     length: int
 
 
@@ -55,19 +55,20 @@ class ContextCut:
 
     group: ContextGroup
     lengths: tuple[int, ...]
-    """Positions of each sample of a row, one behind the other; of padded rows the length of a row."""
+    """Positions of each sample of a row, in order; for padded rows the length of a row."""
     columns: torch.Tensor
-    """int64 [l]: places in a row of this rank's positions, sample by sample, rising."""
+    """int64 [l]: indices in a row of this rank's positions, sample by sample, ascending."""
     positions: torch.Tensor
-    """int64 [l]: the same, in their samples."""
+    """int64 [l]: the same, as positions in their samples."""
     order: torch.Tensor
-    """int64 [L]: where each position of a row is among those of all ranks, laid end to end."""
+    """int64 [L]: index of each position of a row among the concatenated positions of all ranks."""
     back: torch.Tensor
-    """int64 [L]: the inverse, places in a row."""
+    """int64 [L]: the inverse permutation, indices in a row."""
 
     @classmethod
     def for_lengths(cls, group: ContextGroup, lengths: Sequence[int]) -> "ContextCut":
-        """Cut rows of samples of so many positions, on the CPU; ValueError where one is no multiple of the chunks."""
+        """Return the cut of rows with samples of these padded lengths, on the CPU. Raises ValueError if one is no
+        multiple of the chunks."""
         by_rank = [_columns(rank, group.chunks, lengths) for rank in range(len(group.ranks))]
         back = torch.cat([torch.cat(parts) for parts in by_rank])
         starts = [end - length for end, length in zip(accumulate(lengths), lengths, strict=True)]
@@ -76,13 +77,13 @@ class ContextCut:
         return cls(group, tuple(lengths), columns, torch.cat(own), back.argsort(), back)
 
     def moved(self, move: Callable[[torch.Tensor], torch.Tensor]) -> "ContextCut":
-        """Return it with every tensor moved."""
+        """Return it with `move` applied to every tensor."""
         columns, positions, order, back = map(move, (self.columns, self.positions, self.order, self.back))
         return replace(self, columns=columns, positions=positions, order=order, back=back)
 
     @property
     def own_chunks(self) -> list[SampleChunk]:
-        """This rank's, in the order of `columns`: two of every sample."""
+        """This rank's chunks in the order of `columns`, two per sample."""
         found = []
         for length in self.lengths:
             size = length // self.group.chunks
@@ -91,48 +92,48 @@ class ContextCut:
         return found
 
     def own(self, places: torch.Tensor) -> "OwnPlaces":
-        """Return which of `places` [m] in whole rows laid flat are this rank's. The host waits for the device."""
+        """Return which of `places` [m] in flattened whole rows are on this rank. The host waits for the device."""
         width, count = len(self.order), len(self.columns)
         among = self.order[places % width]
         mine = (among // count == self.group.rank).nonzero().flatten()
         return OwnPlaces(mine, (places // width * count + among % count)[mine])
 
     def whole(self, own: torch.Tensor) -> torch.Tensor:
-        """Return what layers made of all positions, [b, heads, L, width], of this rank's [b, heads, l, width]; its
-        gradient is the sum of those of all ranks."""
+        """Return a layer's results at all positions, [b, heads, L, width], from this rank's [b, heads, l, width]. Its
+        gradient is the sum over all ranks."""
         gathered = _apply(_AllPositions, own.movedim(2, 0), self)
         return gathered.movedim(0, 2)
 
     def joined(self, own: torch.Tensor, places: "OwnPlaces", count: int) -> torch.Tensor:
-        """Return [m, ...] of what one rank each has computed for m places, of this rank's [k, ...]; what follows is
-        computed by every rank alike, so the gradient of each is its own part."""
+        """Return [m, ...] for m places, each computed by one rank, from this rank's [k, ...]. Every rank computes the
+        rest alike, so the gradient of each is its own part."""
         return _apply(_TokensJoined, own, places.mine, count, self.group)
 
 
 @dataclass(frozen=True)
 class OwnPlaces:
-    """Those of m places in whole rows that are a rank's own."""
+    """The ones of m places in whole rows that are on this rank."""
 
     mine: torch.Tensor
-    """int64 [k]: which of them."""
+    """int64 [k]: their indices among the m places."""
     places: torch.Tensor
-    """int64 [k]: where they are in the rank's positions of the rows laid flat."""
+    """int64 [k]: their indices in the rank's positions of the flattened rows."""
 
 
 def context_group(layout: RankLayout, communicator: Communicator) -> ContextGroup | None:
-    """Return the group of a rank; None where it has all positions of its samples."""
+    """Return the group of a rank; None if it has all positions of its samples."""
     if layout.context == 1:
         return None
     return ContextGroup(layout.context_rank, layout.context_group, communicator)
 
 
 def padded(length: int, chunks: int) -> int:
-    """Return how many positions a sample takes that is cut into so many chunks."""
+    """Return the padded length of a sample that is cut into `chunks` chunks."""
     return -(-length // chunks) * chunks
 
 
 def _columns(rank: int, chunks: int, lengths: Sequence[int]) -> list[torch.Tensor]:
-    """Return the places of a rank's positions in a row, sample by sample."""
+    """Return the indices of a rank's positions in a row, sample by sample."""
     found, begin = [], 0
     for length in lengths:
         if length % chunks:
@@ -161,7 +162,7 @@ class _AllPositions(torch.autograd.Function):
 
 
 class _TokensJoined(torch.autograd.Function):
-    """By a sum with zeros where the others' are: exact."""
+    """Joins tokens by a sum with zeros for those of other ranks, which is exact."""
 
     @staticmethod
     def forward(ctx: Any, own: torch.Tensor, mine: torch.Tensor, count: int, group: ContextGroup) -> torch.Tensor:

@@ -1,10 +1,10 @@
-"""The data parallel ranks that share out the experts of every layer, and the exchange of rows between them.
+"""The data parallel ranks that divide the experts of every layer, and the exchange of rows between them.
 
-Owns what crosses between them inside a forward and a backward: how many rows go where, then the rows to the ranks that
-hold their experts, and the results back; in a backward the gradients the other way round. Rule: every rank of the group
-asks for the same exchanges in the same order, as all run one row of the schedule table on equally many micro-batches,
-and so does recomputation, which goes through a layer to its end. How many rows a rank is given follows from the others'
-tokens: it may be none, and it takes part then, too.
+Owns the communication between them in a forward and a backward: row counts, then the rows to the ranks that hold their
+experts, and the results back; in a backward the gradients in the opposite direction. Rule: every rank of the group
+makes the same exchanges in the same order, since all run one row of the schedule table on the same number of
+micro-batches. This includes recomputation, which runs a layer to its end. The other ranks' tokens determine the number
+of rows that a rank receives; it also takes part if it receives none.
 """
 
 from collections.abc import Sequence
@@ -20,18 +20,18 @@ from rlhf_workers.training.communication.communicator import Communicator, RowCo
 
 @dataclass
 class ExpertGroup:
-    """A rank's place in its group, and its way to the others."""
+    """A rank's place in its group, with the communicator."""
 
     rank: int
-    """Number of this rank in the group, and of the equal part of the experts that it holds."""
+    """Number of this rank in the group, and of its equal part of the experts."""
     ranks: tuple[int, ...]
-    """Global ranks, by their number."""
+    """Global ranks in order of their number."""
     communicator: Communicator | None = None
     """None until the ranks have met."""
 
     def spread(self, rows: torch.Tensor, counts: Sequence[int], compute: Compute) -> torch.Tensor:
-        """Return [n, hidden] of rows [n, hidden], of which `counts` are for each expert of the layer, each computed by
-        the rank that holds its expert. Rows of one expert are computed in the order of the ranks that they are of."""
+        """Return [n, hidden] for rows [n, hidden], with `counts` rows per expert of the layer. The rank of an expert
+        computes its rows, in the order of the ranks that they come from."""
         rows = as_multiplied(rows)
         size = len(self.ranks)
         held = len(counts) // size
@@ -45,7 +45,7 @@ class ExpertGroup:
         return _exchange(made.index_select(0, order.argsort()), self, moved.back)
 
     def _counts(self, counts: Sequence[int], device: torch.device) -> list[int]:
-        """Return how many rows each rank has for each expert of this one: rank after rank."""
+        """Return the number of rows that each rank has for each expert of this one, rank by rank."""
         sent = torch.tensor(counts, device=device)
         received, equal = torch.empty_like(sent), [len(counts) // len(self.ranks)] * len(self.ranks)
         self.all_to_all(received, sent, RowCounts(equal, equal))

@@ -1,11 +1,12 @@
-"""A stage whose layers hold a part of their experts: equal consecutive parts on the ranks of an expert group.
+"""A stage whose layers hold some of their experts: equal consecutive parts on the ranks of an expert group.
 
-Owns which experts are this rank's, and which whole tensors it keeps for those who ask: of experts the group has each
-layer's whole once, shared out over its ranks, as of the last gathering; all else every rank holds and one gives.
+Owns the assignment of experts to this rank, and of the whole tensors that it keeps for readers. The group holds the
+whole experts of each layer once, divided over its ranks, as of the last gathering. Every rank holds the other tensors,
+and one provides them.
 
-Rule: experts alone are in parts; router, attention, norms, embedding and head are those of any data parallel rank. A
-part is filled from files one whole tensor at a time, and no rank ever holds a model whole. Only `spread` speaks to the
-group within a step.
+Rule: only experts are in parts; router, attention, norms, embedding and head are those of any data parallel rank. A
+part is filled from files one whole tensor at a time; no rank ever holds a whole model. Within a step only `spread`
+communicates with the group.
 """
 
 from collections.abc import Callable, Mapping
@@ -28,12 +29,13 @@ FIELD: Final = "spec.training.parallelism.expert"
 
 
 class SharedExperts(PipelineStage):
-    """A stage of which this rank has some experts, and all else. What makes one of layers calls `share_out`."""
+    """A stage with some of the experts and all other parameters. The code that creates its layers calls `share_out`."""
 
     group: ExpertGroup
 
     def share_out(self, group: ExpertGroup) -> None:
-        """Leave room for this rank's experts alone, on the meta device, and settle who keeps which whole tensor."""
+        """Reduce the experts to this rank's, on the meta device, and assign whole tensors to the ranks that keep
+        them."""
         self.group, self.kept = group, {}
         sizes = {name: value.numel() for name, value in self.named_parameters() if name not in self.duplicates}
         experts = {name: size for name, size in sizes.items() if self.in_parts(name)}
@@ -44,7 +46,7 @@ class SharedExperts(PipelineStage):
             _cut(module, group)
 
     def _keepers(self, sizes: Mapping[str, int]) -> dict[str, int]:
-        """Return folder's name -> rank of the group, for parameters of so many numbers."""
+        """Return folder's name -> rank of the group, for parameters with these numbers of values."""
         named: dict[str, int] = {}
         for name in sizes:
             named |= {part: value.numel() for part, value in self.in_folder(name, self.get_parameter(name))}
@@ -60,7 +62,7 @@ class SharedExperts(PipelineStage):
         return f"{EXPERTS}." in name
 
     def own(self, name: str, whole: torch.Tensor) -> torch.Tensor:
-        """Return what this rank holds of a whole tensor: a view."""
+        """Return this rank's part of a whole tensor, as a view."""
         if not self.in_parts(name):
             return whole
         return equal_part(whole.shape, 0, self.group.rank, len(self.group.ranks)).cut(whole)
@@ -69,13 +71,13 @@ class SharedExperts(PipelineStage):
         parameter.copy_(self.own(name, value))
         if not self.in_parts(name):
             return
-        ((part, _),) = self.in_folder(name, value)  # of experts one tensor, laid out as it is
+        ((part, _),) = self.in_folder(name, value)  # experts are one tensor with the same layout
         if self.keepers[part] == self.group.rank:
             self.kept[part] = value.to(parameter.device, torch.float32, copy=True)
 
 
 class ExpertStage(SharedExperts, ModelStage):
-    """Of transformers' layers, whose parameters have the folder's names."""
+    """A stage of transformers' layers, whose parameters have the folder's names."""
 
     def part_of(self, name: str, rank: int | None = None) -> TensorPart | None:
         """See PipelineStage; of the expert group."""
@@ -93,7 +95,7 @@ class ExpertStage(SharedExperts, ModelStage):
 
 
 def sharing(group: ExpertGroup) -> Callable[[Any, range, int, Head], ModelStage]:
-    """Return what makes a stage without memory whose experts the ranks of a group share out."""
+    """Return a function that creates a stage without memory whose experts are divided over the ranks of a group."""
 
     def make(skeleton: Any, layers: range, stages_after: int, head: Head) -> ModelStage:
         stage = ExpertStage(skeleton, layers, stages_after, head)
@@ -104,7 +106,7 @@ def sharing(group: ExpertGroup) -> Callable[[Any, range, int, Head], ModelStage]
 
 
 def _cut(module: Any, group: ExpertGroup) -> None:
-    """Leave a module on the meta device room for this rank's experts alone, and send tokens to the others'."""
+    """Reduce a module on the meta device to this rank's experts, and send tokens of other experts to their ranks."""
     for name, whole in list(module.named_parameters(recurse=False)):
         part = whole.new_empty(len(whole) // len(group.ranks), *whole.shape[1:])
         setattr(module, name, nn.Parameter(part))
@@ -112,7 +114,7 @@ def _cut(module: Any, group: ExpertGroup) -> None:
 
 
 def require_experts(config: Any, expert: int, source: str) -> None:
-    """WorkError, naming the field, its value and the `source` of the model, where so many ranks cannot share out its
+    """Raise WorkError, with the field, its value and the `source` of the model, if `expert` ranks cannot divide its
     experts."""
     if problem := experts_problem(config.to_dict(), expert):
         message = f"{FIELD}: {expert}: {source}: {problem}"

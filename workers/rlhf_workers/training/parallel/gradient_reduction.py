@@ -1,9 +1,8 @@
-"""The sums of a mini-batch's gradients over ranks, and of their sizes and losses, between its backward passes and its
-optimizer step.
+"""Sums over ranks of a mini-batch's gradients, norms and losses, between its backward passes and its optimizer step.
 
-Rule: over data replicas first (those of experts over the replicas of a rank's part), then over a tensor group where
-each rank has a part of a sum, then over the two copies of a tied embedding; every rank in the same order. Gradients of
-stages in parts over the data parallel ranks are summed by the backward itself.
+Rule: sum over data replicas first (experts over the replicas of a rank's part), then over a tensor group in which each
+rank has a part of a sum, then over the two copies of a tied embedding; in the same order on every rank. The backward
+itself sums gradients of stages that are sharded over the data parallel ranks.
 """
 
 from collections.abc import Collection, Mapping
@@ -23,7 +22,7 @@ Optimizers = Mapping[tuple[str, int], StageOptimizer]
 def sum_gradients(
     trained: Collection[str], layout: RankLayout, stages: Stages, optimizers: Optimizers, communicator: Communicator
 ) -> None:
-    """Add up the gradients of the trained models, in place."""
+    """Sum the gradients of the trained models, in place."""
     for model, stage in layout.held:
         if model in trained and not optimizers[model, stage].over_data:
             holders, by_experts = layout.holders(model, stage), layout.by_experts(model, stage)
@@ -38,7 +37,7 @@ def sum_gradients(
 def _sum_embeddings(
     model: str, last: int, layout: RankLayout, stages: Stages, optimizers: Optimizers, communicator: Communicator
 ) -> None:
-    """Add up the two copies of a tied embedding, those of the first and of the last stage."""
+    """Sum the two copies of a tied embedding, on the first and the last stage."""
 
     def gradient(stage: int) -> torch.Tensor:
         return optimizers[model, stage].gradient(stages[model, stage].embedding)
@@ -59,11 +58,11 @@ def all_reduce_norms(
     optimizers: Optimizers,
     communicator: Communicator,
 ) -> tuple[dict[str, float], dict[tuple[str, int], float]]:
-    """Return the loss of each model since its statistics were as `before`, and the squared gradient norm of each stage,
-    the same on all ranks.
+    """Return each model's loss since its statistics were `before`, and the squared gradient norm of each stage, the
+    same on all ranks.
 
-    Each stage fills its own slot, so that the sum over ranks only adds zeros, or the other parts of a stage; losses add
-    up over replicas, of which one rank speaks for the others.
+    Each stage fills its own slot, so the sum over ranks adds only zeros, or other parts of a stage. Losses are summed
+    over replicas; one rank of each replica contributes.
     """
     slots = [(model, stage) for model in layout.models for stage in range(layout.stages(model))]
     device = next(iter(optimizers.values())).gradients.device

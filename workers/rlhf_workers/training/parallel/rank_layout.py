@@ -1,13 +1,14 @@
-"""Who holds what: a schedule table and a rank number as stages, replicas and groups of ranks that sum gradients.
+"""The place of a rank: from a schedule table and a rank number to stages, replicas and groups of ranks that sum
+gradients.
 
-Owns the arithmetic of ranks: no other part of a worker does any. A table of R rows describes one data parallel block.
-Each row is run by T ranks; so rank (d*R + r)*T + t is number t of row r in block d. A stage is held in parts by the
-tensor group of all ranks of its rows, one row or the `width` of its pipeline: neighbours, which are on one machine
-first. Tensor groups of different models have different sizes so, on the same ranks. Ranks of one number in their groups
-alone send to one another along the pipeline and sum gradients over blocks. Several pipelines of one model in a block
-are further replicas of that model. The ranks of one row in C consecutive blocks, a context group, have some positions
-of the same samples each, so that C blocks are a replica; those in E consecutive blocks, an expert group, have a part of
-each layer's experts each. Both run that row in the same order. Pure; no torch.
+Owns the arithmetic of global ranks. A table of R rows describes one data parallel block. T ranks run each row; so rank
+(d*R + r)*T + t is number t of row r in block d. The tensor group that holds a stage in parts consists of all ranks of
+its rows: one row, or the `width` of its pipeline. These are neighbours, preferably on one machine. So tensor groups of
+different models on the same ranks may have different sizes. Only ranks with the same number in their groups send to one
+another along the pipeline and sum gradients over blocks. Several pipelines of one model in a block are further replicas
+of that model. The ranks of one row in C consecutive blocks form a context group: each has some positions of the same
+samples, so C blocks are one replica. Those in E consecutive blocks form an expert group: each has a part of each
+layer's experts. Both run that row in the same order. Pure; no torch.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -30,11 +31,11 @@ class RankLayout:
     rank: int
     world: int
     tensor: int = 1
-    """Ranks of a row: of the smallest tensor group."""
+    """Ranks per row, the size of the smallest tensor group."""
     expert: int = 1
-    """Blocks that share out the experts of a layer."""
+    """Blocks that divide the experts of a layer."""
     context: int = 1
-    """Blocks that share the samples of a replica by position."""
+    """Blocks that divide the samples of a replica by position."""
 
     def __post_init__(self) -> None:
         if self.world % self.block_size or not 0 <= self.rank < self.world:
@@ -55,7 +56,7 @@ class RankLayout:
 
     @classmethod
     def for_rank(cls, table: ScheduleTable, rank: int, world: int, parallelism: TrainingParallelism) -> "RankLayout":
-        """Return the place of a rank in a group of a job's sizes; ValueError as the class."""
+        """Return the place of a rank in a group with a job's sizes. Raises ValueError like the class."""
         any_of = table.pipelines[0]
         tensor = parallelism.tensor_of(ModelRole(any_of.model)) // any_of.width
         return cls(table, rank, world, tensor, parallelism.expert, parallelism.context)
@@ -81,27 +82,27 @@ class RankLayout:
         return self.rank % self.tensor
 
     def tensor_rank(self, model: str) -> int:
-        """Return the number of this rank in the tensor group that holds a stage of a model."""
+        """Return the number of this rank in the tensor group of a model's stage."""
         return self.rank % (self._width(model) * self.tensor)
 
     def tensor_group(self, model: str) -> tuple[int, ...]:
-        """Return the global ranks that hold this rank's stage of a model together."""
+        """Return the global ranks that together hold this rank's stage of a model."""
         first = self.rank - self.tensor_rank(model)
         return tuple(range(first, first + self._width(model) * self.tensor))
 
     @property
     def in_tensor_groups(self) -> bool:
-        """Whether any model's stages are held by several ranks each."""
+        """Whether several ranks hold a stage of any model."""
         return any(len(self.tensor_group(model)) > 1 for model in self.models)
 
     @property
     def expert_rank(self) -> int:
-        """Number of this rank in its expert group, and of the part of the experts that it holds."""
+        """Number of this rank in its expert group, and of its part of the experts."""
         return self.block % self.expert
 
     @property
     def expert_group(self) -> tuple[int, ...]:
-        """Global ranks that hold all experts of this rank's layers between them."""
+        """Global ranks that together hold all experts of this rank's layers."""
         return self._same_place(self.block - self.expert_rank, self.expert)
 
     @property
@@ -111,15 +112,15 @@ class RankLayout:
 
     @property
     def context_group(self) -> tuple[int, ...]:
-        """Global ranks that compute all positions of this rank's samples between them."""
+        """Global ranks that together compute all positions of this rank's samples."""
         return self._same_place(self.block - self.context_rank, self.context)
 
     def _same_place(self, first: int, blocks: int) -> tuple[int, ...]:
         return tuple(self.global_rank(block, self.local, self.number) for block in range(first, first + blocks))
 
     def speaks(self, model: str) -> bool:
-        """Return whether this rank tells what several compute alike of the same samples: the first of its tensor group
-        and context group does."""
+        """Return whether this rank reports results that several ranks compute alike: the first of its tensor group and
+        context group does."""
         return not self.tensor_rank(model) and not self.context_rank
 
     def _width(self, model: str) -> int:
@@ -127,7 +128,7 @@ class RankLayout:
 
     @property
     def first_rank(self) -> int:
-        """Global rank that runs row 0 of this rank's block, with this rank's number in its row."""
+        """Global rank of row 0 of this rank's block, with this rank's number in its row."""
         return self.global_rank(self.block, 0, self.number)
 
     def global_rank(self, block: int, row: int, number: int) -> int:
@@ -135,14 +136,15 @@ class RankLayout:
         return (block * self.rows + row) * self.tensor + number
 
     def with_table(self, table: ScheduleTable) -> "RankLayout":
-        """Return the same place under another order of the same work; ValueError when stages are on other ranks."""
+        """Return the same place with another order of the same work. Raises ValueError if stages are on other ranks."""
         if table.pipelines != self.table.pipelines:
             raise ValueError(f"table {table.method} places its stages otherwise than {self.table.method}")
         return replace(self, table=table)
 
     def with_microbatches(self, counts: Mapping[str, int]) -> "RankLayout":
-        """Return the same place with so many micro-batches a replica of each model named; itself where the table has
-        as many. ValueError where it has not and is no serial one: a fused one is searched for its numbers."""
+        """Return the same place with these numbers of micro-batches per replica for each named model; itself if they
+        are equal. Raises ValueError if they differ and the table is not serial: a fused table was solved for its
+        numbers."""
         if all(self.microbatches(model) == count for model, count in counts.items()):
             return self
         if self.table.method != SERIAL:
@@ -169,7 +171,7 @@ class RankLayout:
 
     @property
     def row(self) -> Sequence[Action]:
-        """What this rank does for one mini-batch."""
+        """Actions of this rank for one mini-batch."""
         return self.table.rows[self.local]
 
     @property
@@ -208,11 +210,11 @@ class RankLayout:
         return 0 <= self.local - of.stage_ranks[stage] < of.width
 
     def stages(self, model: str) -> int:
-        """Return how many stages a model has."""
+        """Return the number of stages of a model."""
         return len(next(p for p in self.table.pipelines if p.model == model).stage_ranks)
 
     def microbatches(self, model: str) -> int:
-        """Return how many micro-batches a replica of a model runs in one mini-batch."""
+        """Return the number of micro-batches per replica of a model in one mini-batch."""
         return next(p for p in self.table.pipelines if p.model == model).microbatches
 
     def pipelines(self, model: str) -> tuple[int, ...]:
@@ -220,17 +222,17 @@ class RankLayout:
         return tuple(index for index, p in enumerate(self.table.pipelines) if p.model == model)
 
     def replicas(self, model: str) -> int:
-        """Return how many copies of a model, with samples of their own, are in the whole group."""
+        """Return the number of copies of a model with their own samples in the whole group."""
         return self.blocks // self.context * len(self.pipelines(model))
 
     def replica(self, pipeline: int) -> int:
-        """Return which copy of its model a pipeline of this rank's block is, or is a part of."""
+        """Return the number of the model's copy to which a pipeline of this rank's block belongs."""
         same = self.pipelines(self.table.pipelines[pipeline].model)
         return self.block // self.context * len(same) + same.index(pipeline)
 
     def holders(self, model: str, stage: int) -> tuple[int, ...]:
-        """Return the global ranks that hold of a stage what this rank's number in a tensor group holds, block by
-        block; they add up its gradients."""
+        """Return the global ranks with the same part of a stage as this rank's number in a tensor group, block by
+        block; they sum its gradients."""
         place = self.local % self._width(model)
         rows = [self.table.pipelines[index].stage_ranks[stage] + place for index in self.pipelines(model)]
         return tuple(
@@ -238,12 +240,12 @@ class RankLayout:
         )
 
     def by_experts(self, model: str, stage: int) -> tuple[int, ...]:
-        """Return those of `holders` that hold the same part of the stage's experts as this rank."""
+        """Return the `holders` with the same part of the stage's experts as this rank."""
         holders = self.holders(model, stage)
         return tuple(rank for rank in holders if rank // self.block_size % self.expert == self.expert_rank)
 
     def ends(self, model: str) -> tuple[tuple[int, int], ...]:
-        """Return (rank of the first stage, rank of the last) of every replica of a model, of this rank's number in a
+        """Return (rank of the first stage, rank of the last) of every replica of a model, with this rank's number in a
         tensor group."""
         place = self.local % self._width(model)
         return tuple(
@@ -256,7 +258,7 @@ class RankLayout:
         )
 
     def groups(self) -> list[tuple[int, ...]]:
-        """Return every set of ranks that sums something, beside all of them: the same list on every rank."""
+        """Return every proper subset of ranks that sums something, the same list on every rank."""
         found: list[tuple[int, ...]] = []
         sizes = {model: self._width(model) * self.tensor for model in self.models}
         for number in range(max(sizes.values())):
@@ -284,7 +286,8 @@ class RankLayout:
 
 @lru_cache(maxsize=64)
 def _serial(pipelines: tuple[Pipeline, ...], counts: tuple[tuple[str, int], ...]) -> ScheduleTable:
-    """Return the serial table of pipelines with other numbers of micro-batches; many mini-batches want the same."""
+    """Return the serial table of pipelines with other numbers of micro-batches; cached, since many mini-batches need
+    the same."""
     wanted = dict(counts)
     return serial_table(
         [one.model_copy(update={"microbatches": wanted.get(one.model, one.microbatches)}) for one in pipelines]

@@ -1,13 +1,13 @@
-"""Sequence parallelism: what a tensor group does where each rank has some positions of every row.
+"""Sequence parallelism: the operations of a tensor group in which each rank has some positions of every row.
 
-Owns the crossings between states that are divided by position, [s / ranks, b, hidden], and what the group computes of
-whole rows. A sum over the group and the division that follows are one reduction of which each rank keeps its part; so
-as many bytes travel as without. Rule: as `tensor_group`'s, every rank asks for the same in the same order, forward and
-backward; for W that order is the order of parameters.
+Owns the conversions between states divided by position, [s / ranks, b, hidden], and computations of whole rows. A sum
+over the group and the following division are one reduction of which each rank keeps its part, so the bytes sent are the
+same as without. Rule: as in `tensor_group`, every rank makes the same calls in the same order, forward and backward;
+for W this is the order of parameters.
 
-Must never keep a whole row for a backward: a linear layer keeps the positions that its rank has anyway, and gathers the
-others again for the gradient of its weight. That gradient and its input's are two nodes of the graph, as a backward
-that is split asks for them one at a time.
+Must never keep a whole row for a backward: a linear layer keeps the positions of its rank, and gathers the others again
+for the gradient of its weight. That gradient and its input's are two nodes of the graph, because a split backward
+requests them one at a time.
 """
 
 from dataclasses import dataclass
@@ -20,25 +20,25 @@ from rlhf_workers.training.parallel.tensor_group import TensorGroup
 
 
 def own_positions(length: int, group: TensorGroup) -> int:
-    """Return how many positions of rows of `length` each rank has; rows are padded to a multiple of the ranks."""
+    """Return the number of positions per rank for rows of `length`; rows are padded to a multiple of the ranks."""
     return -(-length // group.size)
 
 
 def divided_sum(partial: torch.Tensor, group: TensorGroup) -> torch.Tensor:
-    """Return this rank's positions [s / ranks, ...] of the sum of what each rank has computed of all, [s, ...]."""
+    """Return this rank's positions [s / ranks, ...] of the sum of all ranks' partial results, [s, ...]."""
     return _apply(_DividedSum, partial, group)
 
 
 def whole_rows(own: torch.Tensor, group: TensorGroup) -> torch.Tensor:
-    """Return all positions [s, ...] of this rank's [s / ranks, ...], for what every rank computes alike: the gradient
-    of each is its own part of any rank's."""
+    """Return all positions [s, ...] from this rank's [s / ranks, ...], for computations that every rank does alike: the
+    gradient of each is its own part."""
     return _apply(_WholeRows, own, group)
 
 
 def linear_of_rows(
     own: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, group: TensorGroup
 ) -> torch.Tensor:
-    """Return a linear layer's outputs on this rank, [s, b, out], of its positions of the input, [s / ranks, b, in]."""
+    """Return a linear layer's outputs on this rank, [s, b, out], for its positions of the input, [s / ranks, b, in]."""
     layer = _LinearUse(weight, bias, group)
     output = _apply(_OfInput, own, layer)
     return _apply(_Both, output, _apply(_OfWeight, weight, bias, layer))
@@ -46,7 +46,7 @@ def linear_of_rows(
 
 @dataclass
 class _LinearUse:
-    """What the two nodes of one use of a linear layer have in common."""
+    """Shared data of the two nodes of one use of a linear layer."""
 
     weight: torch.Tensor
     bias: torch.Tensor | None
@@ -54,7 +54,7 @@ class _LinearUse:
     input: torch.Tensor | None = None
     """This rank's positions, in the type of the product."""
     output: torch.Tensor | None = None
-    """Never handed to the node of the weight: it would be a way from the weight to the input."""
+    """Never passed to the weight's node: it would connect the weight to the input."""
 
 
 class _DividedSum(torch.autograd.Function):
@@ -80,7 +80,7 @@ class _WholeRows(torch.autograd.Function):
 
 
 class _OfInput(torch.autograd.Function):
-    """The layer, to its input."""
+    """The layer as a function of its input."""
 
     @staticmethod
     def forward(ctx: Any, own: torch.Tensor, layer: _LinearUse) -> torch.Tensor:
@@ -100,7 +100,7 @@ class _OfInput(torch.autograd.Function):
 
 
 class _OfWeight(torch.autograd.Function):
-    """The layer, to its weight and bias; its result is an empty shell, whose gradient is the output's."""
+    """The layer as a function of its weight and bias; its result is an empty tensor whose gradient is the output's."""
 
     @staticmethod
     def forward(ctx: Any, weight: torch.Tensor, bias: torch.Tensor | None, layer: _LinearUse) -> torch.Tensor:
@@ -119,7 +119,7 @@ class _OfWeight(torch.autograd.Function):
 
 
 class _Both(torch.autograd.Function):
-    """The output, whose gradient goes both ways."""
+    """The output, whose gradient flows to both nodes."""
 
     @staticmethod
     def forward(ctx: Any, output: torch.Tensor, shell: torch.Tensor) -> torch.Tensor:

@@ -1,12 +1,12 @@
-"""A stage whose parameters lie in parts on the ranks of its group: PyTorch's `fully_shard` around a `ModelStage`.
+"""A stage whose parameters are divided over the ranks of its group: PyTorch's `fully_shard` around a `ModelStage`.
 
-Owns which rows of a parameter are this rank's, which whole parameters it keeps for those who ask (each parameter has
-one such rank, all have near-equal shares), and how the parts are gathered and summed within a step.
+Owns which rows of a parameter are this rank's, which whole parameters it keeps for readers (each parameter is kept by
+one rank, with near-equal shares), and how parts are gathered and summed within a step.
 
-Rule: what a step does with the group is gather and sum, in an order that is the same on every rank, by calls that say
-whom they waited for. Nothing else here needs a peer: a part is filled from files, one parameter at a time, and no rank
-ever holds a whole model. Embedding, last norm and head compute as in a stage that is not sharded; the matrices and
-norms of the layers are gathered in the type of matrix products. `_lazy_init` is private: torch is pinned.
+Rule: within a step the group only gathers and sums, in the same order on every rank, with calls that name the peers for
+which they wait. Other functions need no peer: a part is filled from files, one parameter at a time, and no rank ever
+holds a whole model. Embedding, last norm and head compute as in an unsharded stage; the matrices and norms of the
+layers are gathered in the type of matrix products. `_lazy_init` is private; pyproject.toml limits torch's versions.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -29,18 +29,18 @@ FIELD: Final = "spec.training.parallelism.shard"
 
 @dataclass(frozen=True)
 class Part:
-    """Which part of every parameter is whose: row blocks of one size, the last ones smaller or empty."""
+    """Division of parameters over ranks: row blocks of one size, the last ones smaller or empty."""
 
     rank: int
     count: int
 
     def rows(self, length: int, rank: int) -> range:
-        """Return the rows that a rank holds of a parameter with so many."""
+        """Return a rank's rows of a parameter with `length` rows."""
         size = -(-length // self.count)
         return range(min(length, rank * size), min(length, (rank + 1) * size))
 
     def own(self, whole: torch.Tensor) -> torch.Tensor:
-        """Return this rank's rows: a view."""
+        """Return this rank's rows, as a view."""
         mine = self.rows(len(whole), self.rank)
         return whole[mine.start : mine.stop]
 
@@ -52,25 +52,25 @@ class ShardedStage(ModelStage):
     keepers: dict[str, int]
     """Parameter name -> the rank that keeps it whole."""
     kept: dict[str, torch.Tensor]
-    """Whole parameters, float32, on this stage's device: as of the last gathering, or as they were loaded."""
+    """Whole parameters, float32, on this stage's device, as of the last gathering or loading."""
 
     def embed(self, tokens: torch.Tensor) -> torch.Tensor:
-        """See PipelineStage. A tied embedding is gathered with the head, by the stage's own forward."""
+        """See PipelineStage. The stage's own forward gathers a tied embedding with the head."""
         embedded: torch.Tensor = self(tokens) if self.tied else super().embed(tokens)
         return embedded
 
     def forward(
         self, hidden: torch.Tensor, packed: tuple[int, ...] | None = None, cut: ContextCut | None = None
     ) -> torch.Tensor:
-        """See PipelineStage; of token ids what `embed` returns."""
+        """See PipelineStage; `hidden` may be token ids, which it embeds."""
         return super().forward(hidden, packed, cut) if hidden.is_floating_point() else super().embed(hidden)
 
     def let_go(self) -> None:
-        """Free what a forward without a backward left gathered: it would be stale after a step."""
+        """Free the gathered parameters of a forward without a backward, which a step would make stale."""
         cast(FSDPModule, self).reshard()
 
     def local(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """Yield (parameter name, this rank's rows), in one order on every rank; written where they are read from."""
+        """Yield (parameter name, this rank's rows), writable, in the same order on every rank."""
         with torch.no_grad():
             for name, parameter in self.named_parameters():
                 yield name, cast(Any, parameter).to_local()
@@ -83,7 +83,7 @@ class ShardedStage(ModelStage):
 
 
 def sharding(device: torch.device, compute: torch.dtype) -> Callable[[Any, range, int, Head], ModelStage]:
-    """Return what makes a sharded stage without memory, over all ranks of the default process group."""
+    """Return a function that creates a sharded stage without memory, over all ranks of the default process group."""
     ranks = dist.get_world_size()
     mesh = DeviceMesh.from_group(dist.group.WORLD, device.type, mesh=list(range(ranks)))  # type: ignore[arg-type]
 
@@ -101,7 +101,7 @@ def sharding(device: torch.device, compute: torch.dtype) -> Callable[[Any, range
         fully_shard(stage, mesh=mesh)
         for module in stage.modules():
             if isinstance(module, FSDPModule):
-                module.set_gradient_divide_factor(1.0)  # losses are weighed by the whole mini-batch already
+                module.set_gradient_divide_factor(1.0)  # losses already have weights for the whole mini-batch
                 module.set_force_sum_reduction_for_comms(True)
                 module.set_custom_all_gather(cast(Any, _NamedAllGather()))
                 module.set_custom_reduce_scatter(cast(Any, _NamedReduceScatter()))
@@ -111,18 +111,18 @@ def sharding(device: torch.device, compute: torch.dtype) -> Callable[[Any, range
 
 
 def begin(stage: ModelStage) -> None:
-    """Make the stage the root of its modules before one of them is used alone."""
+    """Make the stage the root of its modules before one of them is used separately."""
     cast(Any, fully_shard).state(stage)._lazy_init()
 
 
 class _CallBuffers:
     def allocate(self, size: Sequence[int], *, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-        """Return a buffer of one call."""
+        """Return a new buffer for one call."""
         return torch.empty(*size, dtype=dtype, device=device)
 
 
 class _NamedAllGather(_CallBuffers):
-    """The gathering of a group of parameters, which says whom it waited for."""
+    """Gathering of a group of parameters, which names the peers for which it waits."""
 
     def __call__(
         self, output_tensor: torch.Tensor, input_tensor: torch.Tensor, group: dist.ProcessGroup, async_op: bool = False
@@ -133,7 +133,7 @@ class _NamedAllGather(_CallBuffers):
 
 
 class _NamedReduceScatter(_CallBuffers):
-    """The sum of a group of gradients, likewise."""
+    """Sum of a group of gradients, which names the peers for which it waits."""
 
     def __call__(
         self,

@@ -1,9 +1,9 @@
-"""The ranks that hold one stage in parts and compute every layer of it together, and the sums by which they do.
+"""The ranks that hold one stage in parts and compute its layers together, and the sums between them.
 
-Owns what crosses between them inside a forward and a backward: three functions of autograd, each the other's mirror.
-They sum by the group's communicator, so a peer that is lost is named as in any other sum, and the same code runs over
-gloo, NCCL and host memory. Rule: every rank of the group asks for the same sums in the same order, as all of them run
-one row of the schedule table on the same samples. With one rank nothing is summed, copied, or put into the graph.
+Owns the communication between them in a forward and a backward: three autograd functions, which mirror each other. They
+sum with the group's communicator, so errors name a lost peer as in any other sum, and the same code runs over gloo,
+NCCL and host memory. Rule: every rank of the group makes the same sums in the same order, since all of them run one row
+of the schedule table on the same samples. With one rank there is no sum, no copy and no node in the graph.
 """
 
 from dataclasses import dataclass
@@ -16,16 +16,16 @@ from rlhf_workers.training.communication.communicator import Communicator
 
 @dataclass
 class TensorGroup:
-    """A rank's place in its group, and its way to the others."""
+    """A rank's place in its group, with the communicator."""
 
     rank: int = 0
     """Number of this rank in the group."""
     ranks: tuple[int, ...] = (0,)
-    """Global ranks, by their number."""
+    """Global ranks in order of their number."""
     communicator: Communicator | None = None
     """None until the ranks have met."""
     by_position: bool = False
-    """Each rank has some positions of the states between layers: sequence parallelism (`sequence_parallel`)."""
+    """Whether each rank has some positions of the states between layers: sequence parallelism (`sequence_parallel`)."""
 
     @property
     def size(self) -> int:
@@ -33,23 +33,23 @@ class TensorGroup:
         return len(self.ranks)
 
     def add_up(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Return the sum over the group, in memory of its own."""
+        """Return the sum over the group, in new memory."""
         assert self.communicator is not None, "a stage is used once its group has met"
         total = tensor.detach().clone(memory_format=torch.contiguous_format)
         self.communicator.all_reduce_sum(total, self.ranks)
         return total
 
     def shared(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Return a tensor that all ranks hold alike, for parts that each rank computes of it: its gradient is the sum
-        of theirs."""
+        """Return a tensor that all ranks hold alike, as input of their own parts of a computation: its gradient is the
+        sum over the ranks."""
         return tensor if self.size == 1 else _apply(_Shared, tensor, self)
 
     def summed(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Return the sum of what each rank has computed; its gradient is each rank's."""
+        """Return the sum of all ranks' results; its gradient goes to each rank."""
         return tensor if self.size == 1 else _apply(_Summed, tensor, self)
 
     def joined(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Return the last dimensions of all ranks, one after the other; each rank's gradient is its own part."""
+        """Return the concatenated last dimensions of all ranks; each rank's gradient is its own part."""
         return tensor if self.size == 1 else _apply(_Joined, tensor, self)
 
 
@@ -75,7 +75,7 @@ class _Summed(torch.autograd.Function):
 
 
 class _Joined(torch.autograd.Function):
-    """By a sum with zeros where the others' parts are: exact, and twice the bytes of a gathering."""
+    """Concatenation by a sum with zeros for other ranks' parts: exact, with twice the bytes of a gathering."""
 
     @staticmethod
     def forward(ctx: Any, tensor: torch.Tensor, group: TensorGroup) -> torch.Tensor:

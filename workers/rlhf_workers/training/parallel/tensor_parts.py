@@ -1,7 +1,7 @@
-"""Which part of a folder's tensor a rank of a tensor group holds: whole rows or whole columns of it, or all of it.
+"""The part of a folder's tensor on a rank of a tensor group: whole rows or columns of it, or all of it.
 
-Also owns what such a part of a moment is called in a checkpoint, `<name>.<moment>.rows-<first>-<after the last>` or
-`.columns-`, and who keeps which tensor whole for those who ask. Pure but for tensors.
+Also owns the name of such a part of a moment in a checkpoint, `<name>.<moment>.rows-<first>-<after the last>` or
+`.columns-`, and the assignment of whole tensors to the ranks that keep them. Pure except for tensors.
 """
 
 from collections.abc import Mapping
@@ -13,7 +13,7 @@ import torch
 from rlhf_workers.weights.tensor_file import TensorFolder
 
 ENDINGS: Final = (".rows-", ".columns-")
-"""Between a tensor's name and `<first>-<after the last>`, by the dimension that is split."""
+"""Text between a tensor's name and `<first>-<after the last>`, by the split dimension."""
 
 
 @dataclass(frozen=True)
@@ -26,28 +26,28 @@ class TensorPart:
 
     @property
     def length(self) -> int:
-        """How many there are; none of a rank behind the last row."""
+        """Number of rows or columns; 0 on a rank after the last row."""
         return self.after - self.first
 
     @property
     def ending(self) -> str:
-        """What follows the name of a tensor of which this is all that a file has."""
+        """Suffix of a tensor's name in a file that has only this part."""
         return f"{ENDINGS[self.dimension]}{self.first}-{self.after}"
 
     def cut(self, whole: torch.Tensor) -> torch.Tensor:
-        """Return the part: a view."""
+        """Return the part, as a view."""
         return whole.narrow(self.dimension, self.first, self.length)
 
 
 def equal_part(shape: torch.Size, dimension: int, rank: int, count: int) -> TensorPart:
-    """Return a rank's part where all have one length, but for the last ones where it does not divide."""
+    """Return a rank's part; all have the same length, except the last ones if it does not divide."""
     length = shape[dimension]
     size = -(-length // count)
     return TensorPart(dimension, min(length, rank * size), min(length, (rank + 1) * size))
 
 
 def near_equal_keepers(sizes: Mapping[str, int], ranks: int) -> dict[str, int]:
-    """Return name -> rank: each to the one that keeps least so far."""
+    """Return name -> rank: each goes to the rank with the least so far."""
     kept = [0] * ranks
     result = {}
     for name, size in sizes.items():
@@ -57,7 +57,7 @@ def near_equal_keepers(sizes: Mapping[str, int], ranks: int) -> dict[str, int]:
 
 
 def read_parts(tensors: TensorFolder, name: str, shape: torch.Size) -> torch.Tensor:
-    """Return a tensor, put together where ranks wrote parts of it; an error names the first part that is missing."""
+    """Return a tensor, assembled if ranks wrote parts of it; an error names the first missing part."""
     if name in tensors:
         return tensors.read(name, shape)
     for dimension, ending in enumerate(ENDINGS):
@@ -72,7 +72,7 @@ def read_parts(tensors: TensorFolder, name: str, shape: torch.Size) -> torch.Ten
             part.cut(value).copy_(tensors.read(f"{name}{part.ending}", of_file))
             filled = part.after
         return value if filled == shape[dimension] else tensors.read(f"{name}{ending}{filled}-", shape)
-    return tensors.read(name, shape)  # says that it is missing
+    return tensors.read(name, shape)  # raises for the missing tensor
 
 
 def _parts(tensors: TensorFolder, name: str, dimension: int) -> list[TensorPart]:

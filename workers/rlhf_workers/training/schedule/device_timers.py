@@ -1,8 +1,9 @@
-"""When steps of a mini-batch began and ended, on devices that run behind the host.
+"""Start and end of a mini-batch's steps on devices that run behind the host.
 
-A GPU is given work far ahead of doing it. To time its steps by the host's clock the host would have to wait for each,
-and the GPU would run dry between any two. So a mark is an event in the order of the GPU's own work, and all marks are
-read at once at the end of a mini-batch: what they tell is when kernels ran, gaps in which none was ready included.
+The host gives a GPU work far ahead of its execution. To time steps with the host's clock, the host would have to wait
+for each, and the GPU would idle between any two. So a mark is an event in the order of the GPU's own work, and all
+marks are read at once at the end of a mini-batch. The times are those of kernels, including gaps in which none was
+ready.
 
 Rule: marking never waits; reading waits once.
 """
@@ -15,21 +16,21 @@ import torch
 
 
 class DeviceTimers(Protocol):
-    """Moments of one thread's work."""
+    """Marks in one thread's work."""
 
     def mark(self) -> Any:
-        """Return a mark: the moment when all work given to the device so far is done."""
+        """Return a mark: the moment when the device has done all work launched so far."""
 
     def read(self, marks: Sequence[Any]) -> list[int]:
-        """Return the marks in ns of the clock, once the device has passed them all."""
+        """Return the times of the marks in ns of the clock, once the device has passed them all."""
 
 
 class HostTimers:
-    """For a device that works while the caller waits, such as a CPU."""
+    """Timers of a device that works while the caller waits, such as a CPU."""
 
     def __init__(self, clock: Callable[[], int] = time.time_ns) -> None:
-        """`clock` gives ns since the epoch, which timelines need; or CPU time of this thread, which other processes
-        barely change."""
+        """`clock` gives ns since the epoch, which timelines need, or this thread's CPU time, which other processes
+        barely affect."""
         self.mark = clock
 
     def read(self, marks: Sequence[Any]) -> list[int]:
@@ -37,7 +38,7 @@ class HostTimers:
 
 
 class CudaTimers:
-    """By events of the current stream."""
+    """Timers with events of the current stream."""
 
     def __init__(self, device: torch.device, clock: Callable[[], int] = time.time_ns) -> None:
         self._device, self._clock = device, clock
@@ -55,5 +56,5 @@ class CudaTimers:
 
 
 def timers_for(device: torch.device) -> DeviceTimers:
-    """Return the marks of a device's work."""
+    """Return the timers of a device."""
     return CudaTimers(device) if device.type == "cuda" else HostTimers()

@@ -1,15 +1,15 @@
-"""Runs one rank's row of a schedule table for one mini-batch. It knows no schedule, no model and no algorithm.
+"""Runs one rank's row of a schedule table for one mini-batch, independent of schedule, model and algorithm.
 
-Rule: actions run in row order. Transfers are posted when the row comes to them and waited for only by the computation
-that needs them (RECV) or at the end (SEND), so a row whose order is free of deadlock with blocking transfers is free
-of it here. A send that the peer has not taken SENDS_UNDER_WAY sends later is waited for, too: by the device where it
-runs behind the host, which bounds what such a host may hold. Nothing else waits for a step: times are read at the end.
-Gradients add up in the parameters' `.grad`; the executor never zeroes, sums over ranks, or steps.
+Rule: actions run in row order. Transfers are posted when the row reaches them. Only the computation that needs a RECV
+waits for it; SENDs are awaited at the end. So a row that is free of deadlock with blocking transfers is free of it
+here. A send that the peer has not taken after SENDS_UNDER_WAY further sends is also awaited, by the device if it runs
+behind the host, which bounds the memory of pending sends. No other action waits: times are read at the end. Gradients
+accumulate in the parameters' `.grad`; the executor never zeroes them, sums them over ranks, or steps.
 
-The backward of a micro-batch is B, or I (gradient of the input, which the previous stage waits for) and later W
-(gradients of the weights); both give the same gradients. In the first stage the embedding counts as weights: the cut
-is between embedding and first layer. I and W use PyTorch's own pipelining helpers, which are private: torch is
-pinned.
+The backward of a micro-batch is B, or I (gradient of the input, for which the previous stage waits) and later W
+(gradients of the weights); both give the same gradients. In the first stage the embedding counts as weights: the cut is
+between embedding and first layer. I and W use PyTorch's own pipelining helpers, which are private; pyproject.toml
+limits torch's versions.
 """
 
 from collections import deque
@@ -27,30 +27,31 @@ from rlhf_workers.training.schedule.device_timers import DeviceTimers, HostTimer
 from rlhf_workers.training.schedule.progress_counter import count_unit
 
 SENDS_UNDER_WAY: Final = 8
-"""Tensors on their way out that a rank holds; a peer that keeps up leaves one or two."""
+"""Maximum pending send tensors of a rank; a peer that keeps up leaves one or two."""
 
 
 class PipelineWork(Protocol):
-    """What the stages of one pipeline compute; one object a pipeline of a rank's block."""
+    """Computations of the stages of one pipeline; one object per pipeline of a rank's block."""
 
     stages: int
 
     def like_hidden(self, microbatch: int) -> torch.Tensor:
-        """Return an empty tensor of the shape, type and device of this micro-batch's hidden states."""
+        """Return an empty tensor with the shape, type and device of this micro-batch's hidden states."""
 
     def embed(self, microbatch: int) -> torch.Tensor:
         """Return the input of the first stage's first layer."""
 
     def forward(self, stage: int, microbatch: int, hidden: torch.Tensor) -> torch.Tensor:
-        """Return hidden states for the next stage; of the last stage the loss, weighed for the whole mini-batch."""
+        """Return hidden states for the next stage; in the last stage the loss, with weights for the whole
+        mini-batch."""
 
     def parameters(self, stage: int) -> list[torch.nn.Parameter]:
-        """Return the parameters of a stage on this rank that are trained."""
+        """Return the trained parameters of a stage on this rank."""
 
 
 @dataclass(frozen=True)
 class TimedAction:
-    """An action and when it ran; for a receive, when it was waited for and not when it was posted."""
+    """An action with its times; for a receive, the times of the wait, not of the posting."""
 
     action: Action
     start_ns: int
@@ -59,7 +60,7 @@ class TimedAction:
 
 @dataclass
 class _Kept:
-    """What a forward step leaves for its backward."""
+    """Data of a forward step for its backward."""
 
     input: torch.Tensor
     output: torch.Tensor | None
@@ -68,7 +69,7 @@ class _Kept:
 
 
 Key = tuple[int, int, int]
-"""Pipeline, stage, micro-batch."""
+"""Key of a tensor: pipeline, stage, micro-batch."""
 
 
 def execute(
@@ -83,9 +84,9 @@ def execute(
 ) -> list[TimedAction]:
     """Run `row` and return its actions with their times, when the device has done them all.
 
-    `work` is by pipeline index; the peers of row n of the table are global rank `first_rank` + n * `apart`; without
-    `device_timers` the device must be a CPU. `forward_only`: no backward follows, so nothing is kept for one. Raises
-    PeerLostError, and ValueError for a row that misses an input.
+    `work` is by pipeline index; the peer in row n of the table is global rank `first_rank` + n * `apart`; without
+    `device_timers` the device must be a CPU. `forward_only`: no backward follows, so no data is kept for one. Raises
+    PeerLostError, and ValueError for a row that lacks an input.
     """
     run = _Run(work, communicator, (first_rank, apart), device_timers or HostTimers(), keep=not forward_only)
     with torch.no_grad() if forward_only else nullcontext():
@@ -116,12 +117,12 @@ class _Run:
         self._device_timers, self._keep = device_timers, keep
         self._measured: list[tuple[Action, Any, Any]] = []
         self._begun: Any = None
-        """When the computation of the present action began: after its input had come."""
+        """Start of the current computation, after its input arrived."""
         self._work, self._communicator = work, communicator
         self._first_rank, self._apart = places
         self._kept: dict[Key, _Kept] = {}
-        self._forward: dict[Key, torch.Tensor] = {}  # made by the stage, wanted by the next one
-        self._backward: dict[Key, torch.Tensor] = {}  # made by the stage, wanted by the previous one
+        self._forward: dict[Key, torch.Tensor] = {}  # output of a stage, for the next one
+        self._backward: dict[Key, torch.Tensor] = {}  # output of a stage, for the previous one
         self._coming: dict[tuple[str, Key], tuple[Action, Handle, torch.Tensor]] = {}
         self._leaving: deque[tuple[Handle, torch.Tensor]] = deque()
         self._steps: dict[str, Callable[[Action, Key], None]] = {
@@ -145,13 +146,13 @@ class _Run:
         self._measured.append((action, self._begun, self._device_timers.mark()))
 
     def times(self) -> list[TimedAction]:
-        """Return what was done, with its times."""
+        """Return the actions with their times."""
         marks = [mark for _, *between in self._measured for mark in between]
         times = iter(self._device_timers.read(marks))
         return [TimedAction(action, next(times), next(times)) for action, _, _ in self._measured]
 
     def finish(self) -> None:
-        """Wait for what is still leaving; every stored tensor must have been used."""
+        """Wait for pending sends, after a check that every stored tensor was used."""
         for handle, _ in self._leaving:
             handle.wait()
         left = [*self._kept, *self._forward, *self._backward, *(key for _, key in self._coming)]
@@ -177,7 +178,7 @@ class _Run:
         return self._first_rank + action.peer * self._apart
 
     def _arrived(self, kind: str, key: Key) -> torch.Tensor | None:
-        """Return the tensor of a posted receive, waited for; None when there is none."""
+        """Return the tensor of a posted receive after waiting for it; None if there is none."""
         if (kind, key) not in self._coming:
             return None
         action, handle, buffer = self._coming.pop((kind, key))
@@ -209,7 +210,7 @@ class _Run:
             self._forward[key] = output.detach()
 
     def _output_gradient(self, action: Action, key: Key) -> torch.Tensor | None:
-        """Return the gradient of the stage's output: received, made on this rank, or None for the loss."""
+        """Return the gradient of the stage's output: received, computed on this rank, or None for the loss."""
         pipeline, stage, microbatch = key
         if stage == self._work[pipeline].stages - 1:
             return None

@@ -1,13 +1,13 @@
-"""How many units of work of training this process has finished: actions of schedule rows, and parts of optimizer steps.
+"""Counts the finished units of training work in this process: actions of schedule rows, and parts of optimizer steps.
 
-Heartbeats carry the count. By it the coordinator tells a long training step from one that hangs: a thread that waits
-for a lock, a kernel or a peer computes for ever as far as its clock says. A unit is an action on one micro-batch of one
-stage, or what follows a mini-batch's last action, such as the sums of gradients.
-Rule: the count only grows. The compute thread writes it and any thread reads it. No decision of a worker reads it.
+Heartbeats carry the count, which lets the coordinator distinguish a long training step from a hang: a thread that waits
+for a lock, a kernel or a peer looks busy by its clock. A unit is an action on one micro-batch of one stage, or a part
+of the work after a mini-batch's last action, such as the sums of gradients.
+Rule: the count only grows. The compute thread writes it and any thread reads it. No decision of a worker depends on it.
 """
 
 _finished = 1
-"""From 1, because 0 is what a worker without training says."""
+"""Finished units, from 1, because a worker without training reports 0."""
 
 
 def count_unit() -> None:

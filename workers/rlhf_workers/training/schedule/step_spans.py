@@ -1,6 +1,6 @@
-"""Spans of training: the names of what a rank's schedule row did, and the time of what follows it.
+"""Spans of training: names for the actions of a rank's schedule row, and times of the work after it.
 
-Rule: a span is named for its pipeline and what was done, waits for peers among it. A measured part counts as progress.
+Rule: a span is named for its pipeline and its action, including waits for peers. A measured part counts as progress.
 """
 
 import time
@@ -23,7 +23,7 @@ def name_of(action: Action, table: ScheduleTable) -> str:
 
 
 def give_spans(span: SpanSink, timed: Sequence[TimedAction], table: ScheduleTable) -> None:
-    """Give `span` the time of each action of a row."""
+    """Pass the times of a row's actions to `span`."""
     for step in timed:
         stage, microbatch = str(step.action.stage), str(step.action.microbatch)
         span(name_of(step.action, table), step.start_ns, step.end_ns, stage=stage, microbatch=microbatch)
@@ -31,7 +31,7 @@ def give_spans(span: SpanSink, timed: Sequence[TimedAction], table: ScheduleTabl
 
 @contextmanager
 def measured(span: SpanSink, name: str) -> Iterator[None]:
-    """Give `span` the time of what runs within, unless it raises."""
+    """Pass the time of the block to `span`, unless it raises."""
     start = time.time_ns()
     yield
     count_unit()

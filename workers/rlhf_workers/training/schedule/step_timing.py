@@ -1,11 +1,11 @@
-"""How long pipeline steps take on this rank: single stages, transfers, and whole mini-batches under given schedules.
+"""Measures pipeline steps on this rank: single stages, transfers, and whole mini-batches under given schedules.
 
-Everything runs on made-up micro-batches of the job's shapes (half of the longest prompt and response), through the
-same executor as training. Rule: nothing that training reads is changed. Weights and moments are only read, gradients
-are zeroed again, losses go into objectives of their own, and no random number is drawn (made-up values are a fixed
-wave), so a job that measures trains the same bits as one that does not. All ranks must measure at the same time:
-mini-batches need all of them, and stages that share a machine slow each other down here as they do in training. A
-rank that dies here takes its group with it, as in training.
+Measurements use synthetic micro-batches of the job's shapes (half of the longest prompt and response), through the same
+executor as training. Rule: they never change state that training reads. Weights and moments are only read, gradients
+are zeroed again, losses go into separate objectives, and no random number is drawn (synthetic values are a fixed wave).
+So a job that measures trains the same bits as one that does not. All ranks must measure at the same time: mini-batches
+need all of them, and stages that share a machine slow each other down as in training. A rank that dies here ends its
+group, as in training.
 """
 
 import math
@@ -32,19 +32,19 @@ from rlhf_workers.training.stages.stage_work import StageWork
 from rlhf_workers.training.trainer import Trainer
 
 REPEATS: Final = 5
-"""Timed runs of a stage, of which the shortest counts: whatever else the machine does can only add to it."""
+"""Timed runs of a stage. The shortest counts, because other load on the machine only adds time."""
 STAGE_SECONDS: Final = 1.0
-"""A stage that takes long is timed less often, but never less than once."""
+"""Seconds after which a slow stage is not repeated; it is timed at least once."""
 TRANSFERS: Final = 8
 """Timed round trips between two neighbours."""
 ROOM_SHARE: Final = 0.9
-"""Of the free device memory: what activations may fill; the rest is for what kernels need for a moment."""
+"""Share of the free device memory for activations; the rest is for temporary memory of kernels."""
 
 Steps = Generator[None, None, None]
 
 
 def measure(trainer: Trainer, command: pb.Measure) -> Generator[None, None, pb.MeasureResult]:
-    """Measure what a command asks for, a bounded piece per step of the iterator, and return the answer."""
+    """Run the measurements of a command, a bounded part per step of the iterator, and return the answer."""
     result = pb.MeasureResult(measurement_id=command.measurement_id, activation_room_bytes=_room(trainer))
     try:
         if command.schedules:
@@ -59,7 +59,7 @@ def measure(trainer: Trainer, command: pb.Measure) -> Generator[None, None, pb.M
 
 
 def made_up_batch(trainer: Trainer) -> TrainingBatch:
-    """Return one mini-batch of the job's shapes: every sample half as long as the longest that the job allows."""
+    """Return one mini-batch of the job's shapes: every sample is half as long as the longest allowed one."""
     spec, size = trainer.spec, trainer.spec.algorithm.fields.mini_batch_size
     prompt, response = max(1, spec.rollout.max_prompt_tokens // 2), max(1, spec.rollout.max_response_tokens // 2)
     vocabulary = min(int(stage.config.vocab_size) for stage in trainer.stages.values())
@@ -81,7 +81,7 @@ def made_up_batch(trainer: Trainer) -> TrainingBatch:
 
 
 def made_up_work(trainer: Trainer) -> dict[int, StageWork]:
-    """Return `made_up_batch` as work of this rank's stages, with objectives of its own."""
+    """Return `made_up_batch` as work of this rank's stages, with separate objectives."""
     batch, fields = made_up_batch(trainer), trainer.spec.algorithm.fields
     rows = list(range(fields.mini_batch_size))
     plan = split_minibatch(
@@ -91,14 +91,16 @@ def made_up_work(trainer: Trainer) -> dict[int, StageWork]:
 
 
 def _wave(shape: Sequence[int]) -> torch.Tensor:
-    """Return values between -1 and 1 without a random number; not constant, so that no kernel finds a short cut."""
+    """Return values between -1 and 1 without a random number; not constant, so that kernels cannot take short cuts."""
     return torch.sin(torch.arange(math.prod(shape), dtype=torch.float32)).view(*shape)
 
 
 def _room(trainer: Trainer) -> int:
     if trainer.device.type != "cuda":
         return 0
-    known = device_sharers(trainer.device)  # of all groups; in a cluster ranks alone say with whom they are on a GPU
+    known = device_sharers(
+        trainer.device
+    )  # of all groups; in a cluster only ranks report with which ranks they share a GPU
     beside = 1 if known > 1 else trainer.communicator.transport.sharers
     return int(ROOM_SHARE * free_memory(trainer.device)) // beside
 
@@ -135,11 +137,12 @@ def _measure_stages(trainer: Trainer, result: pb.MeasureResult) -> Steps:
 
 
 def slowest_seconds(seconds: float, trainer: Trainer, model: str) -> float:
-    """Return the most of the seconds of all ranks that compute a stage of a model in step with this one, also by others
-    between them: all must go on, or none."""
+    """Return the maximum of `seconds` over all ranks that compute a stage of a model in step with this one, also
+    through other ranks: either all continue, or none."""
     layout = trainer.layout
     most = torch.tensor([seconds], dtype=torch.float64, device=trainer.device)
-    # Groups of unlike sizes overlap, up to a common multiple of ranks: what is most comes a group further each time.
+    # Groups of different sizes overlap up to a common multiple of ranks, so each pass carries the maximum one group
+    # further.
     for _ in range(math.lcm(layout.expert, layout.context) // max(layout.expert, layout.context)):
         for group in (layout.tensor_group(model), layout.expert_group, layout.context_group):
             if len(group) > 1:
@@ -148,8 +151,8 @@ def slowest_seconds(seconds: float, trainer: Trainer, model: str) -> float:
 
 
 def activation_bytes(trainer: Trainer, work: Mapping[int, StageWork], index: int, stage: int) -> int:
-    """Return the bytes that a forward of one micro-batch keeps for its backward. Weights in half precision, which all
-    micro-batches share, are not among them: they are those that a second forward finds again."""
+    """Return the bytes that a forward of one micro-batch keeps for its backward. Half-precision weights, which all
+    micro-batches share, are excluded: a second forward saves the same storages again."""
     row = stage_row(index, stage, work[index].stages, "B")
     counter = _SavedBytes({p.untyped_storage().data_ptr() for p in work[index].parameters(stage)})
     with (
@@ -163,7 +166,7 @@ def activation_bytes(trainer: Trainer, work: Mapping[int, StageWork], index: int
 
 
 def stage_row(pipeline: int, stage: int, stages: int, *backward: Kind) -> list[Action]:
-    """Return all that one stage does for micro-batch 0."""
+    """Return all actions of one stage for micro-batch 0."""
     before: tuple[Kind, ...] = ("RECV_F", "F") if stage > 0 else ("F",)
     between: tuple[Kind, ...] = ("SEND_F", "RECV_B") if stage < stages - 1 else ()
     after: tuple[Kind, ...] = (backward[0], "SEND_B") if stage > 0 else (backward[0],)
@@ -175,13 +178,13 @@ def stage_row(pipeline: int, stage: int, stages: int, *backward: Kind) -> list[A
 
 
 def _run_stage(trainer: Trainer, work: Mapping[int, StageWork], row: Sequence[Action]) -> dict[str, float]:
-    """Run a row; return kind of computation -> seconds; what other ranks would send is made up."""
+    """Run a row with synthetic input from other ranks; return kind of computation -> seconds."""
     measured = execute(row, work, NoCommunicator(), 0, trainer.device_timers)
     return {step.action.kind: (step.end_ns - step.start_ns) / 1e9 for step in measured if step.action.peer is None}
 
 
 class NoCommunicator:
-    """Peers that are not there: what they would send is a wave, what they would take is dropped."""
+    """Stands in for absent peers: receives give a wave, sends are dropped."""
 
     transport = GroupTransport("gloo")
 
@@ -208,7 +211,7 @@ class NoCommunicator:
 
 
 class Arrived:
-    """A transfer that is over."""
+    """A completed transfer."""
 
     def wait(self) -> None: ...
 
@@ -218,11 +221,12 @@ class Arrived:
 
 @dataclass
 class _SavedBytes:
-    """Bytes that forward steps keep for their backward, each storage once; `known` storages (weights) do not count."""
+    """Counts bytes that forward steps keep for their backward, each storage once, without the `known` ones
+    (weights)."""
 
     known: set[int]
     total: int = 0
-    _kept: list[Any] = field(default_factory=list)  # held, so that no address is used twice
+    _kept: list[Any] = field(default_factory=list)  # keeps storages alive, so that no address is reused
 
     def pack(self, tensor: torch.Tensor) -> torch.Tensor:
         storage = tensor.untyped_storage()
@@ -265,7 +269,7 @@ def _measure_transfers(trainer: Trainer, result: pb.MeasureResult) -> None:
 
 
 def _measure_tables(trainer: Trainer, command: pb.Measure, result: pb.MeasureResult) -> Steps:
-    """Time mini-batches under each schedule in turn, so that a slow moment of the machine falls on all alike."""
+    """Time mini-batches under each schedule in rotation, so that a slow moment of the machine affects all alike."""
     tables = [ScheduleTable.model_validate_json(schedule) for schedule in command.schedules]
     work = made_up_work(trainer)
     times: list[list[float]] = [[] for _ in tables]

@@ -1,9 +1,9 @@
-"""Low-rank adapters of a pipeline stage: putting them in, starting them, and what is published of them.
+"""Low-rank adapters of a pipeline stage: their insertion, initial values, and publication.
 
-A checkpoint of a model is a PEFT folder; a critic's value head is in it whole. Rule: where A begins follows from the
-job's seed, the model's role and the parameter's name alone, never from who holds the stage. Merged weights are rounded
-once, to the type they are published in. Frozen weights that models of one folder share are one tensor on a rank, which
-must never be changed.
+A checkpoint of a model is a PEFT folder, which contains a critic's whole value head. Rule: the initial A depends only
+on the job's seed, the model's role and the parameter's name, never on the rank that holds the stage. Merged weights are
+rounded once, to the type in which they are published. Frozen weights that models of one folder share are one tensor on
+a rank, which must never be changed.
 """
 
 import hashlib
@@ -27,8 +27,8 @@ from rlhf_workers.weights.tensor_file import TensorFolder
 
 
 def require_no_experts(config: Any, field: str) -> None:
-    """WorkError ModelUnsupported for a model whose layers have experts: their matrices lie in one tensor, beside which
-    PEFT has no adapters that engines read, and adapters of the attention alone were not asked for."""
+    """Raise WorkError ModelUnsupported for a model with experts. Their matrices are in one tensor, for which PEFT has
+    no adapters that engines read, and the manifest does not request adapters of attention only."""
     if has_experts(config):
         raise WorkError(
             "ModelUnsupported",
@@ -40,9 +40,9 @@ def require_no_experts(config: Any, field: str) -> None:
 
 
 def freeze(stage: ModelStage, compute: torch.dtype) -> None:
-    """Freeze a stage that holds no memory yet: its matrices are held in the type that they compute in, and no more.
+    """Freeze a stage without memory: its matrices get only their compute type.
 
-    Norms and biases, whose sums are float32, and a value head, which is trained, stay as they are.
+    Norms and biases, whose sums are float32, and a trained value head do not change.
     """
     for name, parameter in stage.named_parameters():
         trained = name in (VALUE_HEAD, SCORE_HEAD)
@@ -52,7 +52,7 @@ def freeze(stage: ModelStage, compute: torch.dtype) -> None:
 
 
 def put_in(stage: ModelStage, settings: Lora, seed: int, model: str) -> None:
-    """Put adapters into a loaded stage: A uniform within 1 / sqrt(its columns), as PEFT begins it, and B zero."""
+    """Insert adapters into a loaded stage: A uniform within 1 / sqrt(its columns), as in PEFT, and B zero."""
     adapt(stage.model.layers, settings)
     with torch.no_grad():
         for name, parameter in stage.named_parameters():
@@ -64,18 +64,18 @@ def put_in(stage: ModelStage, settings: Lora, seed: int, model: str) -> None:
 
 
 def _begin(shape: torch.Size, key: str) -> torch.Tensor:
-    """Uniform values of `shape` that follow from `key`, made on the CPU so that every device begins alike."""
+    """Return uniform values of `shape` derived from `key`, computed on the CPU so that every device starts alike."""
     generator = torch.Generator().manual_seed(int.from_bytes(hashlib.sha256(key.encode()).digest()[:8], "little"))
     bound = 1 / math.sqrt(shape[1])
     return (torch.rand(shape, generator=generator) * 2 - 1) * bound
 
 
 Trunk = dict[tuple[str, str], torch.nn.Parameter]
-"""(Folder, name) -> the frozen tensor that every stage of this rank uses in its place."""
+"""(Folder, name) -> the frozen tensor that all stages of this rank share."""
 
 
 def share(stage: PipelineStage, folder: str, trunk: Trunk) -> None:
-    """Let a stage use the frozen tensors that `trunk` has of its folder, and give it those that it lacks."""
+    """Replace a stage's frozen tensors by those of its folder in `trunk`, and add the missing ones to it."""
     for name, parameter in list(stage.named_parameters()):
         if parameter.requires_grad:
             continue
@@ -86,8 +86,8 @@ def share(stage: PipelineStage, folder: str, trunk: Trunk) -> None:
 
 
 def load(stage: PipelineStage, folder: Path, settings: Lora, field: str) -> None:
-    """Take the adapters, and the value head, of a PEFT folder, which `field` names. WorkError when it has others than
-    the manifest says."""
+    """Load the adapters, and the value head, from the PEFT folder that `field` names. Raises WorkError if they do not
+    match the manifest."""
     peft_folder.check(folder, settings, field)
     tensors = TensorFolder([folder / ADAPTER_WEIGHTS], field)
     with torch.no_grad():
@@ -98,8 +98,8 @@ def load(stage: PipelineStage, folder: Path, settings: Lora, field: str) -> None
 
 
 def merged_parameters(stage: PipelineStage, compute: torch.dtype) -> Iterator[tuple[str, torch.Tensor]]:
-    """Yield (Hugging Face name, tensor in `compute`) of a stage as one model without adapters; each is made when it is
-    asked for."""
+    """Yield (Hugging Face name, tensor in `compute`) of a stage as one model without adapters; each is computed on
+    demand."""
     adapted = {f"{name}.weight": part for name, part in stage.named_modules() if isinstance(part, LoraLinear)}
     for name, parameter in stage.named_parameters():
         if name.endswith((A_SUFFIX, B_SUFFIX)) or name in stage.duplicates:
@@ -108,8 +108,8 @@ def merged_parameters(stage: PipelineStage, compute: torch.dtype) -> Iterator[tu
 
 
 def published_alone(stage: PipelineStage, compute: torch.dtype) -> Iterator[tuple[str, torch.Tensor]]:
-    """Yield (name, tensor) of what is trained: A and B in float32, so that merging them gives the same weights
-    wherever it is done, and a value head in `compute`."""
+    """Yield (name, tensor) of the trained parameters: A and B in float32, so that merging gives the same weights
+    everywhere, and a value head in `compute`."""
     for name, parameter in stage.named_parameters():
         if parameter.requires_grad:
             yield name, parameter.detach() if name.endswith((A_SUFFIX, B_SUFFIX)) else parameter.detach().to(compute)
@@ -121,7 +121,7 @@ def saved_whole(head: Head) -> tuple[str, ...]:
 
 
 def require_none(folder: Path) -> None:
-    """WorkError AdapterMismatch when a checkpoint is one of adapters, and the job trains all weights."""
+    """Raise WorkError AdapterMismatch if a checkpoint contains adapters and the job trains all weights."""
     if (folder / ADAPTER_CONFIG).is_file():
         why = f"is not set, and {folder} holds adapters: set it as it was when they were saved"
         raise peft_folder.mismatch(LORA_FIELD, why)

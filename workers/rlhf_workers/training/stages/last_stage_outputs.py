@@ -1,7 +1,7 @@
-"""What the last stage makes of its states for the trained tokens of a micro-batch: log-probabilities, values, scores.
+"""Outputs of the last stage for the trained tokens of a micro-batch: log-probabilities, values, scores.
 
-Rule: whoever asks gets the numbers of all trained tokens. A rank that has some positions of the rows makes its own, the
-others' come from its group, and a gradient goes back through its own alone; so losses know nothing of it.
+Rule: the caller gets the numbers of all trained tokens. A rank with some positions of the rows computes its own; the
+others come from its group, and a gradient flows back only through its own. So losses do not depend on the division.
 """
 
 import torch
@@ -14,8 +14,8 @@ from rlhf_workers.training.stages.pipeline_stage import PipelineStage
 def token_log_probabilities(
     stage: PipelineStage, hidden: torch.Tensor, microbatch: MicroBatch, temperature: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return (log-probability, entropy) of each trained token, float32 [n], by normed states [b, L, hidden], or [b, l,
-    hidden] of a rank's own positions; see `selected_log_probabilities`."""
+    """Return (log-probability, entropy) of each trained token, float32 [n], from normed states [b, L, hidden], or [b,
+    l, hidden] for a rank's own positions; see `selected_log_probabilities`."""
     cut, own, states = microbatch.cut, microbatch.own, hidden.flatten(0, 1)
     if cut is None or own is None:
         logits = stage.logits(states.index_select(0, microbatch.positions))
@@ -27,7 +27,7 @@ def token_log_probabilities(
 
 
 def token_values(stage: PipelineStage, hidden: torch.Tensor, microbatch: MicroBatch) -> torch.Tensor:
-    """Return the value before each trained token, float32 [n], by states as above."""
+    """Return the value before each trained token, float32 [n], from states as above."""
     cut, own, states = microbatch.cut, microbatch.own, hidden.flatten(0, 1)
     if cut is None or own is None:
         return stage.values(states.index_select(0, microbatch.positions))
@@ -35,7 +35,7 @@ def token_values(stage: PipelineStage, hidden: torch.Tensor, microbatch: MicroBa
 
 
 def response_scores(stage: PipelineStage, hidden: torch.Tensor, microbatch: MicroBatch) -> torch.Tensor:
-    """Return the score of each sample, float32 [b], read at its last trained token, by states as above."""
+    """Return the score of each sample, float32 [b], at its last trained token, from states as above."""
     cut, states, last = microbatch.cut, hidden.flatten(0, 1), _last_tokens(microbatch)
     if cut is None:
         return stage.scores(states.index_select(0, last))
@@ -44,8 +44,8 @@ def response_scores(stage: PipelineStage, hidden: torch.Tensor, microbatch: Micr
 
 
 def _last_tokens(microbatch: MicroBatch) -> torch.Tensor:
-    """Return the place of the last trained token of each sample, int64 [b]; the first token of one without.
+    """Return the index of the last trained token of each sample, int64 [b]; for a sample without any, its first token.
 
-    `positions` are of the states before the tokens; the state *of* the last token is the next one.
+    `positions` refer to the states before the tokens; the state *of* the last token is the next one.
     """
     return microbatch.first.scatter_reduce(0, microbatch.samples, microbatch.positions + 1, "amax")

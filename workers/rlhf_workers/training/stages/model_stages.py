@@ -1,14 +1,13 @@
-"""Cutting a Hugging Face causal language model into pipeline stages that keep its parameter names.
+"""Cuts a Hugging Face causal language model into pipeline stages with its parameter names.
 
-A stage holds its own layers; the first also the embedding, the last the final norm and its head: the language
-model's, or a value head for a critic. It is built without ever allocating the rest of the model, and reads its own
-tensors only.
+A stage holds its own layers; the first also the embedding, the last the final norm and its head: the language model's,
+or a value head for a critic. Its construction never allocates the rest of the model, and reads only its own tensors.
 
-Rule: batches are padded on the right, so a causal mask alone keeps padding out of every real position; in a packed row
-each sample has positions of its own, and `packed_attention` keeps it apart from the others. Modules stay in eval mode:
-dropout would make the trained policy another one than that which sampled. Only families whose whole forward is
-embedding, layers, norm and head are taken; others would train silently wrong. Experts are chosen and weighed by the
-layer's own router, through which the loss's gradient flows; no loss that balances them is added.
+Rule: batches are padded on the right, so a causal mask is enough to separate padding from real positions. In a packed
+row each sample has its own positions, and `packed_attention` separates it from the others. Modules stay in eval mode:
+with dropout the trained policy would differ from the sampling one. Only families whose whole forward is embedding,
+layers, norm and head are supported; others would silently train wrong. The layer's own router chooses and weights
+experts, and the loss's gradient flows through it; there is no balancing loss.
 """
 
 from collections.abc import Callable
@@ -32,14 +31,14 @@ from rlhf_workers.weights.expert_files import NAMES, as_parameters
 from rlhf_workers.weights.tensor_file import TensorFolder
 
 FAMILIES: Final = ("llama", "mistral", "qwen2", "qwen3", "gemma2", *NAMES)
-"""`model_type`s whose stages are tested to equal the whole model."""
+"""`model_type`s for which tests compare stages with the whole model."""
 
 
 class ModelStage(PipelineStage):
     """Parameter names are Hugging Face's."""
 
     def __init__(self, skeleton: Any, layers: range, stages_after: int, head: Head) -> None:
-        """Takes the modules it needs from `skeleton` (on the meta device); they hold no memory yet."""
+        """Take the needed modules from `skeleton` (on the meta device); they have no memory yet."""
         super().__init__(skeleton.config, layers, stages_after, head)
         self.model: Any = nn.Module()
         if self.is_first or (self.is_last and self.tied):
@@ -71,7 +70,7 @@ class ModelStage(PipelineStage):
         return self.model.norm(hidden) if self.is_last else hidden
 
     def _whole_rows(self, hidden: torch.Tensor, packed: tuple[int, ...] | None) -> dict[str, dict[str, Any]]:
-        """Return what layers of each attention kind take beside states of whole rows."""
+        """Return the inputs of layers besides states of whole rows, by attention kind."""
         rotation, masks = self._geometry(hidden, max(packed or (hidden.shape[1],)))
         of_row: dict[str, Any] = {"position_embeddings": rotation}
         if packed is not None:
@@ -80,7 +79,7 @@ class ModelStage(PipelineStage):
         return {kind: {"attention_mask": mask, **of_row} for kind, mask in masks.items()}
 
     def _cut_rows(self, hidden: torch.Tensor, cut: ContextCut) -> dict[str, dict[str, Any]]:
-        """Return what layers of each attention kind take beside states of some positions."""
+        """Return the inputs of layers besides states of some positions, by attention kind."""
         with torch.no_grad():
             rotation = self._rotation(hidden, max(cut.lengths))
             own = tuple(part.index_select(1, cut.positions) for part in rotation)
@@ -101,7 +100,7 @@ class ModelStage(PipelineStage):
 
 
 def read_config(folder: Path, field: str, stages: int) -> Any:
-    """Return the model's configuration, after checking that it can be cut into `stages`."""
+    """Return the model's configuration, after a check that it can be cut into `stages`."""
     try:
         config = transformers.AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
     except Exception as error:
@@ -128,7 +127,7 @@ def read_config(folder: Path, field: str, stages: int) -> Any:
 
 
 def attention_of(job: RLHFJob) -> Attention:
-    """Return how attention is computed: written out in a deterministic job, as its sums have one order."""
+    """Return the attention implementation: explicit in a deterministic job, because its sums have one order."""
     whole: Attention = "eager" if job.spec.deterministic else "sdpa"
     if job.spec.training.parallelism.context > 1:
         return CUT[whole]
@@ -146,11 +145,11 @@ def build_stage(
     freeze: Callable[[ModelStage], None] | None = None,
     make: "Callable[[Any, range, int, Head], ModelStage] | None" = None,
 ) -> ModelStage:
-    """Return one stage on `device` with float32 master weights, read from `tensors` (whatever type the file has).
+    """Return one stage on `device` with float32 master weights, read from `tensors` of any type.
 
-    `freeze` says of a stage without memory which parameters are not trained, and their type; None: all are trained.
-    `make` makes the stage without memory, of the arguments of ModelStage; None: ModelStage itself.
-    WorkError as `PipelineStage.fill`.
+    `freeze` marks untrained parameters of a stage without memory and sets their type; None: all are trained. `make`
+    creates the stage without memory from the arguments of ModelStage; None: ModelStage itself. Raises WorkError like
+    `PipelineStage.fill`.
     """
     if getattr(config, "attn_logit_softcapping", None) is not None:
         attention = WRITTEN_OUT[attention]  # the fused kernel has no soft cap
@@ -168,7 +167,7 @@ def build_stage(
         if module._non_persistent_buffers_set:
             for parameter in module.parameters(recurse=False) if make else ():
                 parameter._is_hf_initialized = True  # type: ignore[attr-defined]  # random numbers would need all ranks
-            skeleton._init_weights(module)  # rotations and scales that no file holds
+            skeleton._init_weights(module)  # rotations and scales that no file contains
     built.fill(as_parameters(tensors, config.model_type))
     built.eval()
     if freeze is None:

@@ -1,10 +1,11 @@
-"""Attention in packed rows, registered with transformers: a row is samples one behind the other, none sees another.
+"""Attention in packed rows, registered with transformers: a row is a concatenation of samples that do not see each
+other.
 
-Owns that keys are those of the query's own sample, that positions begin anew with each, and how an attention function
-is applied part by part, here and by `context_attention`. Rule: a sample is computed as if it were alone, by the same
-functions on its part of the row, so no score of two samples is ever made, and memory and work grow with the squares of
-the samples' lengths, never with the row's. Must never copy a row for each sample: parts are cut, and their gradients
-joined, once.
+Owns the rules that keys are those of the query's own sample and that positions restart with each sample, and the
+application of an attention function part by part, here and in `context_attention`. Rule: a sample is computed as if it
+were alone, with the same functions on its part of the row. So no score between two samples is computed, and memory and
+work grow with the squares of the samples' lengths, not of the row's. Must never copy a row per sample: parts are cut,
+and their gradients joined, once.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -18,9 +19,9 @@ from transformers.models.gemma2.modeling_gemma2 import eager_attention_forward
 from rlhf_workers.training.stages.pipeline_stage import Attention
 
 PACKED: Final = "sample_lengths"
-"""Argument of a layer that it passes on to its attention: tokens of each sample of the row."""
+"""Layer argument for its attention: tokens of each sample of the row."""
 PACKED_ROWS: Final[Mapping[Attention, Attention]] = {"eager": "packed_eager", "sdpa": "packed_sdpa"}
-"""What computes packed rows by what computes padded ones."""
+"""Attention for padded rows -> attention for packed rows."""
 WRITTEN_OUT: Final[Mapping[Attention, Attention]] = {
     "eager": "eager",
     "sdpa": "eager",
@@ -29,21 +30,22 @@ WRITTEN_OUT: Final[Mapping[Attention, Attention]] = {
     "context_eager": "context_eager",
     "context_sdpa": "context_eager",
 }
-"""What stands in where the fused kernel cannot compute a model."""
+"""Attention -> explicit replacement for models that the fused kernel cannot compute."""
 
 Part = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | None]
 """Queries [b, heads, l, width], their keys and values [b, groups, L, width], and the mask of these."""
 Parts = Callable[[Part, dict[str, Any]], Iterable[Part]]
-"""(what attention was given, other arguments, of which it takes its own) -> parts whose results follow one another."""
+"""(inputs of attention, other arguments, from which it removes its own) -> parts whose results are concatenated."""
 
 
 def repeated(rotation: torch.Tensor, packed: tuple[int, ...]) -> torch.Tensor:
-    """Return [1, L, width] of a row, of the first positions' [1, at least the longest sample, width]."""
+    """Return rotations [1, L, width] of a row, from those of the first positions, [1, at least the longest sample,
+    width]."""
     return torch.cat([rotation[:, :length] for length in packed], dim=1)
 
 
 def in_parts(attend: Any, parts: Parts) -> Any:
-    """Return an attention function of transformers that applies another to each part of what it is given."""
+    """Return an attention function of transformers that applies another one to each part of its input."""
 
     def attention(
         module: torch.nn.Module,
@@ -61,17 +63,17 @@ def in_parts(attend: Any, parts: Parts) -> Any:
 
 
 def _samples(given: Part, arguments: dict[str, Any]) -> Iterator[Part]:
-    """Yield the samples of a packed row; the whole input where no lengths are given."""
+    """Yield the samples of a packed row; the whole input if no lengths are given."""
     query, key, value, mask = given
     lengths = arguments.pop(PACKED, None)
     if lengths is None:
         yield given
         return
-    # A mask depends on the distance alone, so that of a shorter sample is a corner of the longest one's.
+    # A mask depends only on the distance, so that of a shorter sample is a corner of the longest one's.
     masks = [None if mask is None else mask[..., :length, :length] for length in lengths]
     yield from zip(*(whole.split(lengths, dim=2) for whole in (query, key, value)), masks, strict=True)
 
 
-# Written out it is every family's, with its soft cap.
+# Explicit attention works for every family, including its soft cap.
 AttentionInterface.register("packed_eager", in_parts(eager_attention_forward, _samples))
 AttentionInterface.register("packed_sdpa", in_parts(sdpa_attention_forward, _samples))

@@ -1,9 +1,8 @@
-"""All that a stage keeps between two trainings, between host memory and its device: weights, buffers, moments.
+"""Moves a stage's state between two trainings to host memory and back: weights, buffers, moments.
 
-Rule: that of `weights.offload`; frozen weights, as a trunk below adapters, are copied to host memory once. Moments
-that are in host memory anyway (parallelism.offloadOptimizer) stay where they are. Gradients are not among it, as they
-are zero between two trainings; nor are masks and rotations, which are made again, nor AdamW's count of steps, a scalar
-that stays where it is.
+Rule: that of `weights.offload`; frozen weights, such as a trunk below adapters, are copied to host memory once. Moments
+that are already in host memory (parallelism.offloadOptimizer) do not move. The state excludes gradients, which are zero
+between two trainings; masks and rotations, which are recomputed; and AdamW's step count, a scalar that does not move.
 """
 
 from collections.abc import Collection, Iterator, Mapping
@@ -17,7 +16,7 @@ from rlhf_workers.weights.offload import OffloadableWeights, OffloadMemory
 
 
 class StageCopy(OffloadableWeights):
-    """Of one stage and its optimizer."""
+    """Copy of one stage and its optimizer."""
 
     def __init__(
         self,
@@ -56,20 +55,20 @@ class StageCopies(TrainingHook):
         self._optimizers, self.copies = optimizers, list[StageCopy]()
         moved: set[int] = set()
         for key, stage in stages.items():
-            if optimizers[key].part:  # parts do not move: rules refuse ranks that share a device with others
+            if optimizers[key].part:  # parts do not move: rules reject ranks that share a device
                 continue
             self.copies.append(StageCopy(stage, optimizers[key], device, frozenset(moved)))
             moved |= {id(part) for part in stage.parameters()}
 
     def offload(self) -> None:
-        """Move weights and moments to host memory and free the gradients, which are all zero between two trainings."""
+        """Move weights and moments to host memory and free the gradients, which are zero between two trainings."""
         for optimizer in self._optimizers.values():
             optimizer.drop_gradients()
         for copy in self.copies:
             copy.offload()
 
     def onload(self) -> None:
-        """Move everything back to the device, as it was."""
+        """Move everything back to the device unchanged."""
         for copy in self.copies:
             copy.onload()
         for optimizer in self._optimizers.values():

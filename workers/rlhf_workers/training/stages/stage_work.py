@@ -1,4 +1,4 @@
-"""What the stages of one pipeline compute on one mini-batch: the executor's `PipelineWork`, made of real stages."""
+"""Work of one pipeline's stages on one mini-batch: the executor's `PipelineWork` for real stages."""
 
 from collections.abc import Callable, Mapping, Sequence
 
@@ -11,16 +11,16 @@ from rlhf_workers.training.parallel.rank_layout import RankLayout
 from rlhf_workers.training.stages.pipeline_stage import PipelineStage
 
 Ending = Callable[[PipelineStage, torch.Tensor, MicroBatch], torch.Tensor]
-"""What the last stage makes of its normed states [b, L, hidden] of a micro-batch of tokens [b, L]: its loss, where
-one is trained."""
+"""Function of the last stage's normed states [b, L, hidden] and a micro-batch of tokens [b, L]; in training it returns
+the loss."""
 Note = Callable[[PipelineStage, torch.Tensor, MicroBatch], None]
-"""Told of the last stage, its normed states [b, L, hidden] and their micro-batch; must not change them."""
+"""Receives the last stage, its normed states [b, L, hidden] and their micro-batch; must not change them."""
 
 
 class StageWork:
-    """The stages of one pipeline that this rank holds, over the micro-batches of one replica.
+    """The stages of one pipeline on this rank, over the micro-batches of one replica.
 
-    Hidden states cross stages in float32, whatever the compute type: a split changes no rounding.
+    Hidden states cross stages in float32 for any compute type, so a split changes no rounding.
     """
 
     def __init__(
@@ -32,7 +32,7 @@ class StageWork:
         compute: torch.dtype,
         notes: Sequence[Note] = (),
     ) -> None:
-        """`notes` see what the last stage makes."""
+        """`notes` receive the outputs of the last stage."""
         self.stages, self._notes = stages, notes
         self.held, self._microbatches, self._ending, self._compute = held, microbatches, ending, compute
         self._any_stage = next(iter(held.values()))
@@ -70,9 +70,9 @@ def mini_batch_work(
     compute: torch.dtype,
     notes: Mapping[str, Sequence[Note]],
 ) -> dict[int, StageWork]:
-    """Return what a rank computes of a mini-batch, by pipeline index: of the models that have an ending.
+    """Return a rank's work on a mini-batch, by pipeline index, for the models with an ending.
 
-    `cell` makes the micro-batch of some samples; models that have the same samples in one share it.
+    `cell` makes the micro-batch of some samples; models with the same samples in one share it.
     """
     made: dict[tuple[int, ...], MicroBatch] = {}
     work = {}
