@@ -1,4 +1,5 @@
 """`python -m rlhf_operator`: the operator process.
+
 It can be killed at any moment: jobs keep running, and the next process lists what exists and continues. Exit codes: 0
 after SIGTERM, 1 when the lease is lost or an essential task ends, 2 when the process cannot start.
 """
@@ -280,6 +281,7 @@ def verdict(done: set[asyncio.Task[None]]) -> int:
 
 async def ended(tasks: Sequence[asyncio.Task[None]]) -> None:
     """Cancel the tasks once per second until all have ended, for at most END_SECONDS.
+
     Cancellation is repeated because a library may swallow one.
     """
     pending = set(tasks)

@@ -1,4 +1,5 @@
 """Caches results of pure functions of long texts within a limit of entries and of characters.
+
 Rule: the number of entries alone is not a bound. A manifest may have a million characters, and its author may edit it
 every second; a thousand of those would fill the operator's memory.
 """

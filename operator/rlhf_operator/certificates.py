@@ -1,4 +1,5 @@
 """Issues the certificates of one job: its own authority, and one certificate for all its processes (ECDSA P-256).
+
 Rule: a job trusts its own authority only, so it refuses processes of other jobs. Peers are verified by
 `channels.SERVER_NAME` rather than by pod names, which change. The authority's key is in `Authority`, which must never
 be mounted into a pod because user code runs there; pods get `Certificates`. Must never read a clock.

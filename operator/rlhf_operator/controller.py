@@ -1,4 +1,5 @@
 """Runs one reconcile of one job: observe, decide, carry out the plan, and return when the next one is due.
+
 Rule: `reconcile` makes the decisions. The status is written first, and only if the job has not changed in anything that
 reconcile reads. On a conflict the rest of the plan is dropped, and the job is reconciled again with its newer version.
 A reconcile may die at any line; the next one observes what was done and continues.
@@ -80,6 +81,7 @@ class Controller:
 
     async def reconcile(self, key: str) -> float | None:
         """Reconcile one job; return the seconds until the next reconcile, or None to wait for a change.
+
         Raises ApiError.
         """
         trace = self._traces.begin(key)
@@ -213,6 +215,7 @@ class Controller:
 
     async def _write_status(self, key: str, job: Json, plan: ReconcilePlan) -> None:
         """Write the status to a version of the job that differs from `job` in nothing that reconcile reads.
+
         Raises ConflictError if the job has changed, and other ApiErrors.
         """
         meta, version = job["metadata"], str(job["metadata"]["resourceVersion"])

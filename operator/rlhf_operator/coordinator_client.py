@@ -1,4 +1,5 @@
 """Reads coordinators over mutual TLS in the background, so that a slow one never delays a reconcile.
+
 Rule: a reading is data with its time; a failed reading gives the reason as text. A coordinator runs in its user's pod,
 so a reply may contain anything that the message type allows. `reading_of` accepts values of the right type within
 bounds and drops the rest. The operator sends a coordinator the sizes of its groups. To stop a job it deletes the
@@ -88,6 +89,7 @@ class _Known:
 
 class Coordinators:
     """The latest reading for each job key; each coordinator is read regularly until `forget`.
+
     `on_change(key)` is called when a reading differs from the previous one, or when it fails for a new reason. A job
     without news causes no reconcile.
     """
@@ -106,6 +108,7 @@ class Coordinators:
 
     def refresh(self, key: str, address: str, certificates: Certificates, sign: object = None) -> None:
         """Read the coordinator at this address from now on, and less often while it does not answer.
+
         `sign` is the observed state of the coordinator's pod. When it changes, the next attempt starts at once.
         """
         known = self._known.get(key)

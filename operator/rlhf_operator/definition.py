@@ -1,4 +1,5 @@
 """Waits until the API server serves RLHFJobs, and reports the problem to the readiness probe.
+
 Rule: a missing definition never ends the operator. The operator may start before the definition is installed, and
 continues after it was deleted and restored. While it waits it sends at most one request per RETRY_SECONDS, after a
 short start, and logs a line when the problem changes.

@@ -1,4 +1,5 @@
 """Posts events on RLHFJobs in the background.
+
 Rule: posting never delays a reconcile. An event that cannot be posted is dropped and logged. Reconcile reports each
 transition once, so this module aggregates nothing.
 """

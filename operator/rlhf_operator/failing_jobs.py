@@ -1,4 +1,5 @@
 """Counts consecutive failed reconciles of each job and remembers what its user was shown.
+
 Rule: decides nothing and sends nothing. A single failure is not reported, because an API server may be upgraded or
 busy. Several in a row are reported in the job's status, or in an event if the status cannot be written. The counts are
 lost with the process.

@@ -1,4 +1,5 @@
 """Serves health and metrics over HTTP: /healthz, /readyz, /metrics.
+
 Rule: health describes the work rather than the process: jobs are reconciled and changes arrive. The event loop of the
 work also answers the probes, so a blocked loop does not answer. An API server that cannot be reached, or a missing
 definition of RLHFJobs, makes the operator unready but is no reason for a restart.

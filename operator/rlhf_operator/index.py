@@ -1,4 +1,5 @@
 """The operator's memory of the cluster: the newest version of every job, and small records of its objects.
+
 Rule: filled from watches and from the answers to our own writes. The newer version of an object wins, whatever the
 order of arrival. An object belongs to a job if its controller is the RLHFJob of that uid, whatever its labels say. An
 object of somebody else only occupies its name. An object that cannot be read stays recorded, because otherwise it would
@@ -90,6 +91,7 @@ class Index:
         self, on_unreadable: Callable[[str, str, UnreadableObject], None] | None = None, operator_class: str = ""
     ) -> None:
         """`on_unreadable(kind, key, what)` is called for an object that cannot be read, once for each reason.
+
         Jobs with another class than `operator_class` are hidden from callers.
         """
         self._class = operator_class
@@ -154,6 +156,7 @@ class Index:
 
     def pods(self, key: str, uid: str) -> tuple[dict[str, ObservedPod], frozenset[str]]:
         """Return the pods of the job of that uid by name, and the names that other pods occupy.
+
         Other pods belong to an earlier job of the same name or to somebody else, or cannot be read.
         """
         result = self._pods.get(key, {})
@@ -168,6 +171,7 @@ class Index:
 
     def put_pod(self, key: str, body: Mapping[str, Any]) -> bool:
         """Store a version of a pod; return whether anything that decisions read has changed.
+
         The answer to a pod's creation is metadata only; the watch then delivers the whole pod with the same version.
         """
         pod = pod_of(body)
@@ -188,6 +192,7 @@ class Index:
     def drop_pod(self, key: str, name: str, uid: str, last: Mapping[str, Any] | None = None) -> None:
         """Drop a deleted pod. `last`: its last version; a pod with a deletion time is recorded until it is accounted
         for.
+
         The deletion may be requested and completed between two reconciles, so that none of them sees the pod
         terminating.
         """
@@ -273,6 +278,7 @@ class Index:
 
     def put_queue_object(self, key: str, kind: str, api: QueueApi, body: Mapping[str, Any]) -> bool:
         """Store a version of a queue's object with its status; return whether decisions may change.
+
         If the new version cannot be read, the last readable one stays, so that an admitted job continues.
         """
         try:

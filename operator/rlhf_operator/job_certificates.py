@@ -1,4 +1,5 @@
 """Reads, issues and renews the certificates of jobs in the cluster.
+
 A job has two Secrets: its pods mount one, and no pod mounts the other, which has the authority's key. Certificates that
 were read are cached while all pods run and the coordinator answers, because pods keep what they mounted. Rule: an
 existing authority is never replaced, because running processes trust it alone. The authority is created and never
@@ -56,6 +57,7 @@ class JobCertificates:
 
     async def current(self, key: str, uid: str, now: datetime, *, needed: bool) -> StoredCertificates | None:
         """Return the certificates in the job's Secret; None if there are no usable ones.
+
         `needed`: a starting pod would hang without the Secret, or the coordinator does not answer with the cached
         certificates.
         """

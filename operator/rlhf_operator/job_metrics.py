@@ -1,4 +1,5 @@
 """Prometheus metrics of every job, produced on each scrape from one small tuple per job.
+
 Rule: no metric objects are stored, because each takes a kilobyte: a job has some forty series, and a cluster thousands
 of jobs. Jobs in the same state share one tuple; times and progress, which differ, are stored separately. A job's
 metrics end with the job. Labels and help come from the catalogue (`rlhf_common.metrics.operator`).
@@ -60,6 +61,7 @@ class JobSeries(Collector):
 
     def page(self) -> bytes:
         """Return the metrics as Prometheus text.
+
         The client library's writer takes several times as long, mostly to repeat checks of the catalogue.
         """
         lines = {metric.name: [_head(metric)] for metric in JOB_METRICS}

@@ -1,4 +1,5 @@
 """Creates, changes, labels and deletes the objects of jobs, and leaves objects of others alone.
+
 Rule: the first attempt is to create. An existing object is changed only if the job's uid is that of the controller in
 its ownerReferences; labels do not count. The change names the uid that was seen, so that it fails if the object was
 replaced. An object of somebody else with a name that the job needs is reported and left unchanged. Meanwhile no pod is
@@ -102,6 +103,7 @@ class WriteResult:
 
 async def write(client: KubernetesClient, manifest: Json, *, known: bool = False) -> Json:
     """Create an object of a job, or change it if the job controls it; return its metadata.
+
     `known`: the object is assumed to exist; an exhausted quota refuses a creation but allows a change. Raises
     OccupiedError, LeavingError, and ConflictError if the object repeatedly appears and disappears.
     """
@@ -123,7 +125,7 @@ async def write(client: KubernetesClient, manifest: Json, *, known: bool = False
 
 
 def ensure_ours(manifest: Mapping[str, Any], there: Mapping[str, Any]) -> None:
-    """Raise OccupiedError or LeavingError if the object with metadata `there` does not belong to the job of `manifest`."""
+    """Raise OccupiedError or LeavingError if the object with metadata `there` is not of the job of `manifest`."""
     [ours] = manifest["metadata"]["ownerReferences"]
     if owner_of(there) == ours["uid"]:
         return
@@ -136,7 +138,7 @@ def ensure_ours(manifest: Mapping[str, Any], there: Mapping[str, Any]) -> None:
 
 
 def ensure_stays(manifest: Mapping[str, Any], there: Mapping[str, Any]) -> None:
-    """Raise LeavingError or KeptError if the object with metadata `there` is being deleted; a write cannot change that."""
+    """Raise LeavingError or KeptError if the object with metadata `there` is being deleted."""
     if not there.get("deletionTimestamp"):
         return
     if finalizers := finalizers_of(there):
@@ -168,6 +170,7 @@ class JobObjects:
 
     async def apply(self, key: str, manifests: Sequence[Json], issue: Issue | None = None) -> float | None:
         """Write objects, pods last, and issue certificates; return the seconds until the next reconcile, or None.
+
         Raises ApiError for failures other than refusals.
         """
         before, write_result = self.last(key), WriteResult(planned=frozenset(map(_identity, manifests)))
@@ -265,6 +268,7 @@ class JobObjects:
     async def delete(self, key: str, pods: Sequence[PodDeletion]) -> float | None:
         """Delete pods that have not been replaced since they were observed; return the seconds until the next
         reconcile.
+
         A deletion that was requested recently is not repeated.
         """
         now = clock()
@@ -305,6 +309,7 @@ async def all_of(
     requests: Sequence[Callable[[], Awaitable[object]]], wanted: Callable[[], bool] = lambda: True
 ) -> None:
     """Run requests, AT_ONCE at a time, while they are `wanted`.
+
     After an error no further request starts, but requests in flight are awaited because they may succeed. Raises the
     first error.
     """

@@ -1,4 +1,5 @@
 """Reads and caches the stored revisions of jobs.
+
 A job's ConfigMap is read once, and again when a watch delivers another fingerprint. A job without changes therefore
 costs no request. Rule: `reconcile.revisions` judges the content; this module decides only whether to read. A cached
 revision remains valid when the ConfigMap is gone. The cache is lost with the process.
@@ -45,6 +46,7 @@ class JobRevisions:
         pods: Mapping[str, ObservedPod],
     ) -> StoredRevision:
         """Return the revision of the job of that uid; `applied`: fingerprints of the existing objects.
+
         Raises ApiError.
         """
         namespace, _, job = key.partition("/")

@@ -1,4 +1,5 @@
 """Computes the values of the metrics that every job has.
+
 Rule: pure; the time is an argument. The stored job and its status may have been edited by hand: an invalid number
 counts as 0, and an unknown label value has no series.
 """
@@ -35,6 +36,7 @@ class JobPhase(NamedTuple):
 
 def phase_of(before: JobPhase | None, status: Mapping[str, Any], now: float) -> JobPhase:
     """Return the phase of a job and its start. `before`: the phase that this process knew last.
+
     A condition has the time when its status changed, not the time when its reason changed. If another process wrote the
     reason, a running job starts at that time, and any other phase starts now.
     """

@@ -1,4 +1,5 @@
 """Leader election by a Lease: one of several operators reconciles, the others wait.
+
 Rule: an operator that cannot renew in time stops before another may start: RENEW_DEADLINE < LEASE_SECONDS, both on its
 own monotonic clock. Another operator's lease has expired if it has not *changed* for its duration on this process's
 clock, so clocks of machines are never compared. A leader that loses its lease ends the process. A leader that stops

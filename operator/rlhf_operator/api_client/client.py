@@ -1,4 +1,5 @@
 """Creates, applies, deletes, gets and lists objects of the cluster.
+
 Rule: takes and returns plain objects and makes no decisions. Every call raises an `ApiError` if the API server does not
 carry it out.
 """
@@ -27,6 +28,7 @@ METADATA_LIST: Final = "application/json;as=PartialObjectMetadataList;g=meta.k8s
 
 async def connect(kubeconfig: Path | None = None, resources: ResourceTable = CORE_RESOURCES) -> "KubernetesClient":
     """Return a client of the cluster of this pod, of `kubeconfig`, or of KUBECONFIG.
+
     Raises ConnectionConfigError.
     """
     return KubernetesClient(Transport(await find_connection(kubeconfig, prefer_pod=True)), resources)
@@ -61,6 +63,7 @@ class KubernetesClient:
 
     async def apply(self, manifest: Json) -> Json:
         """Apply on the server with our field manager; return the object's metadata.
+
         Takes over fields from other managers. If the manifest has a uid, raises ConflictError when the object was
         replaced or is gone.
         """
@@ -70,6 +73,7 @@ class KubernetesClient:
 
     async def apply_status(self, manifest: Json) -> Json:
         """Apply `status` on the server with the field manager of statuses; return the whole object.
+
         Raises ConflictError if the object's resourceVersion differs from the manifest's.
         """
         query = {"fieldManager": names.STATUS_FIELD_MANAGER, "force": "true"}
@@ -92,6 +96,7 @@ class KubernetesClient:
 
     async def manage_created(self, kind: str, meta: Json) -> None:
         """Move fields that our `create` set to our server-side apply, which can remove only fields that it owns.
+
         Works like client-go's csaupgrade. `meta` is the metadata as read. Raises ConflictError if the object has
         changed since.
         """
@@ -123,6 +128,7 @@ class KubernetesClient:
         self, kind: str, namespace: str, name: str, uid: str, *, force: bool = False, grace: int | None = None
     ) -> None:
         """Request the deletion of the object; do nothing if it is gone or has another uid.
+
         `grace`: seconds that replace the pod's own grace period.
         """
         options: Json = {"kind": "DeleteOptions", "apiVersion": "v1", "preconditions": {"uid": uid}}
@@ -142,6 +148,7 @@ class KubernetesClient:
         on_version: Callable[[int], object] = lambda version: None,
     ) -> AsyncIterator[Json]:
         """Yield the metadata of all objects of a kind with `labels`, page by page, in one namespace or all.
+
         `on_version` is called with the resourceVersion of the list, which is etcd's revision at that moment.
         """
         selector = {"labelSelector": labels} if labels else {}
@@ -196,6 +203,7 @@ def _headers(verb: str, subresource: str) -> dict[str, str]:
 
 def yaml_of(body: Json) -> bytes:
     """Return JSON that is also valid YAML.
+
     JSON in ASCII is not: it escapes an emoji as surrogates. Exit messages of processes can contain one; the API server
     would then refuse the status until the message changes.
     """

@@ -1,7 +1,9 @@
 """Finds the API server and the credentials by the rules of kubectl.
+
 Order: the kubeconfig that is named, then KUBECONFIG (several files, joined by `:`), then ~/.kube/config and the pod's
 service account. `prefer_pod` says which of the last two comes first. A kubeconfig may name certificates, tokens, exec
 plugins and a proxy.
+
 Rule: never writes a kubeconfig. An unusable kubeconfig raises `ConnectionConfigError` with one sentence.
 """
 
@@ -43,6 +45,7 @@ async def find_connection(
     kubeconfig: Path | None = None, context: str | None = None, *, prefer_pod: bool = False
 ) -> Connection:
     """Return the connection to the API server. With `prefer_pod`, a pod does not look for ~/.kube/config.
+
     Raises ConnectionConfigError.
     """
     in_pod = kubeconfig is None and "KUBERNETES_SERVICE_HOST" in os.environ
@@ -59,6 +62,7 @@ async def find_connection(
 
 def session_options() -> dict[str, Any]:
     """Return options of the HTTP client, which reads the environment only if that names a proxy.
+
     Otherwise the client would look for ~/.netrc in a thread twice per request, which takes four times as long as the
     request.
     """

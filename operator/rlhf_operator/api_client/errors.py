@@ -1,4 +1,5 @@
 """The errors of requests to the API server, one class for each reaction of a caller.
+
 Each error has its request, the HTTP code (0 if there was no answer) and the API server's reason, such as
 `AlreadyExists`. The text of a refusal is the API server's own, because users read it in conditions. The text of any
 other error starts with the verb and the object.

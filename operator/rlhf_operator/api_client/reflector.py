@@ -1,8 +1,10 @@
 """Lists the objects of one kind, then watches them.
+
 Lists in pages and watches from the version of the list, with bookmarks. When a stream ends, the watch continues from
 the last version it received. It lists again when the API server no longer has that version (410 Gone). A watch that is
 silent for longer than the interval of bookmarks is reopened. After failures it waits with exponential back-off and
 jitter, so that the clients of a restarted API server do not all return at once.
+
 Rule: runs until cancelled, holds one page or one line in memory, and reads nothing of an object but its version.
 """
 

@@ -1,4 +1,5 @@
 """Sends requests to one API server and reads streams of lines, with time-outs, retries and a limit on concurrency.
+
 Each request has a time-out, and at most `concurrency` run at once; streams and `urgent` requests do not count. An
 urgent request is not retried, because a leader whose request waits loses its Lease. An answer of 429 or 5xx with
 Retry-After is retried, as in client-go: the API server has not carried it out. Any other failure raises one of
@@ -202,6 +203,7 @@ def unanswered(request: ApiRequest, error: BaseException) -> UnavailableError:
 
 def retry_seconds(code: int, header: str | None) -> float | None:
     """Return the seconds after which the API server wants a retry of a refused request; None if it wants none.
+
     `header`: its Retry-After in seconds; the API server never sends a date.
     """
     if (code != 429 and code < 500) or header is None or not header.strip().isdecimal():

@@ -1,4 +1,5 @@
 """Gangs and queues: backends that place the pods of a job together.
+
 `backend` has the interface, each backend has a module, and `registry` lists them. All modules but `discovery` are pure:
 they derive the objects to apply, and the fields of pods, from the job and the served APIs.
 """

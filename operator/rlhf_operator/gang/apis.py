@@ -1,4 +1,5 @@
 """The APIs of schedulers and queues that the operator supports, as data.
+
 Rule: several groups serve a kind such as PodGroup, so kinds have their apiVersion as prefix here. The version that a
 cluster serves is discovered, because the native API has different objects in every version.
 """

@@ -1,7 +1,9 @@
 """The interface of a gang backend: the objects of a gang, and the fields that make a pod a member.
+
 A backend is one way to place a job's pods together. Optional abilities are further Protocols: a `QueueingBackend` also
 says whether the job's pods may exist, from the state of its queue. A `QueueApi` reads that state from the queue's
 objects.
+
 Rule: pure. A pod that is created later, for another size or as a replacement, joins the existing gang. Code outside
 this package must not depend on a particular backend.
 """
@@ -87,6 +89,7 @@ class QueueState(Protocol):
 
     def report(self, gate: QueueGate, *, pods_left: bool, ready: bool) -> WorkloadReport | None:
         """Return the report to the queue about an unfinished job; None if the queue is up to date.
+
         `ready`: whether all pods that an iteration needs are ready.
         """
 

@@ -1,4 +1,5 @@
 """Decides whether a job may run from the state of its Workload, and what to report to Kueue.
+
 Rule: pure and level-triggered. A job keeps its reservation until its pods are gone. An evicted job saves its
 checkpoint, ends its pods, and then releases the reservation. That is the duty of a job's own controller; Kueue's job
 framework does it for the kinds it knows. No decision depends on the time of a condition.
@@ -177,6 +178,7 @@ class KueueApi:
 
     def with_report(self, body: Json, report: WorkloadReport, now: str) -> Json:
         """Return the Workload with the report in its status; unchanged conditions keep their times.
+
         Raises UnreadableError.
         """
         bounded(body)
@@ -209,6 +211,7 @@ def gate(
     slices: bool = False,
 ) -> QueueGate:
     """Return whether a job's pods may exist.
+
     `counts`: pods that the job wants, by group. `requests_hash`: hash of their requests. `elastic`: groups that may
     have fewer pods. `slices`: a larger slice may replace the Workload. If elastic groups want more pods than were
     admitted, the job keeps its pods: without slices it would have to give them up to ask for more.

@@ -1,4 +1,5 @@
 """Records of Kueue's Workload and related objects, with the fields that decisions read.
+
 Rule: pure. Others write these objects, so the values are bounded. `kueue_queue` makes the decisions.
 """
 

@@ -1,4 +1,5 @@
 """The members of a gang: the number of pods that must fit at once, their requests and their scheduler.
+
 Rule: pure. The minimum is what an iteration needs: the coordinator, all training ranks with the group that contains
 them, one generation worker, and one inference worker if the job has any. The other pods are elastic and join when there
 is room (docs/decisions/operator.md#0004-make-the-gang-as-small-as-an-iteration-allows).
@@ -60,6 +61,7 @@ def min_resources(job: RLHFJob, pods: Mapping[Group, Json]) -> dict[str, str]:
 
 def requests_hash(job: RLHFJob, pods: Mapping[Group, Json]) -> str:
     """Return the hash of the pods' requests and placement, without the number of pods, which may be 0.
+
     `pods` has one pod of each group. A queue that admitted another hash must admit the job again.
     """
     listed = [group for group in group_sizes(job) if group in pods]

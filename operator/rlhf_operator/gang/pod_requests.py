@@ -1,4 +1,5 @@
 """Computes the requests of one pod as the scheduler does.
+
 Rule: pure. The count is the larger of two amounts. One is the sum of the containers and the sidecars (init containers
 that always restart). The other is the largest init container with the sidecars started before it. Requests of the pod
 itself (`spec.resources`) replace the count, and the overhead of its runtime is added. A limit without a request counts

@@ -1,4 +1,5 @@
 """Checks that checkpoints outlast the pods that write them, from the mounts below spec.checkpoints.path.
+
 Rule: pure; judges the pods as they would be created. The coordinator and every training rank write into one folder, so
 it must be on a shared volume that outlasts them. The manifest does not show the properties of every volume; a volume
 that may be suitable is accepted.

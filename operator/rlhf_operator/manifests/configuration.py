@@ -1,4 +1,5 @@
 """The files that a job's pods read: the resolved job (ConfigMap) and the job's certificates (Secret).
+
 Rule: the ConfigMap has no secret, the Secret has no authority key.
 """
 
@@ -15,6 +16,7 @@ from rlhf_operator.manifests.mount_paths import JOB_KEY, REWARD_KEY
 def document(job: RLHFJob) -> dict[str, Any]:
     """Return the resolved job as JSON with nulls, because a null that disables a feature must not become its default
     again.
+
     Code in a user's ConfigMap is replaced by the path of its mounted file, because workers know nothing of Kubernetes.
     The status is omitted because it changes, while the configuration of a running job does not.
     """

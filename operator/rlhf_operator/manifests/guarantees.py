@@ -1,4 +1,5 @@
 """The fields that a pod template must not set, each with an alternative.
+
 Rule: a template never weakens security, command, environment contract, labels and devices of our containers. A
 violation is reported with its field: a user who wrote `hostNetwork: true` must learn that it is not applied. Takes
 templates with valid types (`pod_schema`).
@@ -48,6 +49,7 @@ _DEVICES: Final = re.compile(r"nvidia\.com/(gpu|mig-).*|amd\.com/gpu.*|gpu\.inte
 
 def problems_of(template: Json, path: str, gpus: int, shared: int = 0, devices: str = "") -> Iterator[Problem]:
     """Yield the fields of a template that are not allowed.
+
     `gpus`: GPUs of our container. `shared`: limit of its /dev/shm in bytes, 0 for none. `devices`: devices of its
     processes.
     """

@@ -1,6 +1,8 @@
 """Names, labels, owner and addresses of a job's objects.
+
 Rule: objects of a job are found by labels, but belong to it only if their controller is the job, by uid, because
 anybody may write a label. A name is derived from the job's name and never parsed back.
+
 Two jobs in a namespace must never derive the same name for objects of one kind. If all names of a kind share a suffix
 or a prefix, equal names imply equal jobs: Secrets (`-certificates` and `-authority`, neither a suffix of the other),
 ConfigMaps (`-job`), Kueue's Workloads (`rlhfjob-` and `rlhfslice-`, neither a prefix of the other). NetworkPolicies,

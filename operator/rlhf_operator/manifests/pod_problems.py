@@ -1,4 +1,5 @@
 """Finds the problems of a job's pods before any is created, for `rlhf validate` and for the operator.
+
 Rule: pure and total: for every job that the models accept, it returns problems and never raises.
 """
 
@@ -18,6 +19,7 @@ _GROUPS: Final = (Group.GENERATION, Group.INFERENCE, Group.TRAINING)
 
 def problems_of_pods(job: RLHFJob) -> list[Problem]:
     """Return the problems of a resolved job's templates and checkpoint volumes, warnings included.
+
     Templates of groups without pods are checked too.
     """
     problems = list(_of_templates(job))

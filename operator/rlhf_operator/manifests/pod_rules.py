@@ -1,4 +1,5 @@
 """Checks rules of the API server beyond the pod schema: names, labels, ports, mounts without volume, limits.
+
 Rule: the checks predict, without a cluster, what a dry run of the pod would report. With a cluster, the API server
 decides. Covers the frequent mistakes. Takes templates with valid types (`pod_schema`).
 """

@@ -1,4 +1,5 @@
 """The API server's schema of pod templates (`schema.json`) and its check, for use without a cluster.
+
 Rule: the schema is generated from an API server's OpenAPI (`generate`), never written by hand.
 """
 

@@ -1,4 +1,5 @@
 """Checks a pod template against the API server's schema: unknown or missing fields, wrong types and enum values.
+
 Rule: total; any JSON gives a list of problems, each with its path in the manifest. A wrong type is an error, because
 types never change. Fields and enum values that a newer Kubernetes may know are left to the API server if there is one.
 """
@@ -137,7 +138,7 @@ def _unknown(name: str, kind: str) -> str:
 
 
 def _below(path: str, name: object) -> str:
-    """Names that are not of the schema may be of any length."""
+    """Return the path of a field, shortened: an unknown name may have any length."""
     text = str(name)
     return f"{path}.{text if len(text) <= SHOWN_VALUE else text[: SHOWN_VALUE - 3] + '...'}"
 
