@@ -1,7 +1,7 @@
 """The operator's memory of the cluster: the newest version of every job, and small records of its objects.
 
-Rule: filled from watches and from the answers to our own writes. The newer version of an object wins, whatever the
-order of arrival. An object belongs to a job if its controller is the RLHFJob of that uid, whatever its labels say. An
+Rule: filled from watches and from the answers to our own writes. The newer version of an object wins, even if
+it arrives first. An object belongs to a job if its controller is the RLHFJob of that uid; labels do not count. An
 object of somebody else only occupies its name. An object that cannot be read stays recorded, because otherwise it would
 be created repeatedly; it is reported once for each kind of problem. The first listing fills a new index. Owns no
 decision and sends nothing.

@@ -148,13 +148,13 @@ def queue_of(job: RLHFJob) -> str | None:
 
 
 def asked_by(job: RLHFJob) -> str:
-    """Return a text with the label that asks for Kueue; empty if the job has none."""
+    """Return the label that asks for Kueue, as text; empty if the job has none."""
     queue = queue_of(job)
     return "" if queue is None else f"the label {QUEUE_LABEL}: {queue}"
 
 
 def lacks(job: RLHFJob) -> str:
-    """Return a text with what the job lacks to be queued; empty if nothing is missing."""
+    """Return the missing label that a queued job needs, as text; empty if nothing is missing."""
     if queue_of(job) is not None:
         return ""
     return f"needs the label {QUEUE_LABEL}: set it to the name of a LocalQueue of the namespace"

@@ -31,9 +31,9 @@ class BackendKind:
     scheduler: str | None = None
     """Scheduler of the pods for which Auto chooses this backend."""
     asked_by: Callable[[RLHFJob], str] = _nothing
-    """Returns a text with what in a job asks for it. Auto prefers a backend for which this is not empty."""
+    """Returns the part of a job that asks for the backend, as text. Auto prefers a backend for which it is not empty."""
     lacks: Callable[[RLHFJob], str] = _nothing
-    """Returns a text with what is missing in a job that names it; empty if nothing is."""
+    """Returns the missing part of a job that names the backend, as text; empty if nothing is missing."""
     queue: QueueApi | None = None
     """Reads its queue, if the backend is a `QueueingBackend`."""
 

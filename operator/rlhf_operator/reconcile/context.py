@@ -124,7 +124,7 @@ class ReconcileContext:
 
     @property
     def leaves_queue(self) -> str:
-        """Return why the job gives everything back and asks no queue, in words; empty: it does not."""
+        """Return why the job releases its resources and leaves its queue; empty if it does not."""
         if self.job.spec.suspend:
             return "the job is suspended"
         return "the job could not begin and waits before it tries again" if self.backs_off else ""

@@ -205,8 +205,10 @@ _NOISE: Final = re.compile(r"\.? no new claims to deallocate|,? preemption: ")
 
 
 def _meant_taints(words: str) -> list[str] | None:
-    """Return the taints that may be meant for pods of jobs, empty where none is named; None: all are of the cluster's
-    own, on nodes of its control plane and on nodes that are not well."""
+    """Return the taints that pods of jobs may tolerate; empty if the message names no taint.
+
+    None: every taint is the cluster's own, on control-plane nodes or unhealthy nodes.
+    """
     named = list(dict.fromkeys(_TAINT.findall(words)))
     meant = [key for key in named if not key.startswith(_OF_CLUSTER)]
     return meant if meant or not named else None
@@ -252,7 +254,7 @@ def _without_image(job: RLHFJob, images: list[ObservedPod], *, default: bool) ->
 
 
 def _lacks_default(job: RLHFJob, pod: ObservedPod) -> bool:
-    """Return whether the image that a pod waits for is the operator's default and none of its template."""
+    """Return whether the missing image is the operator's default rather than one of the template."""
     containers = (getattr(job.spec, pod.group).template.get("spec") or {}).get("containers") or []
     named = any(container.get("name") == CONTAINER and container.get("image") for container in containers)
     return not named and not pod.waiting_message.startswith("init container")
@@ -278,7 +280,7 @@ def _slow(job: RLHFJob, slow: list[ObservedPod]) -> str:
 
 
 def _mounted(job: RLHFJob, group: Group) -> list[str]:
-    """Return the objects that a template's volumes name: `secret hub-token`."""
+    """Return the objects that a template's volumes name, such as `secret hub-token`."""
     groups: Sequence[Group] = (job.spec.rank_group, Group.COORDINATOR) if group is Group.COORDINATOR else (group,)
     objects: list[str] = []
     for mounting in groups:
@@ -299,9 +301,7 @@ _SOURCES: Final = (
 
 
 def _unheard(job: RLHFJob, silent: list[ObservedPod]) -> str:
-    """Return that workers run and none has reached the coordinator: nobody else tells of a network that lets nothing
-    through.
-    """
+    """Return that workers run but none has reached the coordinator; no component reports a network that blocks them."""
     host = identity.pod_host(job, Group.COORDINATOR)
     return (
         f"{_named(silent)} run and cannot reach the coordinator: see that the cluster's DNS finds {host}, and that no "

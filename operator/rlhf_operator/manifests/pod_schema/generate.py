@@ -29,7 +29,7 @@ _OPAQUE: Final = frozenset({"FieldsV1"})
 
 
 def generate(openapi: Mapping[str, Any], version: str) -> Json:
-    """Return schema.json of an OpenAPI document (`/openapi/v3/api/v1`); `version` is the API server's, such as v1.36."""
+    """Return schema.json of an OpenAPI document (`/openapi/v3/api/v1`); `version` is that of the API server, v1.36."""
     schemas = {name.rpartition(".")[2]: node for name, node in openapi["components"]["schemas"].items()}
     types: Json = {}
     waiting = [ROOT]
