@@ -31,7 +31,7 @@ class BackendKind:
     scheduler: str | None = None
     """Scheduler of the pods for which Auto chooses this backend."""
     asked_by: Callable[[RLHFJob], str] = _nothing
-    """Returns the part of a job that asks for the backend, as text. Auto prefers a backend for which it is not empty."""
+    """Returns the part of a job that asks for the backend, as text. Auto prefers a backend that is asked for."""
     lacks: Callable[[RLHFJob], str] = _nothing
     """Returns the missing part of a job that names the backend, as text; empty if nothing is missing."""
     queue: QueueApi | None = None
