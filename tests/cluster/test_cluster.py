@@ -1,4 +1,4 @@
-"""What each level of the cluster can do, asked as a user would: through kubectl, and from inside pods."""
+"""The capabilities of each level of the cluster, tested as a user would: through kubectl, and from inside pods."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Nothing stays behind: not after a stop, not after a crash, and never at the cost of somebody else's process."""
+"""Nothing remains after a stop or a crash, and no foreign process is harmed."""
 
 from __future__ import annotations
 
@@ -46,8 +46,10 @@ def sleeper() -> Iterator[subprocess.Popen[bytes]]:
 
 
 def left_beside(other: Cluster, before: Machine) -> dict[str, list[str]]:
-    """What is here and was not before, without the other cluster's own: its links get their IPv6 routes when the kernel
-    has looked for duplicate addresses, seconds after they are up."""
+    """Return what was added since `before`, without the other cluster's own resources.
+
+    Its links get their IPv6 routes seconds after they are up, when the kernel has checked for duplicate addresses.
+    """
     its = re.compile(rf"\b{Addresses(int(other.folder.name)).bridge}(n\d+)?\b")
     left = Machine.now().left_since(before)
     ours = {kind: [line for line in lines if not its.search(line)] for kind, lines in left.items()}
@@ -155,12 +157,12 @@ def test_a_folder_is_not_deleted_through_a_mount(tmp_path: Path, monkeypatch: py
 
 
 def unharmed(process: subprocess.Popen[bytes]) -> None:
-    """Assert that nobody sent SIGKILL: one that is pending wins over this SIGTERM."""
+    """Assert that no SIGKILL was sent: a pending one wins over this SIGTERM."""
     process.terminate()
     assert process.wait(CRASH_TIMEOUT) == -signal.SIGTERM
 
 
 def crashed(root: Path, processes: list[tuple[int, int]], boot: str | None = None) -> None:
-    """Lay out slot 5 as a run leaves it that died."""
+    """Create slot 5 in the state that a crashed run leaves."""
     (root / "5").mkdir()
     State(boot=boot or boot_id(), processes=processes).write(root / "5" / "state.json")

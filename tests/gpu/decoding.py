@@ -1,6 +1,7 @@
-"""The torch engine over models made on the spot.
+"""The torch engine with generated models.
 
-Owns what the steps of decoding share. No token ends a response here, so all samples decode as many tokens.
+Owns the shared code of the decoding steps. No token ends a response here, so all samples decode the same number of
+tokens.
 """
 
 from collections.abc import Iterable

@@ -1,4 +1,4 @@
-"""Whole jobs on this machine by `rlhf run`, coordinator and all.
+"""Whole jobs on this machine with `rlhf run`, coordinator included.
 
 Owns how a job is written, run and judged: by what a user would see, its exit code, its metrics, the logs of its
 processes. It must never read from inside a job.

@@ -1,7 +1,7 @@
-"""Models made on the spot: Llama-like ones of a stated size with random weights, as Hugging Face folders on disk.
+"""Generated models: Llama-like ones of a given size with random weights, as Hugging Face folders on disk.
 
-Owns their sizes, and prompts. The product loads them by its own code, so folder, config and tensors are the real thing;
-only the weights mean nothing. It must never write outside the folder it is told.
+Owns their sizes and prompts. The product loads them with its own code, so folder, config and tensors are real; only the
+weights are meaningless. It must never write outside its folder.
 """
 
 import json

@@ -1,8 +1,9 @@
 """Turns on one device in one process: an engine and a training rank, one of them in host memory while the other works.
 
-The device's memory is read before and after every turn: what decodes must be gone when training begins, and the other
-way round. The rank takes real optimizer steps between turns, so its moments move too. The engine computes in float32,
-in which a made-up model has no ties that another kernel breaks otherwise. Nothing else may use the device meanwhile.
+The device's memory is read before and after every turn: the engine's memory must be free when training begins, and vice
+versa. The rank takes real optimizer steps between turns, so its moments move too. The engine computes in float32, in
+which a generated model has no ties that another kernel breaks differently. No other process may use the device
+meanwhile.
 """
 
 import gc

@@ -1,7 +1,7 @@
 """Attention of ranks that share a sample by position, on one device: results and gradients of whole attention.
 
-The ranks take their turns, and what would come from the others is at hand: the kernels that a rank's chunks ask for are
-checked, by which a chunk attends to more keys than it has queries.
+The ranks run in turn, and the data of the other ranks is available locally. This checks the kernels for a rank's
+chunks, in which a chunk attends to more keys than it has queries.
 """
 
 from dataclasses import dataclass

@@ -1,7 +1,6 @@
 """The torch engine against transformers and the memory-bandwidth limit, with and without captured passes.
 
-The limit of a step: every weight and every key and value of the batch is read once, at the rate at which this machine
-copies.
+The limit of a step: every weight and every key and value of the batch is read once, at this machine's copy rate.
 """
 
 import gc

@@ -1,7 +1,7 @@
-"""Deterministic mode on this device, where nothing is promised: which of its promises of a CPU hold here.
+"""Deterministic mode on this device, where it is not guaranteed: which of its guarantees on a CPU hold here.
 
 A sample is decoded alone, in batches of several sizes and among other neighbours, resumed from its tokens, and scored
-alone and beside others; tokens are compared, and log-probabilities to the last bit.
+alone and with others; tokens are compared, and log-probabilities to the last bit.
 """
 
 from dataclasses import dataclass

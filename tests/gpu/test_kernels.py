@@ -1,6 +1,6 @@
-"""Where a decode step and a training step go: seconds of the host, seconds of the device, and the kernels with most.
+"""The time of a decode step and a training step: seconds of the host, seconds of the device, and the largest kernels.
 
-The host's share is what a step takes beyond its kernels: the device waits for it. A profile slows what it watches, so
+The host's share is the time of a step beyond its kernels, in which the device waits. A profile slows the step, so
 seconds are measured without it, and kernels are counted in a few more steps.
 """
 

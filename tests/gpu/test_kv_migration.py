@@ -1,7 +1,7 @@
 """Samples that move between two engines on one device while both decode: the cache's bits, the tokens, and the speed.
 
-Everything of a migration is the product's: the source's side, the service that takes the call, gRPC between them, host
-memory on both ends. One thread computes for both engines, so the cost of a move shows in its steps.
+The migration uses the product's code: the source, the service that takes the call, gRPC between them, host memory on
+both ends. One thread computes for both engines, so the cost of a move shows in its steps.
 """
 
 import asyncio

@@ -1,6 +1,6 @@
-"""An optimizer step of Megatron-core's layers beside one of the backend `torch`: the same gradients, and how long each.
+"""An optimizer step of Megatron-core's layers and one of the backend `torch`: equal gradients, and the time of each.
 
-Megatron's layers are those that need no Transformer Engine, as the backend `megatron` takes them.
+Megatron's layers are those without Transformer Engine, as in the backend `megatron`.
 """
 
 from itertools import product

@@ -1,4 +1,4 @@
-"""AdamW's moments in host memory: the bits of moments on the device, what of them is there, and what a step takes."""
+"""AdamW's moments in host memory: the same bits as on the device, the memory they need, and the time of a step."""
 
 import time
 from typing import Final

@@ -1,4 +1,4 @@
-"""A model's weights to host memory and back: the speed against the bus, the memory that is really free, the bits."""
+"""A model's weights to host memory and back: the speed against the bus, the freed memory, the bits."""
 
 from typing import Final
 

@@ -1,6 +1,6 @@
-"""One mini-batch of long-tailed lengths: padded micro-batches, padded ones under a bound of tokens, and packed ones.
+"""One mini-batch of long-tailed lengths: padded micro-batches, padded ones with a token limit, and packed ones.
 
-The bounds of tokens are what the largest micro-batch by samples had, so each way needs about the same memory.
+The token limits equal the largest micro-batch by samples, so each way needs about the same memory.
 """
 
 from collections.abc import Mapping

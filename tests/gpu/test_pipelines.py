@@ -1,7 +1,7 @@
 """Pipelines whose ranks are processes on one device: serial, fused and fused-split tables train the same bits.
 
-On a GPU that the ranks share tensors go through host memory, as the group itself decides; on a CPU that way is taken
-once more beside gloo's own, by copies between CPUs, and must give the same bits too.
+On a GPU that the ranks share, the group sends tensors through host memory. On a CPU that transport runs once more in
+addition to gloo's, with copies between CPUs, and must give the same bits too.
 """
 
 import hashlib

@@ -1,10 +1,10 @@
-"""The planner's predictions against what was measured on this device: decode, score, move, train, whole iteration.
+"""The planner's predictions against measurements on this device: decode, score, move, train, whole iteration.
 
-A job with two generation workers, so that samples can move, and two training ranks, so that there is a schedule to
-predict. Its costs are profiled on the device and then learned, as in any job; `fusion/simulated_...` are what the
-planner makes of the lengths that came out, by the costs it knew before the iteration. The first iterations are left
-out: they warm up, and the planner knows only its profile. The vocabulary is small, so that responses end by themselves
-and have lengths that differ.
+The job has two generation workers, so that samples can move, and two training ranks, so that there is a schedule to
+predict. Its costs are profiled on the device and then learned, as in any job. `fusion/simulated_...` are the planner's
+results for the actual lengths with the costs it knew before the iteration. The first iterations are omitted: they warm
+up, and the planner knows only its profile. The vocabulary is small, so that responses end by themselves and have
+different lengths.
 """
 
 import statistics

@@ -1,7 +1,7 @@
 """A whole PPO job of the quickstart's size: coordinator, generation, inference, training, checkpoints.
 
-On a GPU it is the quickstart itself (its warmed-up policy, its reward), whose reward has to rise; in small, three
-iterations of a model that nobody trained.
+On a GPU it is the quickstart itself (its warmed-up policy, its reward), whose reward must rise; the small form has
+three iterations of an untrained model.
 """
 
 import subprocess

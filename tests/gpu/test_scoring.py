@@ -1,4 +1,4 @@
-"""Scoring: log-probabilities against one transformers forward pass per sample, their rate, and as samples grow."""
+"""Scoring: log-probabilities against one transformers forward pass per sample, and the rate, also as samples grow."""
 
 from functools import partial
 from typing import Any, Final

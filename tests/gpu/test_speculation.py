@@ -1,9 +1,8 @@
-"""The torch engine verifies drafts on this device: the tokens of single steps, and what passes over several positions
-take.
+"""The torch engine verifies drafts on this device: tokens equal to single steps, and the time of multi-position passes.
 
-Drafts are made up from what the same samples are known to have, with a stated share of right tokens, so no drafter is
-measured here. Tokens are compared in float32; in bfloat16 a logit's rounding shows in another shape of a pass, so
-figures tell how many agree.
+Drafts are derived from the known tokens of the samples with a given share of right tokens, so no drafter is measured
+here. Tokens are compared in float32; in bfloat16 a logit's rounding depends on the shape of a pass, so the figures give
+the share that agrees.
 """
 
 import time

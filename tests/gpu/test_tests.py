@@ -1,8 +1,7 @@
 """The unit tests of the workers with the libraries of this machine, which no CI has.
 
-They run on the CPU here as everywhere: they show that the project works with these versions of torch and transformers.
-A test that fails for want of a library that is not installed is counted apart, and never one that fails for another
-reason.
+They run on the CPU: they show that the project works with these versions of torch and transformers. A test that fails
+because a library is not installed is counted separately; other failures are not.
 """
 
 import importlib.util

@@ -1,7 +1,8 @@
-"""One optimizer step of an actor and of a critic: how long, how much of the device's arithmetic, how much memory.
+"""One optimizer step of an actor and of a critic: its time, the used share of the device's arithmetic, and its memory.
 
 Memory is compared with the planner's estimate, with and without activation checkpointing, in each precision. On a GPU
-attention's backward adds in any order: checkpointing is held to what two runs without it differ by (a CPU: nothing).
+attention's backward adds in any order: checkpointing may differ as much as two runs without it do (on a CPU: not at
+all).
 """
 
 import json

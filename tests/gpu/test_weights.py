@@ -1,4 +1,4 @@
-"""Weights from a rank to an engine on the same device: by gRPC, in host memory and in device memory that both map.
+"""Weights from a rank to an engine on the same device: over gRPC, and in host or device memory that both map.
 
 After every load the engine's weights are compared with the same version read as a stream, which has its own checksums.
 """

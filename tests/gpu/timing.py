@@ -1,7 +1,7 @@
-"""Measures how long work takes on a device, and how much of its memory.
+"""Measures the time of work on a device, and its memory.
 
-Owns the rule that the least of several calls after a warm-up is the figure, since what disturbs a measurement only adds
-to it. It must never read the clock before a GPU has done all it was given.
+Owns the rule that the figure is the least of several calls after a warm-up, since disturbances only add to a
+measurement. It must never read the clock before a GPU has finished its work.
 """
 
 import gc

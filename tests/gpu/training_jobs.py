@@ -1,6 +1,6 @@
-"""Training ranks over models made on the spot, as the product builds them.
+"""Training ranks with generated models, built as in the product.
 
-Owns what the steps of training share. It must never time anything before a first mini-batch has warmed up.
+Owns the shared code of the training steps. It must never time anything before a first mini-batch has warmed up.
 """
 
 import logging

@@ -1,7 +1,7 @@
 """A training rank for the step `weights`: float32 weights on a device, published in bfloat16 by the product's service.
 
-`python -m tests.gpu.weight_rank cuda:0 CONFIG_AS_JSON` obeys the lines of tests.support.workers.weight_lender. It must
-never hold a converted weight: each is converted when it is asked for, as a rank does.
+`python -m tests.gpu.weight_rank cuda:0 CONFIG_AS_JSON` reads the commands of tests.support.workers.weight_lender. It
+must never store a converted weight: like a rank, it converts each on request.
 """
 
 import asyncio

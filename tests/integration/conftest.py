@@ -1,4 +1,4 @@
-"""How long a test of real processes may take at all."""
+"""The time limit of a test with real processes."""
 
 from pathlib import Path
 

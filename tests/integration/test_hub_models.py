@@ -1,4 +1,4 @@
-"""Models by hub id in real local runs: a job trains as with the folder; a bad folder is refused by name."""
+"""Models by hub id in real local runs: a job trains as with the folder; a bad folder is refused with its name."""
 
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,6 +1,6 @@
-"""Chaos on a real cluster: whatever happens to its pods and its control plane, a job trains to the same weights.
+"""Chaos on a real cluster: despite faults of its pods and the control plane, a job trains to the same weights.
 
-The rule: the cluster is the test's own, as its components are stopped and killed.
+Rule: the cluster is the test's own, because its components are stopped and killed.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""etcd goes back to an earlier state under a running operator, as a restored backup does: jobs become what they were.
+"""etcd returns to an earlier state under a running operator, as after restoring a backup; jobs return to that state.
 
-The rule: the cluster is the test's own. Versions go backwards by thousands, far below what the operator has seen.
+Rule: the cluster is the test's own. Versions go back by thousands, far below those that the operator has seen.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A tenant that posts whatever the API server takes harms nobody beside it."""
+"""A tenant that posts everything the API server accepts does not harm the jobs beside it."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Pods of a real node that start late, not at all, or end late: what its user reads, and when the job goes on.
+"""Pods of a real node that start late, not at all, or end late: the messages for the user, and the job's recovery.
 
-The kubelet's words and times are real here: init containers, images, containers beside a worker that ignore SIGTERM.
+The kubelet's messages and times are real here: init containers, images, containers beside a worker that ignore SIGTERM.
 """
 
 from __future__ import annotations

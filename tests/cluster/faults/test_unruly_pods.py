@@ -1,7 +1,7 @@
-"""Pods that do not end, writers that get in between, webhooks that are down, and a definition that is old or missing.
+"""Pods that do not end, concurrent writers, unavailable webhooks, and an old or missing definition.
 
-The API server is real; nothing schedules pods or runs them here, so a test binds them and reports their status itself,
-and a deletion waits for its whole grace as on a node whose kubelet is slow.
+The API server is real, but nothing schedules or runs pods here: a test binds them and reports their status itself, and
+a deletion waits for its whole grace period as on a node with a slow kubelet.
 """
 
 from __future__ import annotations

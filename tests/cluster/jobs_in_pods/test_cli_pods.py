@@ -1,4 +1,4 @@
-"""`rlhf logs` and `rlhf top` of pods that really run: streams through the API server, a restart, a metrics page."""
+"""`rlhf logs` and `rlhf top` with pods that really run: streams through the API server, a restart, a metrics page."""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
-"""Pods that join, leave, and gather the long tail while iterations of a real job go on; not one bit changes by it.
+"""Pods join, leave, and gather the long tail while iterations of a real job continue; the results stay equal bit for
+bit.
 
-The rule: generation pods get little processor time where an iteration has to last until the cluster has seen it, and
-the gate in the reward keeps it open. What is short-lived is caught by watches, never by looking now and then.
+Rule: generation pods get little processor time when an iteration must last until the cluster has observed it, and the
+gate in the reward keeps it open. Short-lived states are observed with watches, never with polling.
 """
 
 from __future__ import annotations

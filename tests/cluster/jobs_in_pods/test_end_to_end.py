@@ -1,7 +1,7 @@
 """The whole product on a real node: Helm installs the operator's image, and kubectl apply of the quickstart trains it.
-The node enforces NetworkPolicies, the chart's included, so they must let through whatever a job and its operator need.
 
-The rule: the manifest is that of the examples, adapted by quickstart_job.py.
+The node enforces NetworkPolicies, including the chart's, so they must allow all connections that a job and its operator
+need. Rule: the manifest is that of the examples, adapted by quickstart_job.py.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""A job of several turns in pods of a real node: its environment is a ConfigMap, with a key of a Secret, and it learns
-what it learns here.
+"""A job with several turns in pods of a real node: its environment is a ConfigMap, with a key of a Secret.
 
-The rule: the manifest is the calculator's of the examples, deterministic and with fewer iterations.
+It must train to the same result as on this machine. Rule: the manifest is the calculator's of the examples,
+deterministic and with fewer iterations.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A job on a real node is suspended, given another backend and other ranks, and goes on where it was."""
+"""A job on a real node is suspended, gets another backend and other ranks, and continues where it stopped."""
 
 from __future__ import annotations
 

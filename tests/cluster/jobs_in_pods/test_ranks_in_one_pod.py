@@ -1,4 +1,4 @@
-"""A job whose ranks are in one pod of a real node: one is killed, the container starts anew, and the job completes."""
+"""A job whose ranks share one pod of a real node: one is killed, the container restarts, and the job completes."""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
-"""Jobs that decode by vLLM, in pods of the installed chart: the image with vLLM, its pods, and what is told without it.
+"""Jobs that decode with vLLM, in pods of the installed chart: the image with vLLM, its pods, and the message without
+it.
 
-The rule: generation workers run from images/worker.Dockerfile with vLLM for CPU, as the chart's value names it, and
-take nothing but torch of this machine; all other workers are those of the other end-to-end test. The node enforces
+Rule: generation workers run from images/worker.Dockerfile with vLLM for CPU, as named by the chart's value, and take
+only torch from this machine; all other workers are those of the other end-to-end test. The node enforces
 NetworkPolicies and advertises GPUs.
 """
 
@@ -28,10 +29,10 @@ pytestmark = pytest.mark.full
 
 
 ITERATIONS = {"ppo": 14, "grpo": 8}
-"""Of the example's 120; the reward climbs from the first on."""
+"""Iterations of the example's 120; the reward rises from the first on."""
 GPUS = 4
 SHARED_BYTES = 3 * 2**30
-"""Of /dev/shm of a worker of four processes."""
+"""Bytes of /dev/shm of a worker with four processes."""
 WHERE = """
 import importlib.util, json, os
 names = ("VLLM_NO_USAGE_STATS", "VLLM_CACHE_ROOT", "HF_HUB_OFFLINE", "VLLM_SERVER_DEV_MODE")
@@ -52,7 +53,7 @@ for name in ("tcp", "tcp6"):
 """
 """Prints the ports at which the pod listens beyond its loopback."""
 NOT_STARTED = "container not found"
-"""What kubectl says of a container that its node has yet to start."""
+"""kubectl's message about a container that its node has yet to start."""
 NOT_INSTALLED = "raise ModuleNotFoundError(\"No module named 'vllm'\", name='vllm')"
 
 
@@ -93,7 +94,7 @@ def variant(objects: dict[str, Any], name: str, **spec: Any) -> dict[str, Any]:
 
 
 def inside(cluster: Cluster, pod: str, program: str) -> str:
-    """What a program prints in a pod, once its container runs: a job runs while another of its workers yet starts."""
+    """Return the output of a program in a pod, once its container runs: a job runs while other workers still start."""
     printed: list[str] = []
 
     def ran() -> bool:

@@ -1,5 +1,8 @@
-"""The alerts by Prometheus' own tools: the rules are valid, each alert fires in what it is for, and none in what looks
-like it (tests/support/observability/alert_scenarios)."""
+"""Checks the alerts with Prometheus' own tools.
+
+The rules are valid, and each alert fires in its scenarios and in no similar ones
+(tests/support/observability/alert_scenarios).
+"""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""Alerts on real faults: a job trains in pods of a real node, a real Prometheus evaluates the chart's rules on what it
-scrapes, faults happen, and each alert reaches Alertmanager and is over when its fault is.
+"""Alerts on real faults: each alert reaches Alertmanager and is over when its fault is.
 
-The rule: thresholds and times are short by the values that a user has too; queries are those of the chart. What cannot
-be caused in a cluster within seconds is shown by test_alerts_of_a_coordinator.py.
+A job trains in pods of a real node, and a real Prometheus evaluates the chart's rules on its scrapes. Rule: thresholds
+and times are shortened with values that users have too; queries are those of the chart. test_alerts_of_a_coordinator.py
+covers faults that cannot be caused in a cluster within seconds.
 """
 
 from __future__ import annotations
@@ -34,13 +34,19 @@ pytestmark = pytest.mark.full
 ROOT = Path(__file__).parents[3]
 NAMESPACE = "team"
 SILENT_SECONDS = 80
-"""Bookmarks come every minute or two: every watch has an event just before the API server falls silent."""
+"""Seconds of silence: bookmarks come every minute or two, so every watch has an event just before the API server falls
+silent.
+"""
 JOBS = next(item for item in SCRAPE if item["job_name"] == "rlhf-jobs")
 NO_PROGRESS_SECONDS = 24
 ITERATIONS_OF_PROGRESS = 4
-"""That last longer than NO_PROGRESS_SECONDS where the machine is slow: then the job is only slow as well."""
+"""Iterations that last longer than NO_PROGRESS_SECONDS if the machine is slow, so that the job is then only slow as
+well.
+"""
 MOST_SECONDS = 200
-"""Without progress, well below what the alert is waited for: an iteration that a lost worker held up says little."""
+"""Longest time without progress in seconds, well below the wait for the alert. An iteration that a lost worker delayed
+is not representative.
+"""
 SHORT: dict[str, dict[str, Any]] = {
     "RLHFJobNotStarting": {"startSeconds": 5},
     "RLHFJobUnschedulable": {"unschedulableSeconds": 3},
@@ -134,7 +140,7 @@ class AlertedFaults:
         self._say("the job trains")
 
     def _workers(self) -> None:
-        """One is killed, and all are cut off before it is back."""
+        """Kill one worker, then cut all off before it is back."""
         killed = ("RLHFWorkerLost", "RLHFJobRecoveringRepeatedly")
         self._alerts.until_quiet(*killed, "RLHFCoordinatorWithoutSessions", **OF_JOB)
         for counter in ('rlhf_job_restarts_total{reason="failure", ', "rlhf_recoveries_total{"):
@@ -166,8 +172,9 @@ class AlertedFaults:
         return alone
 
     def _frozen(self) -> None:
-        """The API server stands still, for an operator that has no Lease to lose; the job trains on, with faults
-        that do not ask it."""
+        """Freeze the API server for an operator without a Lease to lose; the job trains on, with faults independent of
+        it.
+        """
         soon = ("RLHFOperatorErrors", "RLHFOperatorQueueOld")
         names = (*soon, "RLHFOperatorWatchStale")
         self._until_training()
@@ -179,7 +186,7 @@ class AlertedFaults:
         self._say("the API server stands still")
         server.signal("kube-apiserver", signal.SIGSTOP)
         try:
-            # The longer it lasts the rarer its jobs are tried, until none of them waits for another any more.
+            # The longer this lasts, the rarer its jobs are retried, until none of them waits for another.
             self._alerts.until_firing(*soon)
             self._hung()
             self._rewards()

@@ -1,9 +1,9 @@
-"""Alerts on faults that a cluster cannot be given within seconds, on a real coordinator, its real metrics endpoint and
-simulated workers: moves that are refused, a sample that nobody can decode, drafts that are wrong, costs that change, a
-mismatch, a disk that fills, a certificate that ends.
+"""Alerts on faults that cannot be caused in a cluster within seconds, on a real coordinator with simulated workers.
 
-The rule: the coordinator is the code of a job, over real gRPC; workers misbehave as test doubles of real ones do. The
-Prometheus, the Alertmanager and the queries are the real ones, with short times by values.
+The faults: moves that are refused, a sample that fails everywhere, wrong drafts, changing costs, a mismatch, a disk
+that fills, a certificate that expires. Rule: the coordinator is the code of a job, over real gRPC with its real metrics
+endpoint; the workers are test doubles. Prometheus, Alertmanager and the queries are the real ones, with short times set
+by values.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ SHORT: dict[str, dict[str, Any]] = {
 }
 OF_JOB = {"namespace": "team", "rlhf_job": "simulated"}
 DISK_MIB = 256
-"""Of memory: what 7% of it leaves is more than the run writes while the alert of a full disk is waited for."""
+"""Size of the disk in MiB: 7% of it is more than the run writes while the test waits for the alert of a full disk."""
 DAY = timedelta(days=1)
 
 

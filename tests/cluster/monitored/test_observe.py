@@ -1,7 +1,7 @@
-"""What people observe a real job by: every panel of every dashboard has data, no series is missing, doubled or unknown.
+"""Observes a real job: every panel of every dashboard has data, and no series is missing, duplicated or unknown.
 
-The rule: what is asked is read from the objects that the chart made, and every query is waited for by itself. A query
-that has data in a rare state alone is named in `RARE` with the reason, and such a list is checked too.
+Rule: the queries come from the objects that the chart created, and every query is waited for separately. A query that
+has data only in a rare state is listed in `RARE` with the reason, and that list is checked too.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ WHOLE_SECONDS = 1800
 """From before the job's first iteration on, however long it took: what happened once is looked at too."""
 INTERVAL = 2  # seconds between two scrapes
 DRAWN_SCRAPES = 30
-"""Of what is there for a while alone: a small panel draws the whole time in steps of many seconds."""
+"""Scrapes of short-lived data: a small panel draws the whole time in steps of many seconds."""
 RATE_INTERVAL = "20s"  # several scrapes of a machine that is busy
 RUN_PAGE_PORT = 8  # of the slot, by index
 SETTLED = 6
@@ -66,7 +66,7 @@ RARE = {
     ("learning", "What is not trained on", "D"): CARRIED,
     ("engine", "Held for scoring, given back by sleep", "A"): "scoring early, which Auto chooses by a measured gain",
 }
-"""(dashboard, panel, query) -> what has data of it, which a job on this machine need not be."""
+"""(dashboard, panel, query) -> the kind of job that has data for it, unlike a job on this machine."""
 
 
 @pytest.fixture(scope="module")
@@ -150,7 +150,7 @@ def test_the_rules_are_evaluated_and_only_what_is_wrong_fires(observed: Observed
     wrong: list[dict[str, Any]] = []
 
     def evaluated() -> bool:
-        """All of them, by their last evaluation; one that has not been yet has no health."""
+        """Return whether all were evaluated; one without an evaluation has no health."""
         rules = observed.monitoring.prometheus.rules()
         wrong[:] = [rule for rule in rules if rule["health"] != "ok"]
         return bool(rules) and not wrong
@@ -178,7 +178,7 @@ def test_grafanas_libraries_draw_every_panel(observed: Observed, tmp_path: Path)
 
 
 def test_the_page_of_a_job_that_runs_is_seen_in_a_browser(observed: Observed) -> None:
-    """As docs/how-to/look-at-one-run.md says: served in the coordinator's pod, seen through a forwarded port."""
+    """Follow docs/how-to/look-at-one-run.md: served in the coordinator's pod, viewed through a forwarded port."""
     port, place = observed.cluster.port(RUN_PAGE_PORT), f"--namespace={NAMESPACE}"
     program = ("python", "-m", "rlhf_coordinator.run_page", f"--port={port}")
     commands = (

@@ -1,4 +1,4 @@
-"""The page of dashboards tells what it shows: data, nothing, or an error, which a test of real dashboards relies on."""
+"""The page of dashboards reports data, no data, or an error, which the test of real dashboards relies on."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """`rlhf get, describe, logs, top, suspend, resume, scale, wait` against a real API server, beside the real operator.
 
-The verbs run in this process, as a user types them. There are no nodes here, so pods stay Pending; logs and metrics of
-pods that run are in test_cli_pods.py.
+The verbs run in this process, as a user types them. There are no nodes here, so pods stay Pending; test_cli_pods.py
+covers logs and metrics of running pods.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ def job(cluster: Cluster, request: pytest.FixtureRequest) -> Iterator[str]:
 
 
 def write_status(cluster: Cluster, name: str, status: dict[str, Any], namespace: str = NAMESPACE) -> None:
-    """As an operator would."""
+    """Write a status as an operator would."""
     patch = f"--patch={json.dumps({'status': status})}"
     cluster.kubectl("patch", "rlhfjob", name, f"-n={namespace}", "--subresource=status", "--type=merge", patch)
 

@@ -1,7 +1,7 @@
 """Gangs on a real API server: Kubernetes' own with the real scheduler, the others against the fields that we set.
 
-The definitions in crds/ hold what the published APIs of Kueue, Volcano and coscheduling say of those fields; their
-controllers are played by the test, through the API server.
+The definitions in crds/ contain these fields of the published APIs of Kueue, Volcano and coscheduling; the test plays
+their controllers through the API server.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""What the NetworkPolicies of a job and of the chart let through and what they keep out, on a node that enforces them.
+"""Connections that the NetworkPolicies of a job and of the chart allow and block, on a node that enforces them.
 
-Policies and labels are what the operator and the chart make; behind them stand small servers that listen at every port
-in question, so that nothing but a policy refuses a connection.
+Policies and labels come from the operator and the chart. Small servers listen at every port in question, so that only a
+policy can block a connection.
 """
 
 from __future__ import annotations
@@ -165,7 +165,7 @@ def test_pods_of_a_job_reach_each_other_at_every_port_and_the_world_outside(peer
 
 @pytest.mark.parametrize("name", OUTSIDE)
 def test_nobody_else_reaches_more_than_metrics(peers: Peers, name: str) -> None:
-    """Neither another job of the namespace, nor one of the same name elsewhere, nor one that calls itself operator."""
+    """No other pod connects: not another job of the namespace, one of the same name elsewhere, or a fake operator."""
     others = tuple(item for item in OUTSIDE if item != name)
     peers.until(name, open_to(*PORTS, peers=others) | FOR_ANYBODY)
 

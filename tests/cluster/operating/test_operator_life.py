@@ -1,4 +1,4 @@
-"""The life of a job against a real API server: failures by rule, rolls, deletion, certificates, repairs.
+"""The life of a job against a real API server: failures by rule, rollouts, deletion, certificates, repairs.
 
 Pods run on fake nodes; the tests write the statuses that kubelets would.
 """

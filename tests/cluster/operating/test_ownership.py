@@ -1,7 +1,7 @@
-"""What is not of a job is not touched, by its name or by its labels: against a real API server and garbage collector.
+"""Objects that do not belong to a job stay unchanged despite their names or labels, on a real API server.
 
-The rule: whatever a test made beside a job is compared whole, before and after; its `resourceVersion` says that nobody
-wrote.
+Rule: every object that a test created beside a job is compared as a whole, before and after; its `resourceVersion`
+proves that it was not written. The garbage collector is real too.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What gangs ask for against what the real scheduler counts for the same pods, as the real API server has made them."""
+"""Compares the requests of gangs with those that the real scheduler counts for the same pods on the real API server."""
 
 from __future__ import annotations
 

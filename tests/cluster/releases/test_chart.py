@@ -1,4 +1,4 @@
-"""The Helm chart without a cluster: what its values accept, what every toggle renders, which rights it grants."""
+"""The Helm chart without a cluster: the values it accepts, the objects of every toggle, and the rights it grants."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """The Helm chart on an API server: accepted as a whole, installed, upgraded and uninstalled under a job that stays.
 
-The rule: the operator itself runs with the rights of the chart's service account, and nothing is refused. The server
+Rule: the operator itself runs with the rights of the chart's service account, and no request is refused. The server
 enforces OwnerReferencesPermissionEnforcement, as OpenShift does, because one grant exists for it only.
 """
 
@@ -201,7 +201,7 @@ def rights(kubeconfig: Path, namespace: str) -> set[tuple[str, str, str]]:
         for group in rule.api_groups or []
         for resource in rule.resources or []
         for verb in rule.verbs
-        # What every authenticated user may ask about itself.
+        # Questions that every authenticated user may ask about itself.
         if group not in ("authentication.k8s.io", "authorization.k8s.io")
     }
 

@@ -1,6 +1,7 @@
-"""An operator with other images takes over the jobs of one that was: what runs goes on, what starts is new.
+"""An operator with other images takes over the jobs of its predecessor: running jobs continue, new ones use the new
+images.
 
-Pods run on fake nodes; what the API server adds to a pod is its own.
+Pods run on fake nodes; fields that the API server adds to a pod are not compared.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""A real API server and `rlhf validate` give the same verdicts, and name the same fields in the same words.
+"""A real API server and `rlhf validate` give the same verdicts, and name the same fields with the same messages.
 
-Both sides come from one set of models and rules; what is tested is that CEL, defaulting and pruning mean to the API
-server what the Python side takes them to mean.
+Both sides come from one set of models and rules; the test checks that CEL, defaulting and pruning mean the same to the
+API server as to the Python side.
 """
 
 import random

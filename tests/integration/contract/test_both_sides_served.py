@@ -1,6 +1,6 @@
-"""Every rule, enum value and default of the generated definition on a real API server: what it takes, what it refuses.
+"""Every rule, enum value and default of the generated definition on a real API server: what it accepts and refuses.
 
-The rows are read off the definition by the unit tests' `definition_rows`, which count that none is missing.
+`definition_rows` of the unit tests reads the rows from the definition and checks that none is missing.
 """
 
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""A rule that came with a later definition is of new jobs alone: one that is stored stays writable on an API server."""
+"""A rule of a later definition applies to new jobs only: a stored job stays writable on an API server."""
 
 import copy
 from typing import Any

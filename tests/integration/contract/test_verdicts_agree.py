@@ -1,7 +1,7 @@
-"""`rlhf validate` says of more than a hundred manifests what the API server and the operator say together.
+"""`rlhf validate` gives the same verdict on more than a hundred manifests as the API server and the operator together.
 
-The API server's part is its schema, its rules and a dry run of the pods; the operator's is its admission. Both are the
-real ones: a manifest is created (as a dry run), what would be stored is admitted, and its pods are tried.
+The API server's part is its schema, its rules and a dry run of the pods; the operator's is its admission. Both are
+real: a manifest is created (as a dry run), the resulting object is admitted, and its pods are tried.
 """
 
 import asyncio

@@ -1,4 +1,4 @@
-"""Training ranks in generation workers, over real gRPC with simulated workers: they take turns, whoever dies."""
+"""Training ranks in generation workers, over real gRPC with simulated workers: they take turns despite kills."""
 
 import asyncio
 import shutil

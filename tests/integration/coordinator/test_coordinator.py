@@ -1,4 +1,4 @@
-"""The coordinator over real gRPC with simulated workers: whole jobs, and what happens when somebody dies."""
+"""The coordinator over real gRPC with simulated workers: whole jobs, and the recovery from kills."""
 
 import asyncio
 import json

@@ -1,4 +1,4 @@
-"""The coordinator as a process of its own: killed at random moments, stopped, started wrongly, out of disk."""
+"""The coordinator as a separate process: killed at random moments, stopped, started wrongly, out of disk."""
 
 import asyncio
 import itertools

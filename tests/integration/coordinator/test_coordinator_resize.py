@@ -1,4 +1,4 @@
-"""Groups that grow and shrink during an iteration: nothing is lost, nobody restarts, the weights are the same."""
+"""Groups that grow and shrink during an iteration: nothing is lost, no worker restarts, the weights are the same."""
 
 import asyncio
 from pathlib import Path

@@ -1,6 +1,6 @@
-"""Critics beside decoding over real gRPC with simulated workers: mode Auto measures both ways, and does what is faster.
+"""Critics beside decoding over real gRPC with simulated workers: mode Auto measures both ways, and uses the faster one.
 
-Ranks take a stated time for each token, so that it is known which way is faster.
+Ranks take a given time for each token, so that the faster way is known.
 """
 
 import json

@@ -1,4 +1,4 @@
-"""Inter-stage fusion over real gRPC with simulated workers: whatever moves, whoever dies, the weights are the same."""
+"""Inter-stage fusion over real gRPC with simulated workers: the weights are the same despite moves and kills."""
 
 import asyncio
 import json

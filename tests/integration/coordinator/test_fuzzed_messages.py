@@ -1,5 +1,8 @@
-"""10,000 messages that no process of ours would send, to a real coordinator and to real workers: none dies, none hangs,
-what has no certificate of the job changes nothing, and the work beside it ends as if it had not been."""
+"""10,000 messages that none of our processes would send, to a real coordinator and to real workers.
+
+No process dies or hangs, a sender without a certificate of the job changes nothing, and concurrent work is not
+affected.
+"""
 
 import asyncio
 import json

@@ -1,4 +1,4 @@
-"""Incremental scoring over real gRPC with simulated workers: whoever dies, nothing is lost, nothing scored twice."""
+"""Incremental scoring over real gRPC with simulated workers: despite kills nothing is lost or scored twice."""
 
 import asyncio
 import json

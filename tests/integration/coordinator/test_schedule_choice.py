@@ -1,4 +1,4 @@
-"""The coordinator chooses the training schedule with simulated ranks: measured, searched, written down, kept."""
+"""The coordinator chooses the training schedule with simulated ranks: it measures, searches, records and reuses it."""
 
 import json
 from collections.abc import AsyncIterator

@@ -1,4 +1,6 @@
-"""Siblings shared over real gRPC with simulated workers: whoever dies, what comes is true, and it changes nothing."""
+"""Shared siblings over real gRPC with simulated workers: despite kills the shared tokens are right and change no
+result.
+"""
 
 from collections.abc import AsyncIterator
 from pathlib import Path

@@ -1,7 +1,7 @@
-"""The commands of the documentation that need nothing but one machine run as they stand, on a real run.
+"""The documented commands that need only one machine run unchanged, on a real run.
 
-Their names are those of the pages: job.yaml is a small job, RUN its folder. Iterations, samples and ports that a page
-makes up are those that the run has, and a command that serves until Ctrl-C is ended by it.
+Their names are those of the pages: job.yaml is a small job, RUN its folder. Invented iterations, samples and ports of a
+page are replaced by those of the run, and a command that serves until Ctrl-C is interrupted.
 """
 
 import json

@@ -1,4 +1,4 @@
-"""`scripts/gpu-check --small` runs every step on a CPU, so that each still works when a GPU is at hand."""
+"""`scripts/gpu-check --small` runs every step on a CPU, so that each still works when a GPU is available."""
 
 import json
 import os

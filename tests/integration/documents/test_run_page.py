@@ -1,4 +1,4 @@
-"""The page of a run in a real browser: what it shows, that it stays fluid, and that nothing of a run is believed."""
+"""The page of a run in a real browser: its content, its responsiveness, and its escaping of the run's texts."""
 
 import os
 import signal

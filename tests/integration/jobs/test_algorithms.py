@@ -1,7 +1,7 @@
-"""Every algorithm in a real local run: interrupted and resumed, it ends in the same weights bit for bit.
+"""Every algorithm in a real local run: interrupted and resumed, it ends with the same weights bit for bit.
 
-Two optimizer steps an iteration, so that ratios leave 1; one training rank and one generation worker, so that a run is
-short. PPO, GRPO, plug-ins and algorithms that generate nothing have tests of their own.
+Two optimizer steps per iteration, so that ratios differ from 1; one training rank and one generation worker, so that a
+run is short. PPO, GRPO, plug-ins and algorithms that generate nothing have their own tests.
 """
 
 from pathlib import Path

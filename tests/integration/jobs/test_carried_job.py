@@ -1,5 +1,7 @@
-"""A job that carries what it cuts off into its next iteration, in real local runs: processes are killed, and one goes
-on without its journal. Responses are long enough that many of them are cut off half-way."""
+"""A job that carries cut-off samples into its next iteration, in real local runs.
+
+Processes are killed, and one run resumes without its journal. Responses are long enough that many of them are cut off.
+"""
 
 import shutil
 from collections import Counter

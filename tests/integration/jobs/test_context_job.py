@@ -1,5 +1,4 @@
-"""A real job whose ranks share each sample by position: a rank killed on the way changes no weight, and it trains what
-a rank with whole samples does."""
+"""A real job whose ranks share each sample by position trains like a rank with whole samples, despite a killed rank."""
 
 from pathlib import Path
 

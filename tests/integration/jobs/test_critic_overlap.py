@@ -1,4 +1,4 @@
-"""A real job whose critic trains beside the next decoding, whoever is killed then: the same weights and reports."""
+"""A real job whose critic trains beside the next decoding has the same weights and reports despite kills."""
 
 from pathlib import Path
 

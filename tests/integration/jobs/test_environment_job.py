@@ -1,4 +1,4 @@
-"""A real job of several turns: it learns to ask a calculator, and whoever is killed, it ends in the same weights."""
+"""A real job with several turns: it learns to ask a calculator, and ends with the same weights despite kills."""
 
 import shutil
 import subprocess

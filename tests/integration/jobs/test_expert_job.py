@@ -1,5 +1,8 @@
-"""Real jobs of mixtures of experts: they end, a folder of theirs is one of the hub's, a rank killed on the way changes
-no weight, and vLLM decodes by the weights that the ranks publish."""
+"""Real jobs with mixtures of experts.
+
+They complete, their folders have the hub's format, a killed rank changes no weight, and vLLM decodes with the weights
+that the ranks publish.
+"""
 
 from pathlib import Path
 

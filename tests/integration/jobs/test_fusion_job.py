@@ -1,4 +1,4 @@
-"""A real job whose tail consolidates, in any way, ends with the bits of one that fuses nothing; also when killed."""
+"""A real job whose tail consolidates, in any way, ends with the bits of one without fusion, also after kills."""
 
 import json
 import math

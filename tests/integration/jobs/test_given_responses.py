@@ -1,5 +1,7 @@
-"""Jobs that generate nothing, as real processes: killed in the middle and resumed, they end in the same weights, which
-are a folder that the next job takes."""
+"""Jobs that generate nothing, as real processes: killed and resumed, they end with the same weights.
+
+The next job accepts these weights as a model folder.
+"""
 
 import json
 import random

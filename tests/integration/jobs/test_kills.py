@@ -1,4 +1,4 @@
-"""A real job whose every process is killed at a random moment trains the same weights as one that nobody touched."""
+"""A real job whose every process is killed at a random moment trains the same weights as an undisturbed one."""
 
 import json
 import random

@@ -1,5 +1,4 @@
-"""A real job that trains by Megatron's layers, experts shared out over its two ranks: it ends, and ranks killed on the
-way change no weight."""
+"""A real job with Megatron's layers and experts divided over its two ranks: it ends, and kills change no weight."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Micro-batches of bounded tokens in real jobs: killed ranks change no weight, nor does a bound above all lengths."""
+"""Micro-batches with a token limit in real jobs: killed ranks change no weight, nor does a limit above all lengths."""
 
 import json
 from pathlib import Path

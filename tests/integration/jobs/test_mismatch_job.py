@@ -1,5 +1,7 @@
-"""Trainer and engine that differ, in real local runs: the mismatch is seen and corrected, in bfloat16 beside float32 as
-in the last bits of float32, and there a killed rank changes nothing of it."""
+"""Trainer and engine that differ, in real local runs: the mismatch is detected and corrected.
+
+It is bfloat16 beside float32, or the last bits of float32; in the latter a killed rank changes nothing.
+"""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""A real job that is stopped, and resumed with its ranks laid out otherwise, learns what it learns undisturbed."""
+"""A real job that is stopped, and resumed with another layout of its ranks, learns the same as undisturbed."""
 
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""A job that begins more prompts than it trains on, in a real local run whose processes are killed."""
+"""A job that starts more prompts than it trains on, in a real local run whose processes are killed."""
 
 from pathlib import Path
 

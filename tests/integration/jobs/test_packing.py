@@ -1,5 +1,7 @@
-"""Packed micro-batches in real jobs: killed ranks change no weight, the reward rises as it does with padding, and the
-comparison runs as documented."""
+"""Packed micro-batches in real jobs.
+
+Killed ranks change no weight, the reward rises as with padding, and the comparison runs as documented.
+"""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""An algorithm from outside the project trains in a real local run: the one of the tutorial, from its file."""
+"""An algorithm from outside the project trains in a real local run: the tutorial's, from its file."""
 
 import json
 import shutil

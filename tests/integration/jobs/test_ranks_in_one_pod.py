@@ -1,4 +1,4 @@
-"""A real job whose ranks share a pod trains the weights of one with a pod a rank, though its processes are killed."""
+"""A real job whose ranks share a pod trains the weights of one with a pod per rank, although processes are killed."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""A real job whose iterations decode while the one before is trained on: the same weights whoever is killed then."""
+"""A real job whose iterations decode while the previous one is trained on: the same weights despite kills."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""A real job of two rewards, one of which is a judge that fails on some responses, killed and begun again."""
+"""A real job with two rewards, one of them a judge that fails on some responses, killed and restarted."""
 
 import json
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""A real job whose ranks hold the models in parts: it ends, and ranks killed on the way change no weight."""
+"""A real job whose ranks have sharded models completes, and killed ranks change no weight."""
 
 from pathlib import Path
 

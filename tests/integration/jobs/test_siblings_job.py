@@ -1,4 +1,4 @@
-"""A real job whose samples are drafted by their siblings on other workers has the bits of one that drafts nothing."""
+"""A real job whose siblings on other workers provide drafts has the bits of one without drafts."""
 
 import math
 from pathlib import Path

@@ -1,5 +1,7 @@
-"""Real local jobs that are traced: a collector gets their spans, their log lines name the traces, and without a
-collector nothing of the job differs."""
+"""Real local jobs with traces.
+
+A collector receives their spans, their log lines name the traces, and without a collector the job does not differ.
+"""
 
 import json
 from collections import Counter

@@ -1,5 +1,7 @@
-"""A real job that trains a draft model: policy and critic have the bits that they have without it, and a killed rank
-comes to the draft model that nobody disturbed, which its checkpoint has as a Hugging Face folder."""
+"""A real job that trains a draft model: policy and critic have the same bits as without it.
+
+After a kill a rank reaches the same draft model as undisturbed, and its checkpoint has it as a Hugging Face folder.
+"""
 
 import hashlib
 import json

@@ -1,4 +1,6 @@
-"""A real training rank that its machine asks to end: it says so, stays for its coordinator, and ends when let go."""
+"""A real training rank that its machine asks to end: it reports that, waits for its coordinator, and ends when
+released.
+"""
 
 import asyncio
 import json

@@ -1,4 +1,4 @@
-"""Workers forked from one preloaded process: each is who it should be, its end is seen, none outlives the run."""
+"""Workers forked from one preloaded process: each has its identity, its end is observed, none outlives the run."""
 
 import asyncio
 import os

@@ -1,5 +1,4 @@
-"""What a forked `rlhf run` shares with one that a shell starts: how it ends, and what it says (that it trains the same
-weights: `test_kills`)."""
+"""A forked `rlhf run` ends and prints like one that a shell starts (`test_kills` covers equal weights)."""
 
 import os
 import signal

@@ -1,6 +1,6 @@
-"""A real coordinator and a real worker that are stopped in the middle: their kubelets hear of it; slow work is no hang.
+"""A real coordinator and a real worker that are stopped in the middle: their kubelets notice; slow work is no hang.
 
-SIGSTOP stands for a process that hangs as a whole. The probes ask as a kubelet would, with less patience.
+SIGSTOP stands for a process that hangs as a whole. The probes work like a kubelet's, with shorter time-outs.
 """
 
 import asyncio

@@ -1,5 +1,7 @@
-"""A training rank that lives while an action of its schedule row never ends, as by a deadlock: its clock runs on, and
-nothing but the count of what it has finished tells it from one that computes for long."""
+"""A live training rank in which an action of its schedule row never ends, as after a deadlock.
+
+Its clock continues, and only its progress counter distinguishes it from a rank that computes for a long time.
+"""
 
 import re
 from pathlib import Path

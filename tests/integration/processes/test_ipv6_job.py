@@ -1,4 +1,4 @@
-"""A whole job of real processes that reach each other by IPv6 alone: coordinator, workers, weights, ranks, metrics."""
+"""A whole job of real processes that use IPv6 only: coordinator, workers, weights, ranks, metrics."""
 
 import json
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""The local supervisor with real, small processes: they come back, they stop, and none is left behind."""
+"""The local supervisor with real, small processes: they restart, they stop, and none is left behind."""
 
 import asyncio
 import contextlib

@@ -1,6 +1,8 @@
-"""Samples that move between real generation workers with their KV caches: whatever breaks, and whenever, one worker
-goes on with each sample, and its tokens and log-probabilities are those of an undisturbed one: with the torch engine to
-the last bit."""
+"""Samples that move between real generation workers with their KV caches, with failures at any time.
+
+One worker continues each sample, and its tokens and log-probabilities are those of an undisturbed one; with the torch
+engine to the last bit.
+"""
 
 import asyncio
 from collections.abc import AsyncIterator

@@ -1,6 +1,6 @@
-"""Weights in memory of another process: the same bits as a stream of them, and never anything in between.
+"""Weights in memory of another process: the same bits as in a stream, and never a mix of versions.
 
-The lender is a real process, which these tests kill and bring to another version at the worst times.
+The lender is a real process, which these tests kill and switch to another version at the worst times.
 """
 
 import asyncio

@@ -1,4 +1,4 @@
-"""A real worker process against a coordinator played by hand: its whole life, sessions that break, and how it ends."""
+"""A real worker process with a scripted coordinator: its whole life, broken sessions, and its end."""
 
 import asyncio
 import json

@@ -1,4 +1,4 @@
-"""The exchange of experts' rows between real processes over gloo: every row comes back, and a lost peer is named."""
+"""The exchange of experts' rows between real processes over gloo: every row returns, and a lost peer is named."""
 
 import multiprocessing
 from multiprocessing.connection import Connection

@@ -1,6 +1,6 @@
-"""Models in parts on two and four ranks: gradients, losses and norms of plain PyTorch, and the same checkpoints.
+"""Sharded models on two and four ranks: gradients, losses and norms of plain PyTorch, and the same checkpoints.
 
-The ranks are processes, as a process has one process group; a group does once what several tests look at.
+The ranks are processes, as a process has one process group; a group computes the results of several tests once.
 """
 
 import math

@@ -1,5 +1,8 @@
-"""Inter-stage fusion with real vLLM workers, and with workers of two engines: a pool forms, samples move to it with
-their caches or by their tokens, released workers score, and every token is the one of a job that fuses nothing."""
+"""Inter-stage fusion with real vLLM workers, and with workers of two engines.
+
+A pool forms, samples move to it with their caches or by their tokens, released workers score, and every token is that
+of a job without fusion.
+"""
 
 import json
 import math

@@ -1,4 +1,4 @@
-"""A worker of vLLM of two executor processes, on a CPU: tokens by new weights, one killed, the whole worker killed."""
+"""A vLLM worker with two executor processes, on a CPU: tokens with new weights, one killed, the whole worker killed."""
 
 import asyncio
 import json

@@ -1,8 +1,7 @@
-"""A job whose generation workers are vLLM engines draws the tokens that the torch engine draws, though one is killed,
-though they train too, and though it is interrupted and resumed.
+"""A job with vLLM engines draws the tokens of the torch engine, despite a kill, an interrupt, and training beside them.
 
 The learning rate is too small to move a logit of float32, so that every iteration decodes with the same numbers and
-only what the engines do can make a difference.
+only the engines can make a difference.
 """
 
 import json

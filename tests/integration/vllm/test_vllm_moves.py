@@ -1,5 +1,8 @@
-"""Samples that move between two real vLLM engines with their caches: at any length and any moment their tokens are
-those of an engine that was left alone, and none of what had been computed is computed again."""
+"""Samples that move between two real vLLM engines with their caches.
+
+At any length and any moment their tokens are those of an undisturbed engine, and no computed cache entry is computed
+again.
+"""
 
 import itertools
 import random

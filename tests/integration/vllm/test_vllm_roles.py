@@ -1,5 +1,7 @@
-"""What the rest of the system needs of a vLLM engine, on real ones: memory that it gives back and takes again, costs
-that leave its samples as they are, and metrics that its dashboards find."""
+"""The interface of a vLLM engine for the rest of the system, on real engines.
+
+It releases memory and takes it back, measures costs without changing its samples, and has metrics for its dashboards.
+"""
 
 import re
 from collections.abc import Iterator

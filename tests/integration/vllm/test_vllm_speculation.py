@@ -1,5 +1,6 @@
-"""Drafts on a real vLLM engine beside all that happens to one: new weights in place, sleep, kept prefixes, weights that
-yield no probabilities, and what a step's report says. What is right is what the same engine decodes without drafts.
+"""Drafts on a real vLLM engine with new weights in place, sleep, cached prefixes, invalid weights and step reports.
+
+Invalid weights give no probabilities. The reference is the same engine without drafts.
 """
 
 from collections.abc import Iterator

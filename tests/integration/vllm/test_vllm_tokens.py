@@ -1,9 +1,9 @@
-"""What vLLM decodes is what one undisturbed engine decodes, token for token, whatever happens to the samples.
+"""vLLM decodes the tokens of one undisturbed engine, despite all disturbances of the samples.
 
-Real engines in float32. The disturbed ones have little room: prompts are prefilled in pieces, caches run out, so that
-samples are pushed out of the batch and computed again, and prefixes are shared. Samples are withdrawn, go on elsewhere
-by their tokens, and move with their caches while they are decoded, at random moments of a seed. The same again with
-drafts, right and wrong ones, which reach over the ends of blocks and of responses.
+Real engines in float32. The disturbed ones have little room: prompts are prefilled in chunks, caches run out, so that
+samples are preempted and computed again, and prefixes are shared. At random moments of a seed, samples are withdrawn,
+continue elsewhere by their tokens, and move with their caches while they are decoded. The same is repeated with right
+and wrong drafts, which extend over the ends of blocks and of responses.
 """
 
 import os

@@ -1,6 +1,6 @@
-"""New weights in a real vLLM engine: whole or not at all, never mixed, and no key or value of older ones read unseen.
+"""New weights in a real vLLM engine: whole or not at all, never mixed, and no key or value of older ones is reused.
 
-What is right is what transformers decodes greedily with the same weights.
+The reference is transformers' greedy decoding with the same weights.
 """
 
 from collections.abc import Callable, Iterator, Sequence
