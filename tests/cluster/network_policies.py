@@ -3,8 +3,8 @@
 Owns its command line and the packet rules that queue packets for it. Rule: the first packet of every connection through
 the node is judged, and none passes while the process does not run. An accepted connection stays even if policies
 change later. The project's own nftables rules need a kernel with nft's queue expression and labels by netlink, which
-many lack. These iptables rules are equivalent; with both in force a packet is judged twice. Rules and process are in the
-node's namespaces and end with it.
+many lack. These iptables rules are equivalent; with both in force a packet is judged twice. Rules and process are in
+the node's namespaces and end with it.
 """
 
 from __future__ import annotations

@@ -38,7 +38,7 @@ time.sleep(600)
 
 @pytest.fixture
 def sleeper() -> Iterator[subprocess.Popen[bytes]]:
-    """A process that has nothing to do with any cluster."""
+    """Yield a process that does not belong to any cluster."""
     process = subprocess.Popen(["sleep", "600"])
     yield process
     process.kill()
@@ -80,7 +80,7 @@ def test_stop_leaves_nothing_behind_while_another_cluster_runs(node_cluster: Clu
 @pytest.mark.parametrize("supervisors_too", [False, True], ids=["owner", "owner-and-supervisors"])
 def test_after_a_crash_processes_end_and_the_next_start_removes_the_rest(supervisors_too: bool) -> None:
     leftovers.sweep()
-    images.python()  # buildah keeps a small cache on the machine, which is none of the cluster's
+    images.python()  # buildah keeps a small cache on the machine, which does not belong to the cluster
     before = Machine.now()
     owner = subprocess.Popen([sys.executable, "-c", OWNER], cwd=ROOT, stdout=subprocess.PIPE, text=True)
     assert owner.stdout is not None

@@ -27,7 +27,7 @@ Responses = dict[int, ResponsePart]
 
 @dataclass(frozen=True)
 class RepeatedSizes:
-    """Sizes of the model and of what is decoded."""
+    """Sizes of the model and of the decoded samples."""
 
     config: LlamaConfig
     batches: tuple[int, ...]
@@ -52,7 +52,7 @@ def test_deterministic(machine: CheckedMachine, figures: Figures) -> None:
 
 
 def decode(machine: CheckedMachine, model: Any, sizes: RepeatedSizes, figures: Figures, name: str) -> None:
-    """Compare tokens and bits by batch size; the check is of tokens, in float32: elsewhere figures tell."""
+    """Compare tokens and bits by batch size; the check is of tokens in float32. Otherwise figures are recorded."""
     samples = requests(max(sizes.batches), sizes.prompt, sizes.tokens, sizes.config.vocab_size, shortest=2)
 
     def engine(rows: int) -> TorchEngine:

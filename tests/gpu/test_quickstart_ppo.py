@@ -18,7 +18,7 @@ from gpu_check.plugin import CheckedMachine, Figures
 
 QUICKSTART: Final = Path(__file__).resolve().parents[2] / "examples" / "quickstart"
 GAIN: Final = 0.1
-"""The reward of the last tenth of the iterations is to be higher than that of the first by so much."""
+"""Required increase of the reward from the first to the last tenth of the iterations."""
 
 
 @pytest.mark.gpu(seconds=120)

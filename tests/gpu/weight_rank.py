@@ -18,7 +18,7 @@ from rlhf_workers.failures import WorkError
 
 
 class RandomRank:
-    """A WeightProvider: every version scales what was drawn."""
+    """A WeightProvider: every version scales the random weights."""
 
     def __init__(self, device: torch.device, config: LlamaConfig) -> None:
         model = random_model(config, torch.float32, device)
@@ -27,7 +27,7 @@ class RandomRank:
 
     @property
     def version(self) -> int:
-        """The version that is here; setting it makes the weights others."""
+        """Return the present version; setting it changes the weights."""
         return self._version
 
     @version.setter

@@ -37,7 +37,7 @@ def test_a_seed_posts_the_same_objects_and_every_kind_of_them() -> None:
 
 @pytest.fixture
 def cluster() -> Iterator[Cluster]:
-    """A real node of its own."""
+    """Yield a separate cluster with a real node."""
     if os.geteuid() != 0:
         pytest.skip(NO_ROOT)
     with Cluster(level="node", images=[images.mounted(Path(environment.PYTHON).parent), images.python()]) as running:

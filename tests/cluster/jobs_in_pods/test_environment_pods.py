@@ -40,13 +40,13 @@ if os.environ.get("LICENSE") != {LICENSE!r}:
 
 @pytest.fixture
 def operator(node_cluster: Cluster) -> Iterator[OperatorProcess]:
-    """The operator beside a real node that has an image with this machine's environment."""
+    """Yield the operator beside a real node that has an image with this machine's environment."""
     with beside_node(node_cluster) as process:
         yield process
 
 
 def calculator(folder: Path) -> dict[str, Any]:
-    """The example's job, with its assets in `folder`."""
+    """Return the example's job, with its assets in `folder`."""
     prepare = [sys.executable, str(EXAMPLE / "prepare.py"), "--folder", str(folder)]
     subprocess.run(prepare, check=True, capture_output=True, timeout=PATIENCE)
     job: dict[str, Any] = yaml.safe_load((EXAMPLE / "job.yaml").read_text())

@@ -28,7 +28,7 @@ for entry in pathlib.Path("/proc").glob("[0-9]*"):
 
 @pytest.fixture
 def operator(node_cluster: Cluster) -> Iterator[OperatorProcess]:
-    """The operator beside the node, which finds this machine's environment."""
+    """Yield the operator beside the node, which finds this machine's environment."""
     with beside_node(node_cluster, "--no-leader-election") as process:
         yield process
 

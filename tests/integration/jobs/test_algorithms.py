@@ -28,7 +28,7 @@ CASES: Final[dict[str, tuple[str, dict[str, Any]]]] = {
     "dapo": ("dapo", {}),
     "online-dpo": ("onlineDpo", {}),
 }
-"""Name -> (member of `spec.algorithm`, fields). Whoever adds an algorithm adds its line."""
+"""Name -> (member of `spec.algorithm`, fields). A new algorithm needs a line here."""
 
 
 def said(*runs: Ended) -> str:

@@ -9,7 +9,7 @@ from tests.support.jobs.local_job import write_job
 from rlhf_coordinator.reports.trackers.metrics_jsonl import read_metrics
 
 SEED = 27
-"""Of the moments of kills; printed with every kill when the test fails."""
+"""Seed of the moments of kills; printed with every kill when the test fails."""
 CUT = ["--set", "spec.training.parallelism={pipeline: 1, data: 1, context: 2}", "--set", "spec.training.packing=true"]
 WHOLE = ["--set", "spec.training.parallelism={pipeline: 1, data: 1}", "--set", "spec.training.packing=true"]
 

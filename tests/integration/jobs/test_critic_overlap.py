@@ -20,7 +20,7 @@ TIMES = ("seconds", "time_ns")
 
 
 def reports(run_dir: Path) -> list[dict[str, float]]:
-    """What may not differ of every iteration."""
+    """Return the reports of every iteration that must be equal."""
     return [
         {name: value for name, value in line.items() if name.startswith(SAME) and not name.endswith(TIMES)}
         for line in lines(run_dir)

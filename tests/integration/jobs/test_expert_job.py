@@ -15,9 +15,9 @@ from tests.support.jobs.local_job import write_job
 from rlhf_coordinator.reports.trackers.metrics_jsonl import read_metrics
 
 SEEDS = {"mixtral": 23, "qwen3_moe": 24}
-"""Of the moments of kills; printed with every kill when the test fails."""
+"""Seeds of the moments of kills; printed with every kill when the test fails."""
 SIZES = {"mixtral": {"pipeline": 1, "data": 2, "expert": 2}, "qwen3_moe": {"pipeline": 1, "data": 2, "shard": 2}}
-"""Of the two training ranks: experts shared out, and models in parts."""
+"""Layouts of the two training ranks: divided experts, and sharded models."""
 
 
 pytestmark = [pytest.mark.full, pytest.mark.timeout(900)]

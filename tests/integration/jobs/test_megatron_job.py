@@ -9,7 +9,7 @@ from tests.support.jobs.local_job import write_job
 pytestmark = pytest.mark.full
 
 SEEDS = {"llama": 20, "mixtral": 21}
-"""Of the moments of kills, by family; printed with every kill when the test fails."""
+"""Seeds of the moments of kills, by family; printed with every kill when the test fails."""
 
 
 @pytest.mark.timeout(1800)

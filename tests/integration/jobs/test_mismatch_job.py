@@ -15,7 +15,7 @@ pytestmark = [pytest.mark.full, pytest.mark.timeout(1800)]
 
 ITERATIONS = 6
 SEED = 7
-"""Of the moment of the kill."""
+"""Seed of the moment of the kill."""
 CORRECTED = (
     "spec.training.precision=Float32",
     "spec.algorithm.grpo.oldLogProbabilities=Trainer",
@@ -25,7 +25,7 @@ PARTS = ("", "_max", "_kl", "_corrected", "_weight")
 
 
 def mismatches(run: Path) -> list[dict[str, float]]:
-    """What each iteration says of the mismatch."""
+    """Return the reported mismatch of each iteration."""
     lines = list(read_metrics(run / "metrics.jsonl"))
     assert len(lines) == ITERATIONS
     return [{part: line[f"training/actor/mismatch{part}"] for part in PARTS} for line in lines]

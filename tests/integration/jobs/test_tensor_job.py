@@ -13,7 +13,7 @@ pytestmark = pytest.mark.full
 
 HELD = "training/train/host_optimizer_bytes"
 SEED = 22
-"""Of the moments of kills; printed with every kill when the test fails."""
+"""Seed of the moments of kills; printed with every kill when the test fails."""
 
 
 @pytest.mark.timeout(900)
